@@ -13,6 +13,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from redis import Redis as BlockingRedis
@@ -83,7 +84,7 @@ def leaked_keys(client: BlockingRedis, prefix: str) -> list[str]:
 
 def keys_under(client: BlockingRedis, prefix: str) -> list[bytes]:
     """Every key of one test."""
-    return list(client.scan_iter(match=f"{prefix}:*", count=1000))
+    return list(cast("Iterator[bytes]", client.scan_iter(match=f"{prefix}:*", count=1000)))
 
 
 def permanent_patterns(prefix: str) -> list[str]:

@@ -1,0 +1,58 @@
+"""What an executor can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shared.settings import CommonSettings, setting
+
+ModelControlMode = Literal["none", "explicit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings(CommonSettings):
+    """Models, device and the rhythm of the step loop."""
+
+    models: tuple[Path, ...] = setting(
+        (),
+        help="Model repository in Triton's layout. May be repeated (in the environment: separated by ':').",
+        unit="dir",
+        group="Models",
+        required=True,
+    )
+    model_control_mode: ModelControlMode = setting(
+        "none",
+        help="none: every model is loaded at the start. explicit: those of --load-model, others by request.",
+        group="Models",
+    )
+    load_model: tuple[str, ...] = setting(
+        (),
+        help="Model to load at the start in explicit mode; '*' for all. May be repeated (in the environment: "
+        "separated by ',').",
+        unit="model",
+        group="Models",
+    )
+    gpu: str = setting(
+        "auto",
+        help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1.",
+        group="Models",
+    )
+    lease_ms: int = setting(
+        3000,
+        help="Lease of this process: others take over when it has not been renewed for so long.",
+        unit="ms",
+        group="Leases",
+        minimum=100,
+    )
+    inbox_read_count: int = setting(
+        512, help="Most entries taken from an inbox in one read.", group="Step loop", minimum=1
+    )
+    drain_timeout_s: float = setting(
+        10.0,
+        help="Time to finish the running batch and hand sequences over when told to stop.",
+        unit="s",
+        group="Step loop",
+        minimum=0.0,
+    )

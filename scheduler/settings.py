@@ -1,0 +1,41 @@
+"""What a scheduler can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.settings import CommonSettings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings(CommonSettings):
+    """Leadership and placement."""
+
+    lease_ms: int = setting(
+        3000,
+        help="Lease of this process: others take over when it has not been renewed for so long.",
+        unit="ms",
+        group="Leases",
+        minimum=100,
+    )
+    tick_ms: int = setting(
+        100,
+        help="How often time is looked at: expiry, leases and backlog are late by at most this.",
+        unit="ms",
+        group="Leases",
+        minimum=1,
+    )
+    bounded_load: float = setting(
+        1.25,
+        help="No executor holds more than this many times the mean number of sequences (consistent hashing with "
+        "bounded loads): lower is more even, higher moves fewer sequences.",
+        group="Placement",
+        minimum=1.0,
+    )
+    virtual_nodes: int = setting(
+        64,
+        help="Points of each executor on the ring: more is more even and costs memory.",
+        group="Placement",
+        minimum=1,
+        maximum=4096,
+    )

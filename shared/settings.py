@@ -1,0 +1,386 @@
+"""Settings: frozen dataclasses, each field with meaning, unit and default; and one way from there to a command line.
+
+A field `http_port` is the flag `--http-port` and the environment variable `SEQMESH_HTTP_PORT`. The flag wins over the
+variable, the variable over the default. A variable that begins with SEQMESH_ and belongs to no service is refused, so
+that a misspelt setting is an error and not a silent default. The same name means the same thing in every service.
+
+Settings are read once, at the start of a process, and passed down. Nothing else reads the environment (but OTEL_*,
+which is the OpenTelemetry SDK's own).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import socket
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import click
+
+ENVIRONMENT_PREFIX = "SEQMESH_"
+ENTRY_POINTS = "seqmesh.settings"
+"""Each program of the project names its settings class here, so that one program knows another's variables: they often
+share one environment file, and services may not import each other."""
+HIDDEN = "***"
+LIST_SEPARATOR = ","
+BYTE_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class SettingsClass(Protocol):
+    """Any dataclass whose fields were made by `setting`."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+T = TypeVar("T", bound=SettingsClass)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the help says about a setting, and what is checked about its value.
+
+    unit      "ms", "s", "bytes" (may be written 64MiB), "url" (its password is never shown), ...
+    group     heading in the help
+    minimum   smallest value allowed (numbers); None: no bound
+    secret    never printed: not in repr, not in errors, not in the log (of a URL: its password)
+    required  there is no default; the command line or the environment must give a value
+    """
+
+    help: str
+    unit: str = ""
+    group: str = "Service"
+    minimum: float | None = None
+    maximum: float | None = None
+    secret: bool = False
+    required: bool = False
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,
+    unit: str = "",
+    group: str = "Service",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    secret: bool = False,
+    required: bool = False,
+) -> Any:
+    """A field of a settings class. The arguments are `Meaning`'s; `default` is the value when nobody says otherwise."""
+    meaning = Meaning(help, unit, group, minimum, maximum, secret, required)
+    return dataclasses.field(default=default, repr=not secret, metadata={"meaning": meaning})
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshSettings:
+    """What everything that belongs to one mesh must agree on."""
+
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        help="Redis or Valkey of the mesh: redis://, rediss:// or unix://.",
+        unit="url",
+        group="Mesh",
+        secret=True,
+    )
+    key_prefix: str = setting("seqmesh", help="Beginning of every key, so that meshes can share a Redis.", group="Mesh")
+    shards: int = setting(
+        4,
+        help="Shards of the keys (Cluster hash tags). Fixed when a mesh first starts: a later change is refused.",
+        group="Mesh",
+        minimum=1,
+        maximum=1024,
+    )
+    log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
+    log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.", group="Log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonSettings(MeshSettings):
+    """What every service has."""
+
+    name: str = setting(
+        "", help="Name of this process in logs, metrics and ids; by default the service's and the host's.", group="Mesh"
+    )
+
+    def name_of(self, service: str) -> str:
+        """The process's name: as given, else `<service>-<host>`."""
+        return self.name or f"{service}-{socket.gethostname()}"
+
+
+class ByteCount(click.ParamType[int]):
+    """A number of bytes: 1048576, 1024KiB, 1MiB."""
+
+    name = "size"
+
+    def __init__(self, minimum: float | None) -> None:
+        self.minimum = minimum or 0
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes as an integer."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        digits = text.rstrip("BbKkMmGgIi ")
+        factor = BYTE_UNITS.get(text[len(digits) :].strip().upper())
+        if factor is None or not digits.isdigit():
+            self.fail(f"{text!r} is not a size; write for instance 67108864 or 64MiB", param, ctx)
+        if int(digits) * factor < self.minimum:
+            self.fail(f"{text!r} is less than {int(self.minimum)} bytes", param, ctx)
+        return int(digits) * factor
+
+
+class CommaList(click.ParamType[str]):
+    """A text that may be given several times, or once with commas (in the environment)."""
+
+    name = "text"
+    envvar_list_splitter = LIST_SEPARATOR
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text without blanks around it."""
+        return str(value).strip()
+
+
+class RedisUrl(click.ParamType[str]):
+    """A URL whose password stays out of every message."""
+
+    name = "url"
+    schemes = ("redis", "rediss", "unix")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The URL as given. "" is allowed where the default is ""."""
+        url = str(value)
+        if url and urlsplit(url).scheme not in self.schemes:
+            self.fail(f"the URL must begin with one of {', '.join(s + '://' for s in self.schemes)}", param, ctx)
+        return url
+
+
+def settings_fields(settings_type: type[SettingsClass]) -> dict[str, Meaning]:
+    """A settings class's fields in the order of their declaration, each with its meaning."""
+    return {field.name: field.metadata["meaning"] for field in dataclasses.fields(settings_type)}
+
+
+def variable_name(field: str) -> str:
+    """The environment variable of a field."""
+    return ENVIRONMENT_PREFIX + field.upper()
+
+
+def options(settings_type: type[SettingsClass]) -> list[click.Option]:
+    """One click option per field."""
+    types = typing.get_type_hints(settings_type)
+    defaults = {field.name: field.default for field in dataclasses.fields(settings_type)}
+    return [
+        option(name, types[name], defaults[name], meaning) for name, meaning in settings_fields(settings_type).items()
+    ]
+
+
+class SettingOption(click.Option):
+    """A click option that knows under which heading of the help it belongs."""
+
+    group: str = "Service"
+
+
+def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOption:
+    """The click option of one field, from its type: bool, number, choice, path, text, or a tuple of paths or texts."""
+    flag = "--" + name.replace("_", "-")
+    multiple = typing.get_origin(kind) is tuple
+    made = SettingOption(
+        [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, name],
+        type=None if kind is bool else parameter_type(kind, meaning),
+        multiple=multiple,
+        default=None if meaning.required else size_text(default) if meaning.unit == "bytes" else default,
+        required=meaning.required,
+        envvar=variable_name(name),
+        show_envvar=True,
+        show_default=not meaning.required and default not in ("", (), None),
+        help=meaning.help,
+        metavar=meaning.unit.upper() or {int: "N", float: "X"}.get(kind),
+    )
+    made.group = meaning.group
+    return made
+
+
+def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
+    """How one value of a field is read from text."""
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return CommaList() if members[0] is str else parameter_type(members[0], meaning)
+    if origin is Literal:
+        return click.Choice(members)
+    if kind is int and meaning.unit == "bytes":
+        return ByteCount(meaning.minimum)
+    if kind is int:
+        return click.IntRange(whole(meaning.minimum), whole(meaning.maximum))
+    if kind is float:
+        return click.FloatRange(meaning.minimum, meaning.maximum)
+    if kind is Path:
+        return click.Path(path_type=Path)
+    if kind is str:
+        return RedisUrl() if meaning.unit == "url" else click.STRING
+    raise TypeError(f"no command line form for a setting of type {kind!r}")
+
+
+def whole(bound: float | None) -> int | None:
+    """An integer's bound."""
+    return None if bound is None else int(bound)
+
+
+def size_text(size_bytes: int) -> str:
+    """A number of bytes as people write it: 64MiB, or the plain number."""
+    return f"{size_bytes >> 20}MiB" if size_bytes and size_bytes % (1 << 20) == 0 else str(size_bytes)
+
+
+class SettingsCommand(click.Command):
+    """A command whose options are a settings class; the help lists them under their subjects."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuses unknown variables before anything else is looked at."""
+        if "--help" not in args:
+            own = {parameter.envvar for parameter in self.params if isinstance(parameter.envvar, str)}
+            refuse_unknown_variables(os.environ, own, ctx)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes one section per group, in the order in which the groups first appear."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                group = parameter.group if isinstance(parameter, SettingOption) else "Other"
+                sections.setdefault(group, []).append(record)
+        for group, records in sections.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def refuse_unknown_variables(
+    environment: Mapping[str, str], own: set[str], context: click.Context | None = None
+) -> None:
+    """Raises click.UsageError for a SEQMESH_ variable that neither this program nor any other of the project has.
+
+    The others' classes are looked up only when there is something that `own` does not know.
+    """
+    unknown = sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in own)
+    if not unknown:
+        return
+    known = own | installed_variables()
+    wrong = [name for name in unknown if name not in known]
+    if wrong:
+        raise click.UsageError("; ".join(complaint(name, known) for name in wrong), context)
+
+
+def complaint(name: str, known: Iterable[str]) -> str:
+    """What is said about one unknown variable."""
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"unknown setting {name} in the environment" + (f"; did you mean {nearest[0]}?" if nearest else "")
+
+
+def installed_variables() -> set[str]:
+    """Variables of every settings class that an installed program has announced (entry points `seqmesh.settings`)."""
+    classes = [entry.load() for entry in entry_points(group=ENTRY_POINTS)]
+    return {variable_name(field) for settings_type in classes for field in settings_fields(settings_type)}
+
+
+def settings_command(
+    settings_type: type[T],
+    run: Callable[[T], Any],
+    *,
+    name: str,
+    help: str,
+    epilog: str = "",
+) -> click.Command:
+    """A click command that reads `settings_type` and calls `run` with it.
+
+    help    first line: what the command does
+    epilog  text after the options
+    """
+
+    def callback(**values: Any) -> Any:
+        return run(settings_type(**values))
+
+    return SettingsCommand(
+        name,
+        params=[*options(settings_type)],
+        callback=callback,
+        help=help,
+        epilog=epilog,
+        context_settings={"max_content_width": 110},
+    )
+
+
+def parse_settings(
+    settings_type: type[T],
+    arguments: Sequence[str] | None = None,
+    *,
+    program: str,
+    help: str,
+) -> T:
+    """A service's settings from its command line (by default this process's) and the environment.
+
+    Exits as command lines do: with the help and code 0, or with a message and code 2.
+    """
+    found: list[T] = []
+    command = settings_command(settings_type, found.append, name=program, help=help)
+    try:
+        code = command.main(
+            list(sys.argv[1:] if arguments is None else arguments), prog_name=program, standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    if not found:
+        sys.exit(code)
+    return found[0]
+
+
+def shown(settings: SettingsClass) -> dict[str, str]:
+    """Every setting as text, for the log: passwords in URLs and secrets are hidden."""
+    meanings = settings_fields(type(settings))
+    return {name: shown_value(getattr(settings, name), meaning) for name, meaning in meanings.items()}
+
+
+def shown_value(value: Any, meaning: Meaning) -> str:
+    """One setting as text that may be seen by anybody."""
+    if meaning.unit == "url":
+        return url_without_password(value)
+    if meaning.secret:
+        return HIDDEN if value else ""
+    return ", ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else str(value)
+
+
+def url_without_password(url: str) -> str:
+    """The URL with its password replaced by stars."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def environment_of(settings: SettingsClass) -> dict[str, str]:
+    """The environment variables that give a child process these settings. Lists are joined as they are split."""
+    variables: dict[str, str] = {}
+    for field in dataclasses.fields(settings):
+        text = variable_text(getattr(settings, field.name))
+        if text:
+            variables[variable_name(field.name)] = text
+    return variables
+
+
+def variable_text(value: Any) -> str:
+    """A setting as the environment carries it; "" for none."""
+    if not isinstance(value, tuple):
+        return "" if value is None else str(value)
+    members = cast("tuple[object, ...]", value)
+    separator = os.pathsep if any(isinstance(member, Path) for member in members) else LIST_SEPARATOR
+    return separator.join(map(str, members))

@@ -1,0 +1,203 @@
+"""Settings: flag over environment over default, nothing unknown accepted, nothing secret shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from shared.settings import (
+    ENTRY_POINTS,
+    CommonSettings,
+    MeshSettings,
+    environment_of,
+    parse_settings,
+    setting,
+    settings_command,
+    settings_fields,
+    shown,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example(CommonSettings):
+    """One field of every kind."""
+
+    http_port: int = setting(8000, help="Port.", minimum=0, maximum=65535)
+    body_bytes: int = setting(64 << 20, help="Size.", unit="bytes", minimum=1024)
+    load: float = setting(1.25, help="Load.", minimum=1.0)
+    mode: Literal["none", "explicit"] = setting("none", help="Mode.")
+    paged: bool = setting(False, help="Paging.")
+    models: tuple[Path, ...] = setting((), help="Repositories.", unit="dir", group="Models")
+    names: tuple[str, ...] = setting((), help="Names.", group="Models")
+
+
+def parsed(*arguments: str) -> Example:
+    return parse_settings(Example, arguments, program="example", help="An example.")
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        parsed(*arguments)
+
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_defaults_hold_when_nothing_is_said() -> None:
+    assert parsed() == Example()
+
+
+def test_the_flag_wins_over_the_environment_and_the_environment_over_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEQMESH_HTTP_PORT", "9000")
+
+    assert parsed().http_port == 9000
+    assert parsed("--http-port", "9001").http_port == 9001
+
+
+def test_every_kind_of_value_is_read_from_flags() -> None:
+    flags = "--body-bytes 2MiB --load 2 --mode explicit --paged --models a --models b --names x --names y --name n"
+
+    settings = parsed(*flags.split())
+
+    assert settings == Example(
+        body_bytes=2 << 20,
+        load=2.0,
+        mode="explicit",
+        paged=True,
+        models=(Path("a"), Path("b")),
+        names=("x", "y"),
+        name="n",
+    )
+
+
+def test_every_kind_of_value_survives_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Example(
+        redis_url="redis://:secret@example:1/2",
+        body_bytes=2048,
+        load=1.5,
+        mode="explicit",
+        paged=True,
+        models=(Path("a"), Path("b c")),
+        names=("x", "y"),
+    )
+    for name, value in environment_of(settings).items():
+        monkeypatch.setenv(name, value)
+
+    assert parsed() == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), ("1KiB", 1024), ("64MiB", 64 << 20), ("1 GiB", 1 << 30), ("2MB", 2_000_000)]
+)
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert parsed("--body-bytes", text).body_bytes == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-5", "1.5MiB", "10 apples", "12"])
+def test_wrong_sizes_are_refused(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert "--body-bytes" in refusal(capsys, "--body-bytes", text)
+
+
+def test_values_out_of_bounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--http-port" in refusal(capsys, "--http-port", "65536")
+    assert "--load" in refusal(capsys, "--load", "0.9")
+    assert "--mode" in refusal(capsys, "--mode", "poll")
+
+
+def test_unknown_variables_are_refused_with_the_nearest_known_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEQMESH_HTP_PORT", "1")
+
+    message = refusal(capsys)
+
+    assert "unknown setting SEQMESH_HTP_PORT in the environment; did you mean SEQMESH_HTTP_PORT?" in message
+
+
+def test_variables_of_the_other_services_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEQMESH_BOUNDED_LOAD", "1.5")
+
+    assert parsed() == Example()
+
+
+def test_unknown_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--http-prot" in refusal(capsys, "--http-prot", "1")
+
+
+def test_a_wrong_url_is_refused_without_showing_its_password(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEQMESH_REDIS_URL", "http://:hunter2@example")
+
+    message = refusal(capsys)
+
+    assert "redis://" in message
+    assert "hunter2" not in message
+
+
+def test_passwords_are_in_no_text_made_from_settings() -> None:
+    settings = Example(redis_url="redis://user:hunter2@example:6379/0")
+
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in str(shown(settings))
+    assert shown(settings)["redis_url"] == "redis://user:***@example:6379/0"
+
+
+def test_a_required_setting_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Needy(MeshSettings):
+        models: tuple[Path, ...] = setting((), help="Repositories.", required=True)
+
+    with pytest.raises(SystemExit):
+        parse_settings(Needy, [], program="needy", help="Needs models.")
+
+    assert "Missing option '--models'" in capsys.readouterr().err
+
+
+def test_the_help_shows_every_flag_with_its_variable_and_default_under_its_subject() -> None:
+    command = settings_command(Example, lambda _: None, name="example", help="An example.")
+
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+
+    for field in settings_fields(Example):
+        assert "--" + field.replace("_", "-") in text
+        assert f"SEQMESH_{field.upper()}" in text
+    assert "default: 64MiB" in text
+    assert text.index("Models: --models") < text.index("--names")
+
+
+def installed_classes() -> list[type[Any]]:
+    return [entry.load() for entry in entry_points(group=ENTRY_POINTS)]
+
+
+def test_every_program_announces_its_settings() -> None:
+    assert {"up", "gateway", "scheduler", "executor"} == {entry.name for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def test_the_same_name_means_the_same_in_every_program() -> None:
+    """Type and unit agree everywhere; the default too, but where `up` starts the server itself."""
+    seen: dict[str, tuple[object, ...]] = {}
+    for settings_type in installed_classes():
+        for field in dataclasses.fields(settings_type):
+            meaning = field.metadata["meaning"]
+            facts = (str(field.type), meaning.unit, meaning.minimum, meaning.maximum)
+            assert seen.setdefault(field.name, facts) == facts, field.name
+
+
+def test_every_setting_of_every_program_has_a_help_and_a_working_default() -> None:
+    for settings_type in installed_classes():
+        for name, meaning in settings_fields(settings_type).items():
+            assert meaning.help.endswith("."), (settings_type, name)
+        needed = [f"--{n.replace('_', '-')}=x" for n, m in settings_fields(settings_type).items() if m.required]
+        command = settings_command(settings_type, lambda _: None, name="program", help="A program.")
+        assert isinstance(command, click.Command)
+        assert CliRunner().invoke(command, needed).exit_code == 0
