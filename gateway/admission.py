@@ -1,0 +1,427 @@
+"""Decides whether a request may enter the mesh, and as what. Pure: request and model's configuration in, step or error out.
+
+The same rules for both protocols, in the order in which Triton checks them, with its texts (triton-spec 1.2, 1.3, 4).
+Tensor bytes are counted, never decoded: for BYTES tensors only the length fields are walked.
+
+Where a message has Triton's id prefix, it is `[request id: <id>] `; an unnamed request's id reads `<id_unknown>`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import Code, RequestError
+from shared.ids import CorrelationId, SequenceId, sequence_id
+from shared.limits import CORRELATION_ID_CHARS_MAX
+from shared.messages import InferMessage, ModelRecord, StepFlag
+from shared.model_config.values import ControlKind, DynamicBatching, ModelConfig, QueuePolicy, TensorSpec
+from shared.tensors import ELEMENT_BYTES, Tensor, element_count
+
+Parameter = str | int | bool | float
+UINT64_MAX = (1 << 64) - 1
+
+BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """One inference request, as either protocol brings it; nothing is checked yet but the protocol's own form.
+
+    version          "" leaves the choice to the server
+    correlation_id   uint64 or string; 0 and "" mean none
+    expected_step    request parameter `sequence_step`: the number, since START, that this step must get. A repeated
+                     step with the same number is answered with the stored reply.
+    timeout_us       0: none
+    inputs           raw bytes as they came; `raw` is not yet compared with `shape`
+    outputs          names asked for, in the caller's order; empty means all
+    parameters       the request's other parameters
+    session_id       the `Inference-Session-Id` header or metadata; None when there was none
+    trace_headers    the client's `traceparent` and `tracestate`, lower-case names
+    """
+
+    model: str
+    version: str = ""
+    request_id: str = ""
+    correlation_id: CorrelationId = 0
+    start: bool = False
+    end: bool = False
+    expected_step: int | None = None
+    priority: int = 0
+    timeout_us: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[str, ...] = ()
+    parameters: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
+    session_id: str | None = None
+    trace_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may enter the mesh.
+
+    sequence     None for a stateless model
+    session_id   the id that this request began a sequence under without having named one; None otherwise
+    queue_bound  of its own queue policy (stateless), 0 for none
+    """
+
+    message: InferMessage
+    sequence: SequenceId | None = None
+    flags: StepFlag = StepFlag.NONE
+    session_id: str | None = None
+    queue_bound: int = 0
+
+
+def admit(
+    call: InferCall,
+    record: ModelRecord,
+    version: str,
+    *,
+    arrived_ns: int,
+    make_session: Callable[[], int | str],
+    traceparent: str = "",
+) -> Admitted:
+    """Checks a request against its model.
+
+    version       the version that will serve it
+    arrived_ns    wall clock, ns
+    make_session  makes a new id for a sequence whose client named none; its decimal or text form is told to the client
+    returns       the step, or the stateless request, ready to be submitted
+    raises        RequestError with Triton's words
+    """
+    config = record.config
+    check_outputs(call, config)
+    check_inputs(call, config)
+    if config.sequence_batching is None:
+        return _stateless(call, config, version, arrived_ns, traceparent)
+    return _step(call, config, version, arrived_ns, traceparent, make_session)
+
+
+def with_id(request_id: str, text: str) -> str:
+    """A message with Triton's prefix that names the request."""
+    return f"[request id: {request_id or '<id_unknown>'}] {text}"
+
+
+def check_correlation_id(correlation_id: CorrelationId) -> None:
+    """Refuses ids that no protocol message may carry; both codecs call it while they read parameters."""
+    if isinstance(correlation_id, str) and len(correlation_id) > CORRELATION_ID_CHARS_MAX:
+        raise RequestError(
+            f"string correlation ID cannot be longer than {CORRELATION_ID_CHARS_MAX} characters", Code.UNSUPPORTED
+        )
+
+
+def check_version_text(version: str) -> str:
+    """A requested version in its plain form ("" stays ""). Raises RequestError for what is not a positive integer."""
+    if not version:
+        return ""
+    if not (version.isascii() and version.removeprefix("-").isdigit()):
+        raise RequestError(
+            f"failed to get model version from specified version string '{version}' "
+            "(details: not a number), version should be an integral value > 0"
+        )
+    if int(version) <= 0:
+        raise RequestError(
+            f"invalid model version specified '{version}' , version should be an integral value > 0"
+        )
+    return str(int(version))
+
+
+# -- outputs and inputs, for every model ----------------------------------------------------------------------------
+
+
+def check_outputs(call: InferCall, config: ModelConfig) -> None:
+    """Every output asked for is declared, and asked for once."""
+    if not call.outputs:
+        return
+    declared = {output.name for output in config.outputs}
+    seen: set[str] = set()
+    for name in call.outputs:
+        if name in seen:
+            raise RequestError(f"output '{name}' already exists in request")
+        seen.add(name)
+    for name in call.outputs:
+        if name not in declared:
+            raise RequestError(f"unexpected inference output '{name}' for model '{config.name}'")
+
+
+def check_inputs(call: InferCall, config: ModelConfig) -> None:
+    """Number, names, batch size, datatype, shape and byte count of every input."""
+    specs = {spec.name: spec for spec in config.inputs}
+    given: dict[str, Tensor] = {}
+    for tensor in call.inputs:
+        if tensor.name in given:
+            raise RequestError(f"input '{tensor.name}' already exists in request")
+        given[tensor.name] = tensor
+    _check_count(call, config, given)
+    for name in given:
+        # Control and state tensors are not declared as inputs: a client that sends them is refused here.
+        if name not in specs:
+            raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
+    if config.max_batch_size > 0:
+        _check_batch(call, config)
+    for tensor in call.inputs:
+        _check_tensor(call, config, specs[tensor.name], tensor)
+
+
+def _check_count(call: InferCall, config: ModelConfig, given: Mapping[str, Tensor]) -> None:
+    required = [spec.name for spec in config.inputs if not spec.optional]
+    if len(required) <= len(given) <= len(config.inputs):
+        return
+    expected = (
+        f"expected {len(config.inputs)} inputs"
+        if len(required) == len(config.inputs)
+        else f"expected number of inputs between {len(required)} and {len(config.inputs)}"
+    )
+    missing = _quoted([name for name in required if name not in given])
+    # Triton keeps a request's inputs in a sorted map; the list in its message is sorted.
+    raise RequestError(
+        with_id(
+            call.request_id,
+            f"{expected} but got {len(given)} inputs for model '{config.name}'. Got input(s) {_quoted(sorted(given))}, "
+            f"but missing required input(s) {missing}. Please provide all required input(s).",
+        )
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+
+
+def _check_batch(call: InferCall, config: ModelConfig) -> None:
+    batch_size = None
+    for tensor in call.inputs:
+        if not tensor.shape:
+            raise RequestError(
+                with_id(
+                    call.request_id,
+                    f"input '{tensor.name}' has no shape but model requires batch dimension for '{config.name}'",
+                )
+            )
+        if batch_size is None:
+            batch_size = tensor.shape[0]
+        elif tensor.shape[0] != batch_size:
+            raise RequestError(
+                with_id(
+                    call.request_id,
+                    f"input '{tensor.name}' batch size does not match other inputs for '{config.name}'",
+                )
+            )
+    if batch_size is not None and batch_size > config.max_batch_size:
+        raise RequestError(
+            with_id(
+                call.request_id,
+                f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'",
+            )
+        )
+
+
+def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor: Tensor) -> None:
+    if tensor.datatype != spec.datatype:
+        raise RequestError(
+            with_id(
+                call.request_id,
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{config.name}' "
+                f"expects '{spec.datatype}'",
+            )
+        )
+    batched = config.max_batch_size > 0
+    if any(dim < 0 for dim in tensor.shape):
+        raise RequestError(
+            with_id(
+                call.request_id,
+                f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
+                f"{shape_text(tensor.shape)}",
+            )
+        )
+    dims = tensor.shape[1:] if batched else tensor.shape
+    # A batch of no rows would be nothing to answer; Triton lets it through to the backend, where it fails.
+    fits = len(dims) == len(spec.dims) and not (batched and tensor.shape[0] == 0)
+    if not fits or any(want not in (-1, got) for want, got in zip(spec.dims, dims, strict=True)):
+        expected = (-1, *spec.dims) if batched else spec.dims
+        raise RequestError(
+            with_id(
+                call.request_id,
+                f"unexpected shape for input '{tensor.name}' for model '{config.name}'. Expected "
+                f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
+            )
+        )
+    _check_bytes(call, config, tensor)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as Triton's messages write it: `[1,-1,16]`."""
+    return "[" + ",".join(map(str, shape)) + "]"
+
+
+def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
+    elements = element_count(tensor.shape)
+    size = ELEMENT_BYTES.get(tensor.datatype)
+    if size is None:
+        problem = string_problem(tensor.raw, elements, tensor.name, config.name)
+        if problem:
+            raise RequestError(with_id(call.request_id, problem))
+    elif len(tensor.raw) != elements * size:
+        raise RequestError(
+            with_id(
+                call.request_id,
+                f"input byte size mismatch for input '{tensor.name}' for model '{config.name}'. "
+                f"Expected {elements * size}, got {len(tensor.raw)}",
+            )
+        )
+
+
+def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
+    """What is wrong with a BYTES tensor's bytes, "" when nothing is. No element is copied."""
+    where = f"for inference input '{name}' for model '{model}'"
+    position, end, count = 0, len(raw), 0
+    unpack = struct.Struct("<I").unpack_from
+    while position < end:
+        if count == expected:
+            # As Triton does: the element beyond the last one is an error already.
+            return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
+        if position + 4 > end:
+            return f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} bytes available"
+        (length,) = unpack(raw, position)
+        position += 4
+        if position + length > end:
+            return f"incomplete string data {where}, expecting string of length {length} but only {end - position} bytes available"
+        position += length
+        count += 1
+    if count != expected:
+        return f"expected {expected} string elements {where}, got {count}"
+    return ""
+
+
+# -- stateless models -----------------------------------------------------------------------------------------------
+
+
+def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int, traceparent: str) -> Admitted:
+    # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
+    level, policy = _priority(call, config.dynamic_batching)
+    return Admitted(
+        _message(call, version, call.correlation_id, level, arrived_ns, traceparent), queue_bound=policy.max_queue_size
+    )
+
+
+def _priority(call: InferCall, batching: DynamicBatching | None) -> tuple[int, QueuePolicy]:
+    """The level that a request's priority means (triton-spec 3.2), and that level's policy."""
+    if batching is None:
+        return 0, QueuePolicy()
+    if batching.priority_levels == 0:
+        return 0, batching.default_queue_policy
+    level = call.priority
+    if not 1 <= level <= batching.priority_levels:
+        level = batching.default_priority_level
+    return level, batching.priority_queue_policies.get(level, batching.default_queue_policy)
+
+
+# -- sequences ------------------------------------------------------------------------------------------------------
+
+
+def _step(
+    call: InferCall,
+    config: ModelConfig,
+    version: str,
+    arrived_ns: int,
+    traceparent: str,
+    make_session: Callable[[], int | str],
+) -> Admitted:
+    batching = config.sequence_batching
+    assert batching is not None, "only sequence models come here"
+    if config.max_batch_size > 0 and call.inputs and call.inputs[0].shape[0] > 1:
+        raise RequestError(
+            f"inference request to model '{config.name}' must specify batch-size 1 due to requirements of sequence batcher"
+        )
+    made = None
+    flags = StepFlag.NONE
+    correlation_id = named_sequence(call, config)
+    if not correlation_id:
+        if not batching.implicit_start:
+            raise RequestError(
+                f"inference request to model '{config.name}' must specify a non-zero or non-empty correlation ID"
+            )
+        correlation_id = made = make_session()
+        flags |= StepFlag.START
+    check_correlation_id(correlation_id)
+    correlation_id = _check_control(call, config, correlation_id)
+    if call.start:
+        flags |= StepFlag.START
+    if call.end:
+        flags |= StepFlag.END
+    if batching.implicit_start or call.session_id is not None:
+        flags |= StepFlag.IMPLICIT
+    if config.state_in_mesh:
+        flags |= StepFlag.DURABLE
+    requested = check_version_text(call.version)
+    return Admitted(
+        _message(call, version, correlation_id, 0, arrived_ns, traceparent),
+        sequence=sequence_id(config.name, requested, correlation_id),
+        flags=flags,
+        session_id=None if made is None else str(made),
+    )
+
+
+def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
+    """The correlation id that a request names, by parameter or by session; 0 or "" when it names none.
+
+    A session is a string, except for a model whose CORRID control is an integer: there a decimal session id is read as
+    that integer, so that a client of the session header can talk to such a model at all.
+    """
+    if call.correlation_id or call.session_id is None:
+        if call.correlation_id and call.session_id and str(call.correlation_id) != call.session_id:
+            raise RequestError(
+                f"inference request to model '{config.name}' names sequence '{call.correlation_id}' and session "
+                f"'{call.session_id}': name one of them"
+            )
+        return call.correlation_id
+    if not call.session_id or not wants_integer_id(config):
+        return call.session_id
+    if call.session_id.isascii() and call.session_id.isdigit() and int(call.session_id) <= UINT64_MAX:
+        return int(call.session_id)
+    return call.session_id
+
+
+def wants_integer_id(config: ModelConfig) -> bool:
+    """Whether the model has a CORRID control of an integer type."""
+    batching = config.sequence_batching
+    control = batching.control(ControlKind.CORRID) if batching else None
+    return control is not None and control.datatype != "BYTES"
+
+
+def _check_control(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> CorrelationId:
+    """The id has the type that the model's CORRID control needs; without that control any type will do."""
+    assert config.sequence_batching is not None
+    control = config.sequence_batching.control(ControlKind.CORRID)
+    if control is None or (control.datatype == "BYTES") == isinstance(correlation_id, str):
+        return correlation_id
+    given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
+    raise RequestError(
+        with_id(
+            call.request_id,
+            f"sequence batching control '{control.name}' data-type is '{given}', but model '{config.name}' "
+            f"expects '{control.datatype}'",
+        )
+    )
+
+
+def _message(
+    call: InferCall, version: str, correlation_id: CorrelationId, priority: int, arrived_ns: int, traceparent: str
+) -> InferMessage:
+    return InferMessage(
+        model=call.model,
+        version=version,
+        request_id=call.request_id,
+        correlation_id=correlation_id,
+        inputs=call.inputs,
+        outputs=call.outputs,
+        priority=priority,
+        timeout_us=call.timeout_us,
+        parameters=call.parameters,
+        traceparent=traceparent,
+        arrived_ns=arrived_ns,
+    )
