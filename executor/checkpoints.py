@@ -1,0 +1,67 @@
+"""Implicit state on its way to Redis and back.
+
+A checkpoint is a hash: field `n` the step it belongs to, then one field per state tensor (its input name, prefixed by
+`s:`) with the encoded tensor: dtype and shape travel with the bytes, because variable-size state changes shape. It is
+written only by `commit`, in the same atomic step as the record; reading it needs no script, because only the owner
+writes, and the reader is the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from executor.core.sequences import Restored, VoidCause
+from shared.ids import Epoch, SequenceId, StepNumber
+from shared.keyspace import Keyspace
+from shared.messages import decode_tensor, encode
+from shared.tensors import Tensor
+
+STATE_FIELD = "s:"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What Redis holds of one sequence. states: by state input name, without batch dimension; empty before the first
+    checkpoint."""
+
+    restored: Restored
+    states: Mapping[str, Tensor]
+
+
+def checkpoint_fields(states: Mapping[str, Tensor]) -> list[tuple[str, bytes]]:
+    """State tensors as fields for `commit`."""
+    return [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
+
+
+def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Checkpoint | None:
+    if record[0] is None:
+        return None
+    epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
+    void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
+    states = {
+        name.decode().removeprefix(STATE_FIELD): decode_tensor(data) for name, data in fields.items() if name != b"n"
+    }
+    restored = Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(start), void)
+    return Checkpoint(restored, states)
+
+
+async def read_checkpoints(
+    redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]
+) -> dict[SequenceId, Checkpoint]:
+    """Records and checkpoints of many sequences in one round trip; a sequence without a live owner is left out."""
+    async with redis.pipeline(transaction=False) as pipe:
+        for sequence in sequences:
+            own = keys.sequence(sequence)
+            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk"])
+            cast(Any, pipe).hgetall(own.checkpoint)
+        replies = await pipe.execute()
+    found: dict[SequenceId, Checkpoint] = {}
+    for index, sequence in enumerate(sequences):
+        checkpoint = _read(replies[2 * index], replies[2 * index + 1])
+        if checkpoint is not None:
+            found[sequence] = checkpoint
+    return found

@@ -1,0 +1,1 @@
+"""What the executor decides, without streams, clocks or tensors of its own: order, batches, controls."""

@@ -1,0 +1,102 @@
+"""Which steps run together: Triton's direct, oldest and dynamic rules over (what is ready, now).
+
+Pure: the caller brings the time and performs what comes out. A decision is either the members of a batch or the time
+to look again. Times are microseconds of one monotonic clock.
+
+Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.4, 1.5, 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from shared.ids import SlotIndex
+from shared.model_config.values import Direct
+
+
+class Queued(Protocol):
+    """What batching must know of a step or request.
+
+    queued_us  when it reached this batcher
+    shape_key  equal for two that may share a batch (triton-spec 1.9)
+    rows       rows it takes in the batch; 1 for a step of a sequence
+    """
+
+    @property
+    def queued_us(self) -> int: ...
+    @property
+    def shape_key(self) -> Hashable: ...
+    @property
+    def rows(self) -> int: ...
+
+
+Q = TypeVar("Q", bound=Queued)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to run yet. until_us: when to look again at the latest; None: when something new arrives."""
+
+    until_us: int | None = None
+
+
+def decide_direct(
+    ready: Mapping[SlotIndex, Q], *, strategy: Direct, max_batch_size: int, now_us: int
+) -> list[Q | None] | Wait:
+    """The next batch of the direct strategy: position in the list is the slot, None is a null row.
+
+    ready    the head step of each slot that has one
+    returns  slots 0 .. the highest ready one; a slot whose shapes differ from the oldest step's waits for its turn
+    """
+    if not ready:
+        return Wait()
+    oldest = min(ready.values(), key=lambda step: step.queued_us)
+    if strategy.max_queue_delay_us and strategy.minimum_slot_utilization:
+        until_us = oldest.queued_us + strategy.max_queue_delay_us
+        utilization = len(ready) / max(1, max_batch_size)
+        if now_us <= until_us and utilization < strategy.minimum_slot_utilization:
+            return Wait(until_us + 1)
+    members = {slot: step for slot, step in ready.items() if step.shape_key == oldest.shape_key}
+    return [members.get(SlotIndex(slot)) for slot in range(max(members) + 1)]
+
+
+def decide_queue(
+    queue: Sequence[Q],
+    *,
+    max_batch_size: int,
+    preferred: Sequence[int],
+    max_queue_delay_us: int,
+    now_us: int,
+) -> int | Wait:
+    """How many from the front of a queue run now: the rule of the oldest strategy and of the dynamic batcher.
+
+    queue      in the order in which they are to run
+    preferred  row counts worth stopping at; empty means max_batch_size
+    returns    a number of members (not rows) >= 1, or when to look again
+    """
+    if not queue:
+        return Wait()
+    limit = max(1, max_batch_size)
+    members, rows, grows = 0, 0, True
+    best = 0
+    sizes = set(preferred)
+    for item in queue:
+        if members and (rows + item.rows > limit or item.shape_key != queue[0].shape_key):
+            grows = False
+            break
+        members += 1
+        rows += item.rows
+        if rows in sizes:
+            best = members
+    if rows >= limit:
+        grows = False
+    until_us = queue[0].queued_us + max_queue_delay_us
+    if not grows or max_queue_delay_us == 0 or now_us >= until_us:
+        return members
+    if best:
+        return best
+    if sizes and rows > max(sizes):
+        return members
+    return Wait(until_us)

@@ -1,0 +1,196 @@
+"""The sequences that this executor owns: their steps in order, one at a time, whatever order they arrive in.
+
+Owns, per model version: which sequence sits in which slot, which step comes next, and what is known of its state.
+Order comes from step numbers, never from a place in a stream: after a takeover old and new steps may arrive mixed and
+twice. A sequence is known by its epoch; a step of an older epoch is somebody's past, a newer one begins afresh.
+
+    (first step seen) ──► RESTORING ──restored──► READY ──begin──► RUNNING ──conclude──► READY ...
+    (a START that needs no state) ──────────────►   │                                      │
+                                                    └── VOID: no state; steps fail until a START begins
+
+Must never touch Redis or tensors: restoring, running and committing are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.messages import InboxStep, InferMessage, StepFlag
+
+
+class VoidCause(StrEnum):
+    """Why a sequence has no state (field `vk` of its record)."""
+
+    FAILED = "f"
+    LOST = "o"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedStep:
+    """A step that waits for its turn. Satisfies `batching.Queued`."""
+
+    step: InboxStep
+    message: InferMessage
+    queued_us: int
+    shape_key: Hashable
+    rows: int = 1
+
+
+@dataclass(slots=True, eq=False)
+class OwnedSequence:
+    """One sequence and what comes next for it.
+
+    next_step       the only step that may run now
+    replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
+    open_entries    inbox entries since the last checkpoint, this one's included once it runs
+    start_step      step of the START of the present run; 0 when it is not known
+    """
+
+    sequence: SequenceId
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    next_step: StepNumber
+    restoring: bool = False
+    running: bool = False
+    void: VoidCause | None = None
+    replay_until: StepNumber = StepNumber(0)
+    start_step: StepNumber = StepNumber(0)
+    since_checkpoint: int = 0
+    open_entries: list[str] = field(default_factory=list[str])
+    steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
+
+    @property
+    def head(self) -> QueuedStep | None:
+        """The step that may run now."""
+        if self.restoring or self.running:
+            return None
+        return self.steps.get(self.next_step)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What Redis knows of a sequence that another executor ran before.
+
+    checkpointed  the step whose state the checkpoint holds; committed: the last step that was answered
+    """
+
+    epoch: Epoch
+    checkpointed: StepNumber
+    committed: StepNumber
+    start_step: StepNumber
+    void: VoidCause | None
+
+
+class SequenceTable:
+    """All owned sequences of one model version, by id and by place."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[SequenceId, OwnedSequence] = {}
+        self._by_place: dict[tuple[InstanceIndex, SlotIndex], OwnedSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, sequence: SequenceId) -> OwnedSequence | None:
+        """The sequence, if it is owned here."""
+        return self._by_id.get(sequence)
+
+    def accept(self, queued: QueuedStep) -> OwnedSequence | None:
+        """Takes a step in; None when it is stale (an older epoch, or a step that was taken in before).
+
+        A sequence seen for the first time comes back `restoring`, unless this very step begins it anew: then the
+        caller must fetch its record and checkpoint and call `restored`.
+        """
+        step = queued.step
+        owned = self._by_id.get(step.sequence)
+        if owned is None or owned.epoch < step.epoch:
+            owned = self._adopt(step)
+        elif owned.epoch > step.epoch:
+            return None
+        if step.step < owned.next_step and not owned.restoring:
+            return None
+        if step.step in owned.steps:
+            return None
+        owned.steps[step.step] = queued
+        return owned
+
+    def restored(self, sequence: SequenceId, found: Restored) -> OwnedSequence | None:
+        """What was fetched for a restoring sequence; None when it has moved on meanwhile."""
+        owned = self._by_id.get(sequence)
+        if owned is None or not owned.restoring or owned.epoch != found.epoch:
+            return None
+        owned.restoring = False
+        owned.next_step = StepNumber(found.checkpointed + 1)
+        owned.replay_until = found.committed
+        owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
+        owned.void = found.void
+        for step in [number for number in owned.steps if number < owned.next_step]:
+            del owned.steps[step]
+        return owned
+
+    def begin(self, owned: OwnedSequence) -> QueuedStep:
+        """Takes the head step out to be run (or answered, if the sequence is void)."""
+        queued = owned.head
+        assert queued is not None, f"{owned.sequence}: step {owned.next_step} is not ready"
+        owned.running = True
+        if StepFlag.START in queued.step.flags:
+            owned.start_step = queued.step.step
+        owned.open_entries.append(queued.step.entry)
+        return queued
+
+    def conclude(self, owned: OwnedSequence, *, failed_start: bool = False, started: bool = False) -> None:
+        """The running step is done; the next one may run."""
+        assert owned.running, f"{owned.sequence}: no step is running"
+        owned.running = False
+        del owned.steps[owned.next_step]
+        owned.next_step = StepNumber(owned.next_step + 1)
+        if failed_start:
+            owned.void = VoidCause.FAILED
+        elif started:
+            owned.void = None
+
+    def checkpointed(self, owned: OwnedSequence) -> list[str]:
+        """Takes the inbox entries that a checkpoint of the present step makes unnecessary."""
+        entries, owned.open_entries = owned.open_entries, []
+        owned.since_checkpoint = 0
+        return entries
+
+    def drop(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
+        """Forgets a sequence, if it still is the one of that epoch."""
+        owned = self._by_id.get(sequence)
+        if owned is None or owned.epoch != epoch:
+            return None
+        del self._by_id[sequence]
+        place = (owned.instance, owned.slot)
+        if self._by_place.get(place) is owned:
+            del self._by_place[place]
+        return owned
+
+    def at(self, instance: InstanceIndex, slot: SlotIndex) -> OwnedSequence | None:
+        """Who sits there."""
+        return self._by_place.get((instance, slot))
+
+    def _adopt(self, step: InboxStep) -> OwnedSequence:
+        """A sequence that is new here. Whoever still sits in its slot has ended without our having heard of it yet."""
+        begins = StepFlag.START in step.flags and step.step == step.committed + 1
+        owned = OwnedSequence(
+            sequence=step.sequence,
+            epoch=step.epoch,
+            instance=step.instance,
+            slot=step.slot,
+            next_step=step.step if begins else StepNumber(0),
+            restoring=not begins,
+        )
+        previous = self._by_id.get(step.sequence)
+        if previous is not None:
+            self.drop(previous.sequence, previous.epoch)
+        sitting = self._by_place.get((step.instance, step.slot))
+        if sitting is not None:
+            self.drop(sitting.sequence, sitting.epoch)
+        self._by_id[step.sequence] = owned
+        self._by_place[step.instance, step.slot] = owned
+        return owned

@@ -1,0 +1,153 @@
+"""The one interface between batching and whatever runs a model.
+
+An engine is one instance of one version of a model on one device. It knows nothing of sequences' ids, streams or
+Redis: it is handed rows, and each row may name a place in its state arena. A backend is found by the entry-point
+group `seqmesh.backends`; what is built in is registered in `backends.py`.
+
+Engines are called from one worker thread at a time (never two at once for one engine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+from shared.ids import CorrelationId
+from shared.model_config.values import ModelConfig
+from shared.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a batch; or a null row, which is padding that no model result may depend on.
+
+    inputs    by name; each tensor with its leading batch dimension when the model has one (a stateless request may
+              bring several rows of its own: then dim 0 is that number). Only what the client sent: control tensors
+              are in `controls`.
+    controls  control tensors by name, shaped [1, 1], or [1] for a model without batch dimension
+    slot      arena row that holds this sequence's implicit state; None for a stateless model or a null row
+    start     begin from the initial state instead of the arena's content
+    end       the sequence's last step
+    outputs   names the caller asked for; empty means all
+    """
+
+    inputs: Mapping[str, Tensor]
+    controls: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    slot: int | None = None
+    start: bool = False
+    end: bool = False
+    null: bool = False
+    correlation_id: CorrelationId = 0
+    request_id: str = ""
+    outputs: tuple[str, ...] = ()
+    timeout_us: int = 0
+    priority: int = 0
+    parameters: Mapping[str, str | int | bool | float] = field(
+        default_factory=dict[str, "str | int | bool | float"]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one row has no result. `code` is a name from `shared.errors.Code`; the row's state stays as it was."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """One row's outputs, in the order of the model's configuration; only declared outputs, only those asked for.
+
+    states  the implicit state after this step, by the state's *input* name, without the batch dimension: bytes,
+            dtype and shape as they go into the checkpoint. Empty for stateless models and where `want_state` was off.
+    """
+
+    outputs: Sequence[Tensor]
+    states: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a batch's time went, nanoseconds: making tensors, the model itself, taking results apart."""
+
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One entry per row given, in the same order (null rows: None)."""
+
+    rows: Sequence[RowResult | RowError | None]
+    timings: Timings
+
+
+class Engine(Protocol):
+    """One loaded instance of a model, with its state arena of `slots` rows."""
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        """Runs one batch and moves each row's implicit state on, in the arena.
+
+        rows        1..max_batch_size requests' rows, no slot twice
+        want_state  per row: whether `RowResult.states` must be filled (a checkpoint follows this step)
+        returns     a row that fails has a `RowError` and leaves its slot's state as it was; a failing row never
+                    changes another row's result. An exception out of here means: every row failed.
+        """
+        ...
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
+        """Puts a checkpoint's tensors (by state input name, no batch dimension) into an arena row."""
+        ...
+
+    def describe_state(self, slot: int) -> str:
+        """A line for the log: each state's name, dtype, shape, mean and norm."""
+        ...
+
+    def drop_state(self, slot: int) -> None:
+        """Forgets an arena row. Fixed-size rows may be left as they are: START overwrites them."""
+        ...
+
+    def close(self) -> None:
+        """Calls the model's `finalize`, frees the device. The engine is not used afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """All that a backend needs to make one instance.
+
+    device  "cpu" or "cuda:<n>"
+    slots   rows of the state arena (0 for a stateless model)
+    """
+
+    config: ModelConfig
+    config_json: str
+    model_dir: Path
+    version: str
+    instance_name: str
+    device: str
+    slots: int
+
+
+class Backend(Protocol):
+    """A kind of model file. `name` is what `backend:` says in a configuration."""
+
+    name: str
+
+    def auto_complete(self, config_json: str, version_dir: Path) -> str:
+        """Fills in what a configuration left out, from the model's own signature; Triton's JSON in, the same out.
+
+        Raises `shared.errors.ConfigError` when model and configuration contradict each other.
+        """
+        ...
+
+    def load(self, request: LoadRequest) -> Engine:
+        """Loads the model. Raises `shared.errors.LoadError` with the reason."""
+        ...
+
+

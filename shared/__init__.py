@@ -1,0 +1,1 @@
+"""Contracts between the services: values, messages, keys, scripts. Imports no service."""

@@ -1,0 +1,61 @@
+"""Names of things that cross a boundary, each with a type of its own.
+
+Two ids that are both strings must not be mixed up: the type checker sees to it. `CorrelationId` keeps the client's
+type, because the protocol's 42 and "42" are different sequences.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import xxhash
+
+type_tag = {int: "i", str: "s"}
+
+ShardId = NewType("ShardId", int)
+"""0 .. shards-1; the hash tag of every key of its sequences."""
+ExecutorId = NewType("ExecutorId", str)
+"""One incarnation of an executor process: `<name>-<nonce>`. Never used twice."""
+GatewayId = NewType("GatewayId", str)
+SchedulerId = NewType("SchedulerId", str)
+SequenceId = NewType("SequenceId", str)
+"""The mesh's own name of a sequence: model, requested version and typed correlation id. See `sequence_id`."""
+InstanceIndex = NewType("InstanceIndex", int)
+"""Which instance of a model inside its executor, from 0."""
+SlotIndex = NewType("SlotIndex", int)
+"""Place inside an instance's batch (direct) or among its candidates (oldest), from 0."""
+Epoch = NewType("Epoch", int)
+"""Fencing token of one ownership of a sequence; grows with every change of owner, unique within a shard."""
+Term = NewType("Term", int)
+"""Fencing token of one leadership over a model; grows with every change of leader."""
+StepNumber = NewType("StepNumber", int)
+"""1 for the first step that a sequence's record accepted; no gaps."""
+
+CorrelationId = int | str
+"""uint64 or string of at most 128 characters, as the client gave it. 0 and "" mean: not part of a sequence."""
+
+
+def sequence_id(model: str, requested_version: str, correlation_id: CorrelationId) -> SequenceId:
+    """The mesh's name of a client's sequence.
+
+    requested_version  the version the client named, or "" when it left the choice to the server. A sequence that
+                       names no version is pinned, at START, to the one that was chosen.
+    source             Triton scopes correlation ids to (model, version) and tells 42 from "42" (triton-spec 1.3)
+    """
+    return SequenceId(f"{model}|{requested_version}|{type_tag[type(correlation_id)]}{correlation_id}")
+
+
+def correlation_id_of(sequence: SequenceId) -> CorrelationId:
+    """The client's id back from the mesh's name (a model's name has no `|`)."""
+    typed = sequence.split("|", 2)[2]
+    return int(typed[1:]) if typed[0] == "i" else typed[1:]
+
+
+def model_of(sequence: SequenceId) -> str:
+    """The model that a sequence belongs to."""
+    return sequence.split("|", 1)[0]
+
+
+def shard_of(sequence: SequenceId, shards: int) -> ShardId:
+    """The shard that owns every key of a sequence; the same in every process and every release."""
+    return ShardId(xxhash.xxh64_intdigest(sequence) % shards)

@@ -1,0 +1,193 @@
+"""Every Redis key of the mesh: name, type, owner, lifetime. One method per key; nobody builds a key by hand.
+
+Keys begin with the prefix and the schema version. `{shard}` is the hash tag of everything that belongs to a sequence,
+so that each script's keys live on one node of a Cluster; `{mesh}` is the tag of what belongs to no sequence.
+The names in the Lua scripts that follow from a record (`seq:`, `inbox:`, ...) are the ones below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from shared.ids import ExecutorId, GatewayId, SequenceId, ShardId, shard_of
+
+SCHEMA_VERSION = 1
+"""Grows when keys, fields or messages change their meaning; part of every key."""
+
+PERMANENT = (
+    "{mesh}:mesh",
+    "{mesh}:models",
+    "{mesh}:terms",
+    "{mesh}:stats:*",
+    "{mesh}:executors",
+    "{mesh}:schedulers",
+    "{mesh}:control",
+    "*:epoch",
+    "*:fence:*",
+    # Work streams keep their consumer group while they are empty.
+    "*:work:*",
+)
+"""Key patterns (after prefix and version) without a TTL, for ever: counters and small tables of the mesh itself."""
+
+SEQUENCE_BOUND = (
+    "*:seq:*",
+    "*:idle:*",
+    "*:parked:*",
+    "*:checkpoint:*",
+    "*:deadlines:*",
+    "*:owned:*",
+    "*:inbox:*",
+    "*:starts:*",
+    "*:feed:*",
+)
+"""Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKeys:
+    """The four keys that are one sequence's own."""
+
+    record: str
+    idle: str
+    parked: str
+    checkpoint: str
+
+
+class Keyspace:
+    """All key names of one mesh.
+
+    prefix  tells meshes on one Redis apart
+    shards  fixed for the life of a mesh; `shared.redis_client.join_mesh` refuses a process that disagrees
+    """
+
+    def __init__(self, prefix: str = "seqmesh", shards: int = 4) -> None:
+        self.prefix = prefix
+        self.shards = shards
+        self.mesh_base = f"{prefix}:{SCHEMA_VERSION}:{{mesh}}:"
+        self._shard_bases = [f"{prefix}:{SCHEMA_VERSION}:{{{shard}}}:" for shard in range(shards)]
+
+    def shard_ids(self) -> list[ShardId]:
+        """Every shard, in order."""
+        return [ShardId(shard) for shard in range(self.shards)]
+
+    def shard_of(self, sequence: SequenceId) -> ShardId:
+        """The shard of a sequence."""
+        return shard_of(sequence, self.shards)
+
+    def base(self, shard: ShardId) -> str:
+        """What every key of a shard begins with."""
+        return self._shard_bases[shard]
+
+    # -- one sequence; created by `submit`, removed by END, expiry or rejection; a tombstone has a TTL ---------------
+
+    def sequence(self, sequence: SequenceId) -> SequenceKeys:
+        """Record (hash), idle marker (string, TTL = idle time), parked steps (stream), checkpoint (hash)."""
+        base = self._shard_bases[shard_of(sequence, self.shards)]
+        return SequenceKeys(
+            f"{base}seq:{sequence}",
+            f"{base}idle:{sequence}",
+            f"{base}parked:{sequence}",
+            f"{base}checkpoint:{sequence}",
+        )
+
+    # -- one shard --------------------------------------------------------------------------------------------------
+
+    def epoch(self, shard: ShardId) -> str:
+        """Counter of ownerships; permanent."""
+        return f"{self.base(shard)}epoch"
+
+    def fence(self, shard: ShardId, model: str) -> str:
+        """Newest term of a model's leader that acted in this shard; permanent."""
+        return f"{self.base(shard)}fence:{model}"
+
+    def starts(self, shard: ShardId, model: str) -> str:
+        """Stream of sequences that wait for a slot: the backlog itself. Written by `submit` and `reclaim`, entries
+        removed by `assign` and `reject`."""
+        return f"{self.base(shard)}starts:{model}"
+
+    def feed(self, shard: ShardId, model: str) -> str:
+        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots."""
+        return f"{self.base(shard)}feed:{model}"
+
+    def deadlines(self, shard: ShardId, model: str) -> str:
+        """Sorted set: when to look at which sequence's idle marker, Redis clock, ms."""
+        return f"{self.base(shard)}deadlines:{model}"
+
+    def inbox_prefix(self, shard: ShardId) -> str:
+        """What every inbox of a shard begins with."""
+        return f"{self.base(shard)}inbox:"
+
+    def inbox(self, shard: ShardId, executor: ExecutorId) -> str:
+        """Stream of steps and control messages for one executor; an entry goes when it is checkpointed."""
+        return f"{self.base(shard)}inbox:{executor}"
+
+    def owned_prefix(self, shard: ShardId) -> str:
+        """What every owned set of a shard begins with."""
+        return f"{self.base(shard)}owned:"
+
+    def owned(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
+        """Set of the sequences that an executor owns."""
+        return f"{self.base(shard)}owned:{executor}:{model}"
+
+    def replies_prefix(self, shard: ShardId) -> str:
+        """What every reply stream of a shard begins with."""
+        return f"{self.base(shard)}replies:"
+
+    def replies(self, shard: ShardId, gateway: GatewayId) -> str:
+        """Stream of replies for one gateway, {token: reply, ...}; TTL, renewed by the gateway while it lives."""
+        return f"{self.base(shard)}replies:{gateway}"
+
+    # -- stateless work ---------------------------------------------------------------------------------------------
+
+    def home_shard(self, model: str) -> ShardId:
+        """The shard in which a stateless model's work lies."""
+        return ShardId(xxhash.xxh64_intdigest(model) % self.shards)
+
+    def work(self, model: str, version: str, priority: int) -> str:
+        """Stream + group of stateless requests."""
+        return f"{self.base(self.home_shard(model))}work:{model}:{version}:{priority}"
+
+    # -- the mesh ---------------------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> str:
+        """Hash: schema version and number of shards; permanent."""
+        return f"{self.mesh_base}mesh"
+
+    @property
+    def executors(self) -> str:
+        """Hash: executor id -> `ExecutorRegistration`; an entry goes when the executor's sequences are all moved."""
+        return f"{self.mesh_base}executors"
+
+    def executor_lease(self, executor: ExecutorId) -> str:
+        """String + TTL: the executor lives."""
+        return f"{self.mesh_base}executor-lease:{executor}"
+
+    def leader(self, model: str) -> str:
+        """String + TTL: the scheduler that leads a model; its value is `<scheduler id> <term>`."""
+        return f"{self.mesh_base}leader:{model}"
+
+    @property
+    def terms(self) -> str:
+        """Hash: model -> last term given to a leader; permanent."""
+        return f"{self.mesh_base}terms"
+
+    @property
+    def models(self) -> str:
+        """Hash: model -> `ModelRecord`; written by executors at load."""
+        return f"{self.mesh_base}models"
+
+    @property
+    def control(self) -> str:
+        """Stream of load and unload commands for all executors, trimmed to the last thousand."""
+        return f"{self.mesh_base}control"
+
+    def stats(self, model: str, version: str) -> str:
+        """Hash of counters of a model version, summed over the mesh; permanent until the model is unloaded."""
+        return f"{self.mesh_base}stats:{model}:{version}"
+
+    def gateway(self, gateway: GatewayId) -> str:
+        """String + TTL: the gateway lives, and where."""
+        return f"{self.mesh_base}gateway:{gateway}"

@@ -1,0 +1,18 @@
+"""Every bound of the mesh that is not a setting, with its unit and its reason."""
+
+from __future__ import annotations
+
+CORRELATION_ID_CHARS_MAX = 128
+"""Characters of a string correlation id (triton-spec 5.3)."""
+
+SCRIPT_STEPS_MAX = 128
+"""Steps that one call of a script carries: a script holds Redis up for about 10 us per step."""
+
+REPLY_STREAM_TTL_MS = 60_000
+"""How long a dead gateway's reply streams stay."""
+
+JSON_NESTING_MAX = 100
+"""Depth of a request's JSON (triton-spec 5.3)."""
+
+CONTROL_STREAM_ENTRIES = 1_000
+"""Load and unload commands kept for executors that were away."""

@@ -1,0 +1,116 @@
+-- Makes the steps of one batch final: checkpoint, step number, reply. Refused for an owner that is not the owner.
+--
+-- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
+--        per step: record, idle marker, parked steps, checkpoint
+-- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms
+--        per step: sequence id, epoch, step, flags (1 START, 2 END), outcome (0 done, 1 the model failed, 2 void),
+--                  gateway, token, reply, request id, 1 to keep the reply for a retry,
+--                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
+--                  number of checkpoint fields and values (0: the state did not change), these fields and values
+-- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused
+-- atomic everything of one step; and all replies for one gateway leave as one entry.
+-- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
+
+local outgoing, gateways = {}, {}
+
+local function answer(gateway, token, reply)
+  local fields = outgoing[gateway]
+  if not fields then
+    fields = {}
+    outgoing[gateway] = fields
+    gateways[#gateways + 1] = gateway
+  end
+  fields[#fields + 1] = token
+  fields[#fields + 1] = reply
+end
+
+local function answer_all(keys, step)
+  if step.gateway ~= '' then answer(step.gateway, step.token, step.reply) end
+  if step.joined then
+    for gateway, token in string.gmatch(step.joined, '(%S+) (%S+);') do
+      answer(gateway, token, step.reply)
+    end
+    redis.call('HDEL', keys.record, 'j:' .. step.n)
+  end
+end
+
+-- Only the last reply is kept: a client that has two steps of one sequence open cannot have lost the older's reply
+-- without having lost the newer's.
+local function keep_reply(keys, step, last_request)
+  if last_request and last_request ~= step.request_id then
+    redis.call('HDEL', keys.record, 'r:' .. last_request)
+  end
+  if step.keep then
+    redis.call('HSET', keys.record, 'lr', step.request_id, 'ls', step.n, 'lp', step.reply)
+  elseif last_request then
+    redis.call('HDEL', keys.record, 'lr', 'ls', 'lp')
+  end
+end
+
+local function commit(keys, step)
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n)
+  if got[1] ~= 'l' or number(got[2]) ~= step.epoch then return -1 end
+  local accepted, committed = number(got[3]), number(got[4])
+  if step.n <= committed then return 0 end
+  if step.n ~= committed + 1 then
+    return redis.error_reply('ORDER step ' .. step.n .. ' of ' .. step.sid .. ' after ' .. committed)
+  end
+  step.joined = got[9]
+
+  redis.call('HSET', keys.record, 'cm', step.n)
+  if #step.checkpoint > 0 then
+    redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
+  end
+  if #step.entries > 0 then
+    redis.call('HSET', keys.record, 'ck', step.n)
+    redis.call('XDEL', keys.inbox, unpack(step.entries))
+  end
+  keep_reply(keys, step, got[5])
+  answer_all(keys, step)
+
+  local void, kind = got[7], got[8] or 'f'
+  if has(step.flags, START) then
+    if step.outcome == 0 then
+      if void then redis.call('HDEL', keys.record, 'vd', 'vk') end
+      void = nil
+    else
+      void, kind = step.n, 'f'
+      redis.call('HSET', keys.record, 'vd', step.n, 'vk', 'f')
+      if number(got[6]) == step.n then redis.call('HSET', keys.record, 'cl', 1) end
+    end
+  end
+  if accepted > step.n then return 1 end
+  if has(step.flags, END) or void then
+    release(keys, step.sid, void and kind or 'e', step.epoch, ARGV[3])
+    return 2
+  end
+  redis.call('SET', keys.idle, '1', 'PX', ARGV[2])
+  redis.call('ZADD', keys.deadlines, 'NX', clock_ms() + tonumber(ARGV[2]), step.sid)
+  return 1
+end
+
+local a = 3
+local function take(count)
+  local taken = {}
+  for i = 1, count do taken[i] = ARGV[a + i] end
+  a = a + count
+  return taken
+end
+
+local results = {}
+for i = 1, (#KEYS - 4) / 4 do
+  local k = 4 + (i - 1) * 4
+  local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4],
+    record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
+  local fixed = take(10)
+  local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
+    outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8], request_id = fixed[9],
+    keep = fixed[10] == '1' }
+  step.entries = take(tonumber(take(1)[1]))
+  step.checkpoint = take(tonumber(take(1)[1]))
+  results[i] = commit(keys, step)
+end
+for _, gateway in ipairs(gateways) do
+  redis.call('XADD', ARGV[1] .. gateway, 'NOMKSTREAM', '*', unpack(outgoing[gateway]))
+end
+return results

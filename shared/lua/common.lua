@@ -1,0 +1,50 @@
+-- Prelude of every script: what more than one of them needs. Prepended by shared/scripts.py.
+--
+-- Record of a sequence (hash):
+--   st  state: w waiting, l live, m moving; tombstones: e ended, x expired, f failed at START, o lost
+--   ow  owner (executor id)        in  instance           sl  slot              ep  epoch
+--   nx  last accepted step         cm  last committed     ck  last checkpointed step
+--   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
+--   vd  void: the state is gone since this step; steps are answered with an error until a START
+--   vk  why it is void: f failed START, o lost            vr  version pin       du  1: the mesh holds its state
+--   be  entry id in the starts stream while waiting or moving
+--   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits
+
+local START, END, IMPLICIT, DURABLE = 1, 2, 4, 8
+
+local function has(flags, bit_value)
+  return bit.band(flags, bit_value) ~= 0
+end
+
+local function number(value)
+  return tonumber(value or '0') or 0
+end
+
+local function clock_ms()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end
+
+-- Leadership: a scheduler whose term is older than the newest seen in this shard may not decide any more.
+local function fence(key, term)
+  local seen = number(redis.call('GET', key))
+  if seen > term then
+    return redis.error_reply('FENCED term ' .. term .. ' is older than ' .. seen)
+  end
+  if seen < term then
+    redis.call('SET', key, term)
+  end
+  return nil
+end
+
+-- The end of a sequence's record, whatever the cause: its slot goes to the scheduler's feed, a tombstone stays.
+-- keys: record, idle, parked, checkpoint, deadlines, owned, feed
+local function release(keys, sid, kind, epoch, tombstone_ms)
+  redis.call('DEL', keys.idle, keys.parked, keys.checkpoint)
+  redis.call('ZREM', keys.deadlines, sid)
+  redis.call('SREM', keys.owned, sid)
+  redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du')
+  redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
+  redis.call('PEXPIRE', keys.record, tombstone_ms)
+end

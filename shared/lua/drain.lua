@@ -1,0 +1,53 @@
+-- Moves the entries of a dead executor's inbox to where their records say they belong. Order is kept by step numbers,
+-- not by places in a stream, so it may run in pieces, twice, and while new steps arrive.
+--
+-- KEYS   1 the dead executor's inbox
+-- ARGV   1 executor   2 after this entry id   3 how many at most   4 prefix of every key of this shard
+-- reply  {last entry id looked at, entries looked at, entries left where they are}
+-- Entries of sequences that the executor still owns (another model's leader has not reclaimed them yet) stay.
+-- Records, parked streams and other inboxes follow from the entries; all carry the hash tag of the declared key.
+
+local function field(fields, name)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then return fields[i + 1] end
+  end
+end
+
+local function forward(fields, inbox, got)
+  local out = { 'e', got[3], 'i', got[4], 'l', got[5], 'c', got[7] }
+  for i = 1, #fields, 2 do
+    if not string.find(' e i l c ', ' ' .. fields[i] .. ' ', 1, true) then
+      out[#out + 1] = fields[i]
+      out[#out + 1] = fields[i + 1]
+    end
+  end
+  redis.call('XADD', inbox, '*', unpack(out))
+end
+
+local function stays(fields)
+  local sid = field(fields, 'q')
+  local n = number(field(fields, 'n'))
+  if n == 0 then return false end
+  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm')
+  if n <= number(got[6]) then return false end
+  if got[1] == 'l' and got[2] == ARGV[1] then return true end
+  if got[1] == 'l' then
+    forward(fields, ARGV[4] .. 'inbox:' .. got[2], got)
+  elseif got[1] == 'w' or got[1] == 'm' then
+    redis.call('XADD', ARGV[4] .. 'parked:' .. sid, '*', 'q', sid, 'n', n, 'f', field(fields, 'f'),
+      'g', field(fields, 'g'), 't', field(fields, 't'), 'm', field(fields, 'm'))
+  end
+  return false
+end
+
+local last, left = ARGV[2], 0
+local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', ARGV[3])
+for _, entry in ipairs(entries) do
+  last = entry[1]
+  if stays(entry[2]) then
+    left = left + 1
+  else
+    redis.call('XDEL', KEYS[1], entry[1])
+  end
+end
+return { last, #entries, left }

@@ -1,0 +1,40 @@
+-- Ends sequences whose idle marker is gone. The marker's absence decides; the deadline only said when to look.
+--
+-- KEYS   1 fence of the model   2 deadlines   3 feed   per sequence: record, idle marker, parked steps, checkpoint
+-- ARGV   1 term   2 tombstone ms   3 prefix of this shard's inboxes   4 prefix of the owned sets (executor, model follow)
+--        5 model   per sequence: sequence id
+-- reply  per sequence: 1 expired, 0 not (its deadline was set anew, or taken away until its next commit)
+-- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
+
+local fenced = fence(KEYS[1], tonumber(ARGV[1]))
+if fenced then return fenced end
+
+local function expire(keys, sid)
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm')
+  if got[1] == 'm' then
+    -- Between two owners: it can expire once it has one again.
+    redis.call('ZADD', keys.deadlines, clock_ms() + 1000, sid)
+    return 0
+  end
+  if got[1] ~= 'l' or got[4] ~= got[5] then
+    redis.call('ZREM', keys.deadlines, sid)
+    return 0
+  end
+  local left = redis.call('PTTL', keys.idle)
+  if left > 0 then
+    redis.call('ZADD', keys.deadlines, clock_ms() + left, sid)
+    return 0
+  end
+  keys.owned = ARGV[4] .. got[2] .. ':' .. ARGV[5]
+  release(keys, sid, 'x', got[3], ARGV[2])
+  redis.call('XADD', ARGV[3] .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
+  return 1
+end
+
+local results = {}
+for i = 1, (#KEYS - 3) / 4 do
+  local k = 3 + (i - 1) * 4
+  results[i] = expire({ deadlines = KEYS[2], feed = KEYS[3], record = KEYS[k + 1], idle = KEYS[k + 2],
+    parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
+end
+return results

@@ -1,0 +1,38 @@
+-- Takes sequences away from an executor that is dead or leaving: from here on its commits are refused.
+-- Each goes to the starts stream, before the waiting ones by its kind, and gets its new owner by `assign`.
+--
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
+--        5 deadlines   6 feed
+-- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
+-- reply  number of sequences looked at; 0 when the executor owns none any more
+-- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
+
+local fenced = fence(KEYS[1], tonumber(ARGV[1]))
+if fenced then return fenced end
+
+local function reclaim(sid)
+  local p = ARGV[5]
+  local keys = { record = p .. 'seq:' .. sid, idle = p .. 'idle:' .. sid, parked = p .. 'parked:' .. sid,
+    checkpoint = p .. 'checkpoint:' .. sid, owned = KEYS[4], deadlines = KEYS[5], feed = KEYS[6] }
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr')
+  if got[1] ~= 'l' or got[2] ~= ARGV[2] then return end
+  local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
+  -- State that only the dead process held is gone, unless the next step is a START anyway.
+  local lost = got[7] ~= '1' and start ~= committed + 1
+  if lost and accepted == committed then
+    release(keys, sid, 'o', got[3], ARGV[4])
+    return
+  end
+  if lost then
+    -- What is in flight hears of it from the next owner, in order, by the ordinary way of a reply.
+    redis.call('HSET', keys.record, 'vd', committed, 'vk', 'o')
+    if start <= committed then redis.call('HSET', keys.record, 'cl', 1) end
+  end
+  local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
+  redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl')
+end
+
+local members = redis.call('SPOP', KEYS[4], ARGV[3])
+for _, sid in ipairs(members) do reclaim(sid) end
+return #members

@@ -1,0 +1,91 @@
+"""Who is in the mesh: executors register and hold a lease; models are published for those without a repository.
+
+A registration says what an executor can do, its lease says that it lives. Only the lease's end (or a registration
+marked as leaving) makes a member dead; silence on a stream does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.ids import ExecutorId
+from shared.keyspace import Keyspace
+from shared.messages import ExecutorRegistration, ModelRecord
+
+_registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
+_record_decoder = msgspec.json.Decoder(ModelRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A registered executor; `alive` is whether its lease holds."""
+
+    registration: ExecutorRegistration
+    alive: bool
+
+    @property
+    def usable(self) -> bool:
+        """Alive and not about to leave: new sequences may go there."""
+        return self.alive and not self.registration.leaving
+
+
+class Membership:
+    """Registrations, leases and models of one mesh, in Redis."""
+
+    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast(Any, redis)
+        self._keys = keys
+
+    async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
+        """Writes an executor's registration and takes its lease, both at once."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+            pipe.set(self._keys.executor_lease(registration.executor), "1", px=lease_ms)
+            await pipe.execute()
+
+    async def update(self, registration: ExecutorRegistration) -> None:
+        """Writes a registration anew; the lease stays as it is."""
+        await self._redis.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+
+    async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
+        """Extends a lease that still holds; False when it has ended: then the executor must drop all it holds."""
+        return bool(await self._redis.set(self._keys.executor_lease(executor), "1", px=lease_ms, xx=True))
+
+    async def leave(self, registration: ExecutorRegistration) -> None:
+        """Says that an executor has stopped; its sequences are taken over at once."""
+        leaving = msgspec.structs.replace(registration, leaving=True)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(leaving))
+            pipe.delete(self._keys.executor_lease(registration.executor))
+            await pipe.execute()
+
+    async def remove(self, executor: ExecutorId) -> None:
+        """Forgets an executor whose sequences have all been moved."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hdel(self._keys.executors, executor)
+            for shard in self._keys.shard_ids():
+                pipe.delete(self._keys.inbox(shard, executor))
+            await pipe.execute()
+
+    async def members(self) -> list[Member]:
+        """Every registered executor, dead ones too, ordered by id."""
+        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
+        registrations = sorted((_registration_decoder.decode(data) for data in raw.values()), key=lambda r: r.executor)
+        if not registrations:
+            return []
+        leases = await self._redis.mget([self._keys.executor_lease(r.executor) for r in registrations])
+        return [Member(r, lease is not None) for r, lease in zip(registrations, leases, strict=True)]
+
+    async def publish(self, record: ModelRecord) -> None:
+        """Makes a loaded model's configuration known to the mesh."""
+        await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
+
+    async def models(self) -> dict[str, ModelRecord]:
+        """Every model that was published, by name; whether somebody serves it now is for `members` to say."""
+        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
+        return {name.decode(): _record_decoder.decode(data) for name, data in raw.items()}

@@ -1,0 +1,182 @@
+"""What crosses streams: frozen structs, encoded as msgpack arrays. The only thing two services have in common.
+
+A message's fields are only ever appended (with a default); anything else is a new `keyspace.SCHEMA_VERSION`.
+Numbers that Lua scripts must see (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
+opaque message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+
+import msgspec
+
+from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.model_config.values import ModelConfig
+from shared.tensors import Tensor
+
+
+class StepFlag(IntFlag):
+    """Flags of a step, the same numbers as in `submit.lua`. Only START and END reach the executor's meaning."""
+
+    NONE = 0
+    START = 1
+    END = 2
+    IMPLICIT = 4
+    DURABLE = 8
+
+
+class InferMessage(msgspec.Struct, frozen=True, array_like=True):
+    """One inference request, checked against the model's config, tensor bytes untouched.
+
+    version      the version that serves it, resolved by the gateway
+    outputs      names asked for; empty means all
+    traceparent  W3C trace context of the gateway's span, "" when it is not sampled
+    arrived_ns   wall clock at the gateway, ns
+    keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
+    """
+
+    model: str
+    version: str
+    request_id: str
+    correlation_id: CorrelationId
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+    priority: int = 0
+    timeout_us: int = 0
+    parameters: dict[str, str | int | bool | float] = {}
+    traceparent: str = ""
+    arrived_ns: int = 0
+    keep_reply: bool = False
+
+
+class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one request, built once, by the executor.
+
+    error_code   a `shared.errors.Code`, "" for success; then `error` says what and `reason` (a `Reason` or "") why
+    step         the step's number since its START; 0 for a stateless request
+    """
+
+    version: str
+    outputs: tuple[Tensor, ...] = ()
+    error_code: str = ""
+    error: str = ""
+    reason: str = ""
+    step: int = 0
+    executor: str = ""
+    parameters: dict[str, str | int | bool | float] = {}
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One version of a model as an executor serves it. slots: per instance, 0 for stateless."""
+
+    model: str
+    version: str
+    instances: int
+    slots: int
+
+
+class RepositoryEntry(msgspec.Struct, frozen=True):
+    """One line of the repository index: state READY, UNAVAILABLE, LOADING or UNLOADING; "" when never loaded."""
+
+    model: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class ExecutorRegistration(msgspec.Struct, frozen=True):
+    """What the mesh knows of an executor.
+
+    leaving   it is stopping: its sequences are taken over at once, without waiting for the lease
+    applied   entry id of the last control message it has carried out
+    """
+
+    executor: ExecutorId
+    name: str
+    host: str
+    pid: int
+    started_ms: int
+    models: tuple[ServedModel, ...] = ()
+    repository: tuple[RepositoryEntry, ...] = ()
+    leaving: bool = False
+    applied: str = "0-0"
+
+
+class ModelRecord(msgspec.Struct, frozen=True):
+    """A loaded model, for gateways and schedulers that have no repository.
+
+    config_json  Triton's canonical JSON of the configuration
+    versions     those that can be asked for, ascending
+    """
+
+    config: ModelConfig
+    config_json: str
+    versions: tuple[str, ...]
+
+
+class ControlMessage(msgspec.Struct, frozen=True):
+    """Load or unload a model on every executor. files: override files (path in the model directory -> content)."""
+
+    action: str
+    model: str
+    config_json: str = ""
+    files: dict[str, bytes] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class InboxStep:
+    """A step as the owner's inbox brings it. `entry` is its place in the inbox, to be removed with its checkpoint."""
+
+    entry: str
+    sequence: SequenceId
+    step: StepNumber
+    flags: StepFlag
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    committed: StepNumber
+    gateway: str
+    token: str
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InboxExpired:
+    """Control message: the sequence of that epoch is over; its state may go."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+
+
+def inbox_entry(entry: bytes, fields: dict[bytes, bytes]) -> InboxStep | InboxExpired:
+    """Reads an inbox entry (see `submit.lua` for the fields)."""
+    if fields.get(b"k") == b"expired":
+        return InboxExpired(entry.decode(), SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"])))
+    return InboxStep(
+        entry=entry.decode(),
+        sequence=SequenceId(fields[b"q"].decode()),
+        step=StepNumber(int(fields[b"n"])),
+        flags=StepFlag(int(fields[b"f"]) & 3),
+        epoch=Epoch(int(fields[b"e"])),
+        instance=InstanceIndex(int(fields[b"i"])),
+        slot=SlotIndex(int(fields[b"l"])),
+        committed=StepNumber(int(fields[b"c"])),
+        gateway=fields[b"g"].decode(),
+        token=fields[b"t"].decode(),
+        message=fields[b"m"],
+    )
+
+
+_infer_decoder = msgspec.msgpack.Decoder(InferMessage)
+_reply_decoder = msgspec.msgpack.Decoder(ReplyMessage)
+_tensor_decoder = msgspec.msgpack.Decoder(Tensor)
+_encoder = msgspec.msgpack.Encoder()
+
+encode = _encoder.encode
+"""Any message to bytes (msgpack)."""
+decode_infer = _infer_decoder.decode
+decode_reply = _reply_decoder.decode
+decode_tensor = _tensor_decoder.decode

@@ -1,0 +1,188 @@
+"""What a model's configuration says once defaults are filled in and every rule is checked.
+
+These values travel through Redis as JSON, from the executor that loaded the model to gateways and schedulers, which
+need no model repository and no protobuf. They hold what the mesh decides by; Triton's own JSON of the whole
+configuration (for the config endpoint) travels beside them in `shared.messages.ModelRecord`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ControlKind(StrEnum):
+    """What a control tensor tells the model (triton-spec 1.2)."""
+
+    START = "START"
+    READY = "READY"
+    END = "END"
+    CORRID = "CORRID"
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One declared input or output.
+
+    datatype  wire name: BOOL UINT8..UINT64 INT8..INT64 FP16 BF16 FP32 FP64 BYTES
+    dims      without the batch dimension; -1 is variable
+    reshape   the shape the model itself wants, without batch dimension; None when it equals `dims`
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    allow_ragged_batch: bool = False
+    reshape: tuple[int, ...] | None = None
+    label_filename: str = ""
+
+
+class ControlSpec(msgspec.Struct, frozen=True):
+    """A tensor that the batcher makes; the client must not send it.
+
+    datatype    wire name of the tensor: INT32, FP32 or BOOL for START/READY/END; an integer type or BYTES for CORRID
+    false_true  the two values for START/READY/END; None for CORRID
+    """
+
+    name: str
+    kind: ControlKind
+    datatype: str
+    false_true: tuple[float, float] | None = None
+
+
+class StateSpec(msgspec.Struct, frozen=True):
+    """One implicit state: paired by these names, never by order.
+
+    dims          without the batch dimension; -1 is variable
+    initial_file  file under `<model>/initial_state/` with the first content; "" means zeros
+    """
+
+    input_name: str
+    output_name: str
+    datatype: str
+    dims: tuple[int, ...]
+    initial_dims: tuple[int, ...] | None = None
+    initial_file: str = ""
+
+
+class Direct(msgspec.Struct, frozen=True, tag="direct"):
+    """A sequence keeps one row of the batch for its whole life (triton-spec 1.4)."""
+
+    max_queue_delay_us: int = 0
+    minimum_slot_utilization: float = 0.0
+
+
+class Oldest(msgspec.Struct, frozen=True, tag="oldest"):
+    """Candidates with a ready step form batches, oldest step first (triton-spec 1.5)."""
+
+    max_candidate_sequences: int
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+
+
+class SequenceBatching(msgspec.Struct, frozen=True):
+    """How a stateful model's sequences are scheduled.
+
+    idle_us             a sequence with nothing queued for this long expires
+    implicit_start      dialect: a first request without START begins a sequence (DESIGN 9)
+    describe_on_expiry  dialect (`timeout_action: DESCRIBE`): log the state's description when a sequence expires
+    """
+
+    strategy: Direct | Oldest
+    idle_us: int
+    controls: tuple[ControlSpec, ...] = ()
+    states: tuple[StateSpec, ...] = ()
+    iterative: bool = False
+    implicit_start: bool = False
+    describe_on_expiry: bool = False
+
+    def control(self, kind: ControlKind) -> ControlSpec | None:
+        """The control tensor of that kind, if the model asks for one."""
+        return next((control for control in self.controls if control.kind is kind), None)
+
+
+class TimeoutAction(StrEnum):
+    """What becomes of a stateless request that waited longer than its queue's policy allows."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """One priority level's rules (triton-spec 3.1); zeros mean none."""
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+class DynamicBatching(msgspec.Struct, frozen=True):
+    """How stateless requests are put together (triton-spec 3)."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policies: dict[int, QueuePolicy] = {}
+
+
+class InstanceGroup(msgspec.Struct, frozen=True):
+    """Copies of a model inside one executor. kind: CPU or GPU (AUTO is resolved at load)."""
+
+    name: str
+    kind: str = "CPU"
+    count: int = 1
+    gpus: tuple[int, ...] = ()
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """A model's configuration, complete and valid.
+
+    max_batch_size  0: the model has no batch dimension
+    notes           what the loader wants the operator to know (dialect read, values completed)
+    """
+
+    name: str
+    backend: str
+    platform: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    default_model_filename: str = ""
+    sequence_batching: SequenceBatching | None = None
+    dynamic_batching: DynamicBatching | None = None
+    instance_groups: tuple[InstanceGroup, ...] = ()
+    parameters: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+    @property
+    def instance_count(self) -> int:
+        """Instances that each executor runs; a GPU group's count is meant for each of its GPUs, as in Triton."""
+        return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups) or 1
+
+    @property
+    def slots_per_instance(self) -> int:
+        """Sequences that one instance holds at once (triton-spec 1.1); 0 for a stateless model."""
+        if self.sequence_batching is None:
+            return 0
+        rows = max(1, self.max_batch_size)
+        match self.sequence_batching.strategy:
+            case Oldest(max_candidate_sequences=candidates):
+                return candidates or rows
+            case Direct():
+                return rows
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """Steps between two checkpoints of a sequence (parameter `checkpoint_interval`, default 1)."""
+        return int(self.parameters.get("checkpoint_interval", "1"))
+
+    @property
+    def state_in_mesh(self) -> bool:
+        """Whether a sequence can be taken over: all of its state is declared, so that the mesh holds it."""
+        return self.sequence_batching is not None and bool(self.sequence_batching.states)

@@ -1,0 +1,88 @@
+"""Connections to Redis, and the check that this Redis can hold a mesh.
+
+Every service has a few connections with one use each: blocking reads must not hold up the commands of others.
+Lost connections are retried with jittered back-off; what a lost call had already done is for the scripts to know
+(each is safe to repeat, see `shared.scripts`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import FullJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.errors import MeshError
+from shared.keyspace import SCHEMA_VERSION, Keyspace
+
+log = logging.getLogger(__name__)
+
+RETRIES = 8
+"""Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
+BACKOFF_CAP_S = 2.0
+BACKOFF_BASE_S = 0.02
+MINIMUM_VERSION = (7, 0)
+"""Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
+
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, OSError)
+"""What a command raises when Redis cannot be reached."""
+
+
+class UnfitRedisError(MeshError):
+    """This Redis cannot hold this mesh; the message says what to change."""
+
+
+def connect(url: str, *, retries: int = RETRIES) -> Redis:
+    """A client with a pool of its own; bytes in, bytes out.
+
+    retries  0 for calls that must not be repeated by themselves
+    """
+    return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+        url,
+        decode_responses=False,
+        protocol=2,
+        socket_keepalive=True,
+        retry=Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
+        retry_on_error=list(CONNECTION_LOST),
+    )
+
+
+async def join_mesh(redis: Redis, keys: Keyspace) -> None:
+    """Checks Redis and this process's view of the mesh, once at start.
+
+    Refuses an old server, an eviction policy that may drop sequences, and a number of shards other than the mesh's
+    (the first process to come fixes it); warns when nothing is persisted.
+    """
+    info = await redis.info("server")
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
+    await _check_policies(redis)
+    await redis.hsetnx(keys.mesh, "shards", str(keys.shards))  # pyright: ignore[reportGeneralTypeIssues]
+    await redis.hsetnx(keys.mesh, "schema", str(SCHEMA_VERSION))  # pyright: ignore[reportGeneralTypeIssues]
+    shards = await redis.hget(keys.mesh, "shards")  # pyright: ignore[reportGeneralTypeIssues]
+    if shards is None or int(shards) != keys.shards:
+        raise UnfitRedisError(
+            f"the mesh '{keys.prefix}' has {int(shards or 0)} shards, but this process was started with {keys.shards}: "
+            "set SEQMESH_SHARDS to the mesh's number, or use another SEQMESH_KEY_PREFIX"
+        )
+
+
+async def _check_policies(redis: Redis) -> None:
+    try:
+        config = await redis.config_get("maxmemory-policy", "maxmemory", "appendonly", "save")
+    except ResponseError:
+        # Managed services forbid CONFIG: then the operator has to know.
+        log.warning("redis_config_unreadable remedy='make sure that maxmemory-policy is noeviction'")
+        return
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        raise UnfitRedisError(
+            f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to noeviction"
+        )
+    if config.get("appendonly") != "yes":
+        log.warning("redis_not_durable remedy='set appendonly yes, or a restart of Redis loses every sequence'")

@@ -1,0 +1,106 @@
+"""Tensors as the wire knows them: a name, a datatype, a shape and little-endian bytes.
+
+The gateway moves these bytes without looking inside; numpy views are made where a model runs. BYTES tensors are
+sequences of elements, each a 4-byte little-endian length and its bytes (binary tensor extension of the v2 protocol).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+ELEMENT_BYTES: dict[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
+"""Size of one element, bytes; BYTES is not in it, because its elements have no fixed size."""
+
+NUMPY_TYPE: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+"""BF16 has no numpy type (its bits travel as uint16); BYTES becomes an object array."""
+
+DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor on its way. `shape` includes the batch dimension; `raw` is exactly what the shape asks for."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Number of elements; 1 for the empty shape."""
+    return math.prod(shape)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """A read-only view on the bytes (BYTES: an object array of `bytes`; BF16: its bits as uint16)."""
+    if tensor.datatype == "BYTES":
+        elements = np.empty(element_count(tensor.shape), dtype=np.object_)
+        elements[:] = list(bytes_elements(tensor.raw))
+        return elements.reshape(tensor.shape)
+    dtype = np.dtype("<u2") if tensor.datatype == "BF16" else NUMPY_TYPE[tensor.datatype]
+    return np.frombuffer(tensor.raw, dtype=dtype).reshape(tensor.shape)
+
+
+def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:
+    """The wire form of an array; object and string arrays become BYTES."""
+    if array.dtype.kind in "OSU" or datatype == "BYTES":
+        return Tensor(name, "BYTES", array.shape, pack_bytes(array.reshape(-1).tolist()))
+    return Tensor(name, datatype or DATATYPE_OF[array.dtype.newbyteorder("<")], array.shape, array.tobytes())
+
+
+def pack_bytes(elements: Iterable[bytes | str]) -> bytes:
+    """BYTES elements, row-major, in their wire form; strings as UTF-8."""
+    parts: list[bytes] = []
+    for element in elements:
+        data = element.encode() if isinstance(element, str) else bytes(element)
+        parts.append(struct.pack("<I", len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def bytes_elements(raw: bytes) -> Iterable[bytes]:
+    """The elements of a BYTES tensor. Raises ValueError when `raw` ends inside an element."""
+    position = 0
+    while position < len(raw):
+        if position + 4 > len(raw):
+            raise ValueError("incomplete string length indicator")
+        (size,) = struct.unpack_from("<I", raw, position)
+        position += 4
+        if position + size > len(raw):
+            raise ValueError("incomplete string element")
+        yield raw[position : position + size]
+        position += size
