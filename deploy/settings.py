@@ -20,8 +20,9 @@ class UpSettings(MeshSettings):
         secret=True,
     )
     models: tuple[Path, ...] = setting(
-        (Path("deploy/models"),),
-        help="Model repository in Triton's layout. May be repeated (in the environment: separated by ':').",
+        (),
+        help="Model repository in Triton's layout; by default the sample models. May be repeated (in the environment: "
+        "separated by ':').",
         unit="dir",
         group="Models",
     )

@@ -1,0 +1,125 @@
+"""The life of a service process: event loop, signals, tasks with an owner, exit code.
+
+A service is `async def serve(tasks, stop)`. It starts its background tasks with `tasks.start`, waits for
+`stop.wait()`, drains, and returns; tasks that still run are then cancelled. A task that fails takes the whole service
+down at once (it is logged, the exit code is 1): a process that lost one of its loops must not look alive.
+
+The first SIGTERM or SIGINT requests the stop, the second cancels the service without draining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from shared.logs import Level, log
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """The request to stop, seen by everybody who waits for it; made once, never taken back."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    @property
+    def requested(self) -> bool:
+        """Whether the service should drain and end."""
+        return self._event.is_set()
+
+    def request(self, reason: str) -> None:
+        """Asks the service to stop; the first reason is kept."""
+        self.reason = self.reason or reason
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Returns when the stop is requested."""
+        await self._event.wait()
+
+
+class Tasks:
+    """The background tasks of one service. Every task has a name, and its failure is the service's."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Runs `work` until it returns, fails (which stops the service) or the service ends (which cancels it)."""
+        task = self._group.create_task(self._watched(work, name), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def cancel_all(self) -> None:
+        """Asks every running task to end now."""
+        for task in self._running:
+            task.cancel()
+
+    async def _watched(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except Exception as failure:
+            log(Level.ERROR, "task failed", failure, task=name)
+            raise
+
+
+Serve = Callable[[Tasks, Stop], Awaitable[None]]
+
+
+def run(serve: Serve) -> int:
+    """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve_until_stopped(serve))
+
+
+async def serve_until_stopped(serve: Serve) -> int:
+    """`run` inside a loop that exists already. The signal handlers are in place until it returns."""
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    this_task = asyncio.current_task()
+    assert this_task is not None
+
+    def on_signal(received: signal.Signals) -> None:
+        if stop.requested:
+            log(Level.WARNING, "second stop signal, not draining", signal=received.name)
+            this_task.cancel()
+        else:
+            log(Level.INFO, "stopping", signal=received.name)
+            stop.request(received.name)
+
+    for expected in STOP_SIGNALS:
+        loop.add_signal_handler(expected, on_signal, expected)
+    try:
+        return await outcome(serve, stop)
+    finally:
+        for expected in STOP_SIGNALS:
+            loop.remove_signal_handler(expected)
+
+
+async def outcome(serve: Serve, stop: Stop) -> int:
+    """The exit code of one service's life. Its own failure is logged here, a task's failure where it happened."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = Tasks(group)
+            try:
+                await serve(tasks, stop)
+            except Exception as failure:
+                log(Level.ERROR, "service failed", failure)
+                raise
+            tasks.cancel_all()
+    except asyncio.CancelledError:
+        if not stop.requested:
+            raise
+        return 1
+    except ExceptionGroup:
+        # Each member was logged, with its traceback, by whoever saw it first.
+        return 1
+    log(Level.INFO, "stopped", reason=stop.reason or "finished")
+    return 0
