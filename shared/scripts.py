@@ -19,6 +19,7 @@ from redis.exceptions import NoScriptError
 
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
+from shared.link import Link
 from shared.messages import StepFlag
 
 
@@ -184,25 +185,33 @@ class Scripts:
             raise outcome
         return outcome
 
-    async def run_all(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
+    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
         """Sends calls in one round trip, to be carried out in this order; an error is the result of its call alone.
 
+        A script that the server turns out not to know is loaded, and its calls made after the others: calls of which
+        the order matters, and of which only some could be unknown, belong into one call.
+
+        link    a connected link to send them on, instead of a connection of the pool
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were carried out.
         """
-        outcomes: list[Any] = await self._send(calls)
+        outcomes: list[Any] = await self._send(calls, link)
         unknown = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NoScriptError)]
         if unknown:
             # A server that was restarted knows no script; then none of the calls was carried out.
             for name in {calls[index].script for index in unknown}:
                 await self._redis.script_load(self._sources[name])
-            for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown]), strict=True):
+            for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown], link), strict=True):
                 outcomes[index] = outcome
         return [
             outcome if isinstance(outcome, Exception) else call.read(outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
 
-    async def _send(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def _send(self, calls: Sequence[Call[Any]], link: Link | None) -> list[Any]:
+        if link is not None:
+            return await link.exchange(
+                [("EVALSHA", self._digests[c.script], len(c.keys), *c.keys, *c.args) for c in calls]
+            )
         pipe = self._redis.pipeline(transaction=False)
         for call in calls:
             pipe.evalsha(self._digests[call.script], len(call.keys), *call.keys, *call.args)

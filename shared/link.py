@@ -1,0 +1,63 @@
+"""One connection to Redis with one user: many commands in one write, their replies in order, and nothing repeated.
+
+redis-py's pipelines and scripts decide by themselves when to send again. Where a command must not be doubled, that
+decision belongs to the caller: a link tells "nothing was sent" (`connect` failed) from "nobody knows" (`exchange`
+failed), and the caller knows which of its commands may be repeated. It also costs half of a pipeline's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+REPLY_TIMEOUT_S = 30.0
+"""Without a byte from Redis for this long, the connection counts as lost: a dead host answers nothing, not even FIN."""
+
+
+class Link:
+    """A connection of its own, made like those of the given client's pool; not safe for two tasks at once."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types connections only abstractly; these methods are public on every asyncio connection.
+        self._connection = cast("Any", redis.connection_pool).make_connection()
+
+    async def connect(self) -> None:
+        """Connects unless connected. Raises one of `redis_client.CONNECTION_LOST`: then nothing has been sent."""
+        connection = self._connection
+        if connection.is_connected:
+            if not await connection.can_read():
+                return
+            # Bytes that nobody asked for, or the end of the stream: Redis has gone since the last exchange.
+            await connection.disconnect()
+        await connection.connect()
+
+    async def exchange(self, commands: Sequence[Iterable[Any]], *, timeout_s: float = REPLY_TIMEOUT_S) -> list[Any]:
+        """Sends the commands in one write and reads as many replies; an error reply is a ResponseError in its place.
+
+        timeout_s  per reply; give a blocking command's own time on top
+        raises     one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
+        """
+        connection = self._connection
+        replies: list[Any] = []
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response(timeout=timeout_s, disconnect_on_error=False))
+                except RedisConnectionError:
+                    raise
+                except ResponseError as error:
+                    replies.append(error)
+        except BaseException:
+            # A half-read connection would give the next exchange this one's replies.
+            await connection.disconnect(nowait=True)
+            raise
+        return replies
+
+    async def close(self) -> None:
+        """Closes the connection; the next `connect` makes a new one."""
+        await self._connection.disconnect()
