@@ -1,0 +1,227 @@
+"""Finished spans on their way out: the OpenTelemetry SDK's exporters, behind a bound that never blocks.
+
+Imported only when tracing is on. Spans are made as the SDK's `ReadableSpan`s and handed to its `BatchSpanProcessor`s,
+without its tracers: their ids, parents and times are known already, and a span is never "current" anywhere.
+
+The SDK's queue drops what does not fit, but logs each time it does; so the bound is kept here, and drops are only
+counted. Of a collector that does not answer, the log hears twice: when spans begin to be lost and when that is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from os import environ
+
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+
+from shared.tracing import FinishedSpan
+
+log = logging.getLogger(__name__)
+
+QUEUE_SPANS = 8192
+"""Spans that wait for the exporter, at most (OTEL_BSP_MAX_QUEUE_SIZE): about 1 s of a busy gateway, 10 MB."""
+BATCH_SPANS = 512
+"""Spans per export (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
+DELAY_MS = 1000
+"""Longest wait before an export (OTEL_BSP_SCHEDULE_DELAY); the SDK's 5 s are long for one who watches a sequence."""
+
+SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+OK = Status(StatusCode.UNSET)
+EXPORTER_LOGGER = "opentelemetry.exporter"
+
+
+class Complaints(logging.Handler):
+    """Takes the OTLP exporters' own log lines, one or more per attempt, and keeps the last: the reason of a failure,
+    which they only log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reason = "no reason given"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.reason = record.getMessage()
+
+
+complaints = Complaints()
+"""One for the process: loggers are the process's."""
+
+
+class BoundedExporter(SpanExporter):
+    """An exporter with a bound on what waits for it. `admit` on one thread, `export` on another.
+
+    lost   spans that did not leave: dropped at the bound, or refused by the collector
+    """
+
+    def __init__(self, exporter: SpanExporter, name: str, queue_spans: int) -> None:
+        self._exporter = exporter
+        self._name = name
+        self._queue_spans = queue_spans
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._failing = False
+        self._closed = False
+        self.lost = 0
+        self._lost_before = 0
+
+    def admit(self) -> bool:
+        """Whether one more span may be queued; counts it."""
+        with self._lock:
+            if self._waiting >= self._queue_spans:
+                self.lost += 1
+                return False
+            self._waiting += 1
+            return True
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            with self._lock:
+                self._waiting -= len(spans)
+        self._judge(len(spans), succeeded=result is SpanExportResult.SUCCESS)
+        return result
+
+    def _judge(self, spans: int, *, succeeded: bool) -> None:
+        if not succeeded:
+            with self._lock:
+                self.lost += spans
+        if self._closed or succeeded is not self._failing:
+            return
+        self._failing = not succeeded
+        if self._failing:
+            log.warning("traces: %s takes no spans, they are dropped until it does: %s", self._name, complaints.reason)
+        else:
+            log.warning("traces: %s takes spans again, %d were lost", self._name, self.lost - self._lost_before)
+            self._lost_before = self.lost
+
+    def shutdown(self) -> None:
+        """Aborts what is under way. Safe to call twice: the SDK calls it too, once its thread has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+class SdkSink:
+    """Spans to one or more of the SDK's exporters."""
+
+    def __init__(self, exporters: Mapping[str, SpanExporter], resource: Resource) -> None:
+        queue_spans = _number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS)
+        self._resource = resource
+        self._scope = InstrumentationScope("seqmesh", version("seqmesh"))
+        self._exporters = [BoundedExporter(exporter, name, queue_spans) for name, exporter in exporters.items()]
+        self._processors = [
+            BatchSpanProcessor(
+                exporter,
+                max_queue_size=queue_spans,
+                schedule_delay_millis=_number("OTEL_BSP_SCHEDULE_DELAY", DELAY_MS),
+                max_export_batch_size=min(queue_spans, _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH_SPANS)),
+            )
+            for exporter in self._exporters
+        ]
+
+    def emit(self, span: FinishedSpan) -> None:
+        """Queues a span for every exporter that has room; drops and counts it for the others."""
+        for exporter, processor in zip(self._exporters, self._processors, strict=True):
+            if exporter.admit():
+                processor.on_end(self._readable(span))
+
+    @property
+    def lost(self) -> int:
+        """Spans that did not leave, over all exporters."""
+        return sum(exporter.lost for exporter in self._exporters)
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Flushes for at most `timeout_s`, then aborts what is under way and leaves its daemon thread to end."""
+        deadline = time.monotonic() + timeout_s
+        # The SDK's own shutdown waits up to 30 s and takes no bound; hence a thread that we need not wait for.
+        flushes = [threading.Thread(target=processor.shutdown, daemon=True) for processor in self._processors]
+        for flush in flushes:
+            flush.start()
+        for flush, exporter in zip(flushes, self._exporters, strict=True):
+            flush.join(max(0.0, deadline - time.monotonic()))
+            exporter.shutdown()
+        if self.lost:
+            log.warning("traces: %d spans were lost", self.lost)
+
+    def _readable(self, span: FinishedSpan) -> ReadableSpan:
+        state = TraceState.from_header([span.trace_state]) if span.trace_state else None
+        context = SpanContext(span.trace_id, span.span_id, is_remote=False, trace_flags=SAMPLED, trace_state=state)
+        parent = None
+        if span.parent_id:
+            parent = SpanContext(span.trace_id, span.parent_id, is_remote=span.remote, trace_flags=SAMPLED)
+        return ReadableSpan(
+            span.name,
+            context,
+            parent,
+            self._resource,
+            span.attributes,
+            links=[Link(SpanContext(trace, one, is_remote=True, trace_flags=SAMPLED)) for trace, one in span.links],
+            kind=SpanKind.SERVER if span.server else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if span.error else OK,
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+
+def open_sink(names: Iterable[str], service: str, instance: str) -> SdkSink | None:
+    """The exporters of these names, started; None when none of them is known or usable (which is logged)."""
+    logger = logging.getLogger(EXPORTER_LOGGER)
+    logger.propagate = False
+    logger.addHandler(complaints)
+    exporters = {name: exporter for name in names if (exporter := _exporter(name)) is not None}
+    return SdkSink(exporters, resource_of(service, instance)) if exporters else None
+
+
+def resource_of(service: str, instance: str) -> Resource:
+    """What every span of this process says of it. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over ours."""
+    ours = {SERVICE_NAME: f"seqmesh-{service}", SERVICE_INSTANCE_ID: instance, SERVICE_VERSION: version("seqmesh")}
+    environment = Resource.create()
+    given = dict(environment.attributes)
+    if str(given.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        del given[SERVICE_NAME]
+    return Resource({**ours, **given}, environment.schema_url)
+
+
+def _exporter(name: str) -> SpanExporter | None:
+    if name == "console":
+        return ConsoleSpanExporter()
+    if name != "otlp":
+        log.warning("OTEL_TRACES_EXPORTER=%s is unknown (known: otlp, console, none); ignored", name)
+        return None
+    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    # Imported by need: each brings a client library of its own.
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+        return OTLPSpanExporter()
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter as HttpSpanExporter,
+        )
+
+        return HttpSpanExporter()
+    log.warning("OTEL_EXPORTER_OTLP_PROTOCOL=%s is unknown (known: grpc, http/protobuf); no spans are sent", protocol)
+    return None
+
+
+def _number(name: str, default: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    log.warning("%s=%s is no positive number; using %d", name, text, default)
+    return default

@@ -1,0 +1,472 @@
+"""What the mesh records about a request and a sequence, as OpenTelemetry spans.
+
+One trace per sequence; its ids follow from the sequence id (`shared.trace_context`), so that it can be looked up from
+the first step on. Spans are recorded when they are over, with the times they really had, and leave at once: the trace
+of a sequence that is still running is as complete as its last step.
+
+    sequence.start            root span; short, recorded when the START was accepted             gateway
+    ├── step                  one per request, from its arrival to its answer                    gateway
+    │   ├── gateway           arrival -> accepted by Redis                                       gateway
+    │   ├── schedule          accepted -> in its owner's inbox (waits for a slot or a takeover)  executor
+    │   ├── queue             in the inbox -> its batch begins                                   executor
+    │   ├── compute           its batch, in the model                                            executor
+    │   ├── checkpoint        the commit: state, step number and reply into Redis                executor
+    │   └── reply             the reply came back -> the caller has it                           gateway
+    ├── sequence.takeover     a new owner was chosen                                             scheduler
+    ├── sequence.expired      idle too long                                                      scheduler
+    └── sequence.end          the END was committed                                              executor
+
+Links lead across executors: a new owner's first `compute` links to its `sequence.takeover` (whose id follows from
+sequence and epoch) and to the last committed step, whose context the checkpoint carries. Links also lead to clients: a
+sequence has one trace but many callers, so the context that a client sends with a step becomes a link of that step's
+span, and its trace id an attribute. A request of no sequence has only one caller: there the client's context is the
+parent, and the span belongs to the client's trace.
+
+Runs of one correlation id share the trace, each with a `sequence.start` of its own. The first step of a record is the
+root; a START that continues a live record is a child of it with an id of its own. When an id is used again after its
+tombstone has gone or been replaced, the root is recorded again, with the same id and new times: the gateway cannot
+know of the earlier run, and the steps of both must find their parent without asking anyone.
+
+The decision comes first: nothing is built for what nobody will see. Off, or not sampled, `begin_step` hands out one
+shared object that does nothing, its traceparent is "", and a "" parent makes `record` return at once. Tracing is off
+unless a variable of the OpenTelemetry standard asks for it; then, and only then, its SDK is imported. Neither a slow
+nor a dead collector is ever waited for.
+
+Attributes are named `seqmesh.<name>`, after the keyword that they were given by.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from shared.ids import Epoch, SequenceId, model_of
+from shared.trace_context import (
+    ClientContext,
+    Sampler,
+    client_context,
+    describe,
+    new_span_id,
+    new_trace_id,
+    parse,
+    sampler_from,
+    sequence_root_id,
+    sequence_trace_id,
+    sequence_traceparent,
+    takeover_id,
+    takeover_traceparent,
+    traceparent,
+)
+
+__all__ = [
+    "NO_STEP",
+    "FinishedSpan",
+    "SpanName",
+    "StepSpan",
+    "Tracing",
+    "describe",
+    "entry_time_ns",
+    "sequence_traceparent",
+    "setup",
+    "takeover_traceparent",
+]
+
+AttributeValue = str | bool | int | float
+SHUTDOWN_TIMEOUT_S = 3.0
+"""How long the spans of the last moment may take to leave, at a graceful stop."""
+
+
+class SpanName(StrEnum):
+    """Every span of the mesh."""
+
+    START = "sequence.start"
+    STEP = "step"
+    GATEWAY = "gateway"
+    SCHEDULE = "schedule"
+    QUEUE = "queue"
+    COMPUTE = "compute"
+    CHECKPOINT = "checkpoint"
+    REPLY = "reply"
+    TAKEOVER = "sequence.takeover"
+    EXPIRED = "sequence.expired"
+    END = "sequence.end"
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSpan:
+    """One span, over and done, as it goes to the exporter.
+
+    parent_id   0 for a root span
+    remote      the parent was recorded by another process
+    links       (trace id, span id) each
+    start_ns, end_ns  wall clock
+    error       "" for success
+    trace_state the client's, for a span in the client's trace
+    server      it answers a request from outside
+    """
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, AttributeValue]
+    links: Sequence[tuple[int, int]] = ()
+    error: str = ""
+    remote: bool = False
+    server: bool = False
+    trace_state: str = ""
+
+
+class SpanSink(Protocol):
+    """Where finished spans go. `emit` never blocks and never raises; `shutdown` takes at most `timeout_s`."""
+
+    def emit(self, span: FinishedSpan) -> None: ...
+
+    def shutdown(self, timeout_s: float) -> None: ...
+
+
+class StepSpan:
+    """A request's span while the request is under way. This class itself is the one of a request nobody looks at.
+
+    traceparent  what travels with the request, so that executors can record children; "" when it is not sampled
+    """
+
+    __slots__ = ()
+
+    @property
+    def traceparent(self) -> str:
+        return ""
+
+    def accepted(self, step: int, *, repeated: bool = False) -> None:
+        """Redis has taken the request. Records `gateway`, and `sequence.start` when a run began with it.
+
+        step      its number in the sequence's record, from 1; 0 for a request of no sequence
+        repeated  it is a retry of a step that was accepted before
+        """
+
+    def replied(self) -> None:
+        """The reply has reached the gateway: from here on the time is `reply`'s."""
+
+    def end(self, error: str = "", **attributes: AttributeValue) -> None:
+        """The caller has its answer. Records `step` and `reply`; further calls do nothing. error: "" for success."""
+
+
+NO_STEP = StepSpan()
+
+
+class RecordedStep(StepSpan):
+    """The span of a request that is sampled."""
+
+    __slots__ = (
+        "_accepted_ns",
+        "_attributes",
+        "_begin_ns",
+        "_client",
+        "_ended",
+        "_parent_id",
+        "_replied_ns",
+        "_sequence",
+        "_sink",
+        "_span_id",
+        "_start",
+        "_trace_id",
+    )
+
+    def __init__(
+        self,
+        sink: SpanSink,
+        *,
+        sequence: SequenceId | None,
+        model: str,
+        start: bool,
+        client: ClientContext | None,
+        trace_id: int,
+        parent_id: int,
+        begin_ns: int,
+    ) -> None:
+        self._sink = sink
+        self._sequence = sequence
+        self._start = start
+        self._client = client
+        self._trace_id = trace_id
+        self._parent_id = parent_id
+        self._span_id = new_span_id()
+        self._begin_ns = begin_ns
+        self._accepted_ns = 0
+        self._replied_ns = 0
+        self._ended = False
+        self._attributes: dict[str, AttributeValue] = {"seqmesh.model": model}
+        if sequence is not None:
+            self._attributes["seqmesh.sequence"] = sequence
+            if client is not None:
+                self._attributes["seqmesh.client_trace_id"] = f"{client.trace_id:032x}"
+
+    @property
+    def traceparent(self) -> str:
+        return traceparent(self._trace_id, self._span_id)
+
+    def accepted(self, step: int, *, repeated: bool = False) -> None:
+        self._accepted_ns = time.time_ns()
+        self._child(SpanName.GATEWAY, self._begin_ns, self._accepted_ns)
+        if step:
+            self._attributes["seqmesh.step"] = step
+        if repeated:
+            self._attributes["seqmesh.repeated"] = True
+        elif self._sequence is not None and (self._start or step == 1):
+            self._record_start(self._sequence, step)
+
+    def replied(self) -> None:
+        self._replied_ns = time.time_ns()
+
+    def end(self, error: str = "", **attributes: AttributeValue) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        now_ns = time.time_ns()
+        if not self._accepted_ns:
+            self._child(SpanName.GATEWAY, self._begin_ns, now_ns)
+        if self._replied_ns:
+            self._child(SpanName.REPLY, self._replied_ns, now_ns)
+        self._attributes.update(prefixed(attributes))
+        self._record_step(now_ns, error)
+
+    def _record_step(self, end_ns: int, error: str) -> None:
+        client, in_sequence = self._client, self._sequence is not None
+        self._sink.emit(
+            FinishedSpan(
+                name=SpanName.STEP,
+                trace_id=self._trace_id,
+                span_id=self._span_id,
+                parent_id=self._parent_id,
+                start_ns=self._begin_ns,
+                end_ns=end_ns,
+                attributes=self._attributes,
+                links=((client.trace_id, client.span_id),) if client is not None and in_sequence else (),
+                error=error,
+                # The root was recorded by the gateway of the START, which may have been another one.
+                remote=self._parent_id != 0,
+                server=True,
+                trace_state=client.trace_state if client is not None and not in_sequence else "",
+            )
+        )
+
+    def _record_start(self, sequence: SequenceId, step: int) -> None:
+        """The root span, or, when the run continues a live record, a span beside the record's earlier steps."""
+        root_id = sequence_root_id(sequence)
+        first = step <= 1
+        self._sink.emit(
+            FinishedSpan(
+                name=SpanName.START,
+                trace_id=self._trace_id,
+                span_id=root_id if first else new_span_id(),
+                parent_id=0 if first else root_id,
+                start_ns=self._begin_ns,
+                end_ns=self._accepted_ns,
+                attributes={
+                    "seqmesh.model": self._attributes["seqmesh.model"],
+                    "seqmesh.sequence": sequence,
+                    "seqmesh.step": step,
+                },
+                remote=not first,
+            )
+        )
+
+    def _child(self, name: SpanName, start_ns: int, end_ns: int) -> None:
+        self._sink.emit(
+            FinishedSpan(
+                name=name,
+                trace_id=self._trace_id,
+                span_id=new_span_id(),
+                parent_id=self._span_id,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                attributes={},
+            )
+        )
+
+
+class Tracing:
+    """A service's way to record spans. Without a sink it is off, and every method returns at once.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, sink: SpanSink | None = None, sampler: Sampler | None = None) -> None:
+        self._sink = sink
+        self._sampler = sampler or Sampler()
+        self.enabled = sink is not None
+
+    def begin_step(
+        self,
+        sequence: SequenceId | None,
+        model: str,
+        *,
+        start: bool,
+        trace_headers: Mapping[str, str],
+        arrived_ns: int = 0,
+    ) -> StepSpan:
+        """The span of a request that has arrived at a gateway; to be ended with `StepSpan.end`.
+
+        sequence       None for a request of no sequence
+        start          the client set START (a run that begins without is recognised by `StepSpan.accepted`)
+        trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} when it sent none
+        arrived_ns     wall clock; 0 for now
+        returns        the shared `NO_STEP` when tracing is off or the trace is not sampled
+        """
+        sink = self._sink
+        if sink is None:
+            return NO_STEP
+        if sequence is not None:
+            trace_id = sequence_trace_id(sequence)
+            if not self._sampler.samples(trace_id):
+                return NO_STEP
+            client = client_context(trace_headers) if trace_headers else None
+            parent_id = sequence_root_id(sequence)
+        else:
+            client = client_context(trace_headers) if trace_headers else None
+            trace_id = client.trace_id if client is not None else new_trace_id()
+            if not self._sampler.samples_request(trace_id, client):
+                return NO_STEP
+            parent_id = client.span_id if client is not None else 0
+        return RecordedStep(
+            sink,
+            sequence=sequence,
+            model=model,
+            start=start,
+            client=client,
+            trace_id=trace_id,
+            parent_id=parent_id,
+            begin_ns=arrived_ns or time.time_ns(),
+        )
+
+    def root_of(self, sequence: SequenceId) -> str:
+        """Context of a sequence's root span, as parent for `record`; "" when tracing is off or it is not sampled."""
+        if self._sink is None or not self._sampler.samples(sequence_trace_id(sequence)):
+            return ""
+        return sequence_traceparent(sequence)
+
+    def record(
+        self,
+        parent: str,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        links: Sequence[str] = (),
+        error: str = "",
+        **attributes: AttributeValue,
+    ) -> str:
+        """Records a span that is over, under a parent that may have been recorded elsewhere.
+
+        parent    traceparent; "" makes this a no-op
+        start_ns, end_ns  wall clock; an end before its start (clocks of two hosts differ) is moved to it
+        links     traceparents; empty ones are left out
+        error     why it failed, "" for success
+        returns   the span's own traceparent, "" when nothing was recorded
+        """
+        sink = self._sink
+        if sink is None or not parent:
+            return ""
+        trace_id, parent_id = parse(parent)
+        span_id = new_span_id()
+        sink.emit(
+            FinishedSpan(
+                name=name,
+                trace_id=trace_id,
+                span_id=span_id,
+                parent_id=parent_id,
+                start_ns=start_ns,
+                end_ns=max(start_ns, end_ns),
+                attributes=prefixed(attributes),
+                links=[parse(link) for link in links if link],
+                error=error,
+                remote=True,
+            )
+        )
+        return traceparent(trace_id, span_id)
+
+    def record_takeover(
+        self, sequence: SequenceId, epoch: Epoch, start_ns: int, end_ns: int, **attributes: AttributeValue
+    ) -> str:
+        """Records that a sequence was given to a new owner; the new owner's spans link to `takeover_traceparent`.
+
+        epoch     the new owner's
+        start_ns  when the takeover began (the old owner's lease was seen to be over)
+        returns   the span's traceparent, "" when nothing was recorded
+        """
+        sink = self._sink
+        trace_id = sequence_trace_id(sequence)
+        if sink is None or not self._sampler.samples(trace_id):
+            return ""
+        span_id = takeover_id(sequence, epoch)
+        described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch}
+        sink.emit(
+            FinishedSpan(
+                name=SpanName.TAKEOVER,
+                trace_id=trace_id,
+                span_id=span_id,
+                parent_id=sequence_root_id(sequence),
+                start_ns=start_ns,
+                end_ns=max(start_ns, end_ns),
+                attributes=prefixed({**described, **attributes}),
+                remote=True,
+            )
+        )
+        return traceparent(trace_id, span_id)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
+        """Sends what is still queued, for at most `timeout_s` seconds, and ends the exporter's thread. Blocks.
+
+        Nothing is recorded afterwards. Safe to call twice.
+        """
+        sink, self._sink = self._sink, None
+        self.enabled = False
+        if sink is not None:
+            sink.shutdown(timeout_s)
+
+
+def prefixed(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """Attributes by the names that they are exported under."""
+    return {f"seqmesh.{name}": value for name, value in attributes.items()}
+
+
+def entry_time_ns(entry: str) -> int:
+    """Wall clock of Redis at which a stream entry was added, from the entry's id; nanoseconds, to the millisecond."""
+    return int(entry.partition("-")[0]) * 1_000_000
+
+
+def setup(service: str, instance: str) -> Tracing:
+    """Tracing as the OTEL_ variables of this process ask for it; off when they do not.
+
+    service   "gateway", "scheduler" or "executor": the service's name is `seqmesh-<service>` unless OTEL_SERVICE_NAME
+              or OTEL_RESOURCE_ATTRIBUTES says otherwise
+    instance  the process's name: `service.instance.id`
+
+    On when OTEL_TRACES_EXPORTER names `otlp` or `console`, or an OTLP endpoint is set (OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); never when OTEL_SDK_DISABLED is true. What is wrong in the variables is logged
+    and ignored, as the standard asks: a mesh serves without traces rather than not at all.
+    """
+    exporters = exporters_from(os.environ)
+    if not exporters:
+        return Tracing()
+    # The SDK costs 100 ms and 20 MB: a mesh that is not traced does not even import it.
+    from shared.trace_export import open_sink  # noqa: PLC0415
+
+    sink = open_sink(exporters, service, instance)
+    return Tracing(sink, sampler_from(os.environ)) if sink is not None else Tracing()
+
+
+def exporters_from(environment: Mapping[str, str]) -> list[str]:
+    """Names of the exporters that the environment asks for, in its order; empty: tracing is off."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return []
+    named = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if named:
+        return [name.strip() for name in named.split(",") if name.strip() not in ("", "none")]
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return ["otlp"] if any(environment.get(name, "").strip() for name in endpoints) else []
