@@ -1,0 +1,81 @@
+"""The command `seqmesh`: a mesh on this machine, or one service at a time.
+
+Services are imported only when their command is called, so that `seqmesh gateway` works without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+import click
+
+from deploy.embedded import ServerNotFoundError
+from deploy.launcher import LauncherError, up
+from deploy.settings import UpSettings
+from shared.settings import settings_command
+
+UP_HELP = """A whole mesh on this machine: gateways, schedulers, executors, and a Redis unless --redis-url is given.
+
+Prints one line when it is ready. A process that dies is started again and reported. Ctrl-C stops everything in order, a
+second Ctrl-C at once.
+"""
+UP_EPILOG = """Every setting of a service can be given here too, as its environment variable: see `seqmesh gateway
+--help`, `seqmesh scheduler --help` and `seqmesh executor --help`."""
+
+LAZY_COMMANDS = {
+    "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols. Any number may run."),
+    "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
+    "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
+    "demo": ("deploy.demo", "Texts streamed through a running mesh, while one of its executors is killed."),
+}
+
+
+@click.group(context_settings={"max_content_width": 110})
+@click.version_option(version("seqmesh"), prog_name="seqmesh")
+def main() -> None:
+    """Serves recurrent and streaming models over Triton's protocols; loses, doubles and reorders no step."""
+
+
+def run_up(settings: UpSettings) -> None:
+    """`seqmesh up`."""
+    try:
+        code = up(settings)
+    except ServerNotFoundError as missing:
+        raise LauncherError(str(missing)) from missing
+    sys.exit(code)
+
+
+def lazy_command(name: str, module: str, summary: str) -> click.Command:
+    """A command whose arguments, `--help` included, are read by `module.main(arguments)`."""
+
+    def callback(arguments: Sequence[str]) -> None:
+        run: Callable[[Sequence[str]], object] = import_module(module).main
+        run(arguments)
+
+    return click.Command(
+        name,
+        callback=callback,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        help=summary,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+
+
+@click.command("version")
+def show_version() -> None:
+    """The version of this program."""
+    click.echo(f"seqmesh {version('seqmesh')}")
+
+
+main.add_command(settings_command(UpSettings, run_up, name="up", help=UP_HELP, epilog=UP_EPILOG))
+for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
+    main.add_command(lazy_command(command_name, command_module, command_summary))
+main.add_command(show_version)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Stands for a service in the launcher's tests: `fake_service.py <service> --name=... [--http-port=...]`.
+
+Behaviour by environment: FAKE_FAILS names a child that exits at once with code 1; FAKE_STUBBORN one that ignores
+SIGTERM. A gateway answers its readiness with 200.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import sys
+import threading
+
+
+def stop(*_: object) -> None:
+    os._exit(0)
+
+
+service, *flags = sys.argv[1:]
+values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+name = values["name"]
+print(f"2026-01-01T00:00:00.000Z INFO    quiet name={name}", flush=True)
+print(f"2026-01-01T00:00:00.000Z WARNING loud name={name} url={os.environ['SEQMESH_REDIS_URL']}", flush=True)
+if os.environ.get("FAKE_FAILS") == name:
+    print("the reason of the failure", file=sys.stderr, flush=True)
+    sys.exit(1)
+if os.environ.get("FAKE_STUBBORN") == name:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, stop)
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- http.server's name
+        pass
+
+
+if service == "gateway":
+    http.server.HTTPServer((values["host"], int(values["http-port"])), Ready).serve_forever()
+threading.Event().wait()

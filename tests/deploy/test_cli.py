@@ -1,0 +1,64 @@
+"""The command `seqmesh`: every command is there, and a service is imported only when it is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from deploy import cli
+from deploy.settings import UpSettings
+
+
+def test_the_help_names_every_command() -> None:
+    text = CliRunner().invoke(cli.main, ["--help"]).output
+
+    for command in ("up", "gateway", "scheduler", "executor", "demo", "version"):
+        assert f"\n  {command} " in text
+
+
+def test_the_help_of_up_shows_every_setting() -> None:
+    result = CliRunner().invoke(cli.main, ["up", "--help"])
+
+    assert result.exit_code == 0
+    for field in UpSettings.__dataclass_fields__:
+        assert "--" + field.replace("_", "-") in result.output
+
+
+def test_a_services_arguments_reach_it_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    class Service:
+        @staticmethod
+        def main(arguments: tuple[str, ...]) -> None:
+            seen.append(arguments)
+
+    monkeypatch.setitem(sys.modules, "gateway.__main__", Service)
+
+    CliRunner().invoke(cli.main, ["gateway", "--http-port", "1", "--help"], catch_exceptions=False)
+
+    assert seen == [("--http-port", "1", "--help")]
+
+
+def test_the_command_itself_imports_no_service_and_nothing_heavy() -> None:
+    """A gateway's image has no torch, and `--help` must be quick."""
+    program = (
+        "import sys, deploy.cli\n"
+        "print(sorted({'torch', 'grpc', 'numpy', 'gateway', 'scheduler', 'executor'} & set(sys.modules)))"
+    )
+
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "[]"
+
+
+def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+
+    result = CliRunner().invoke(cli.main, ["up", "--models", str(missing), "--data-dir", str(tmp_path)])
+
+    assert result.exit_code == 1
+    assert f"no model repository at {missing}" in result.output

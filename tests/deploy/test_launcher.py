@@ -1,0 +1,226 @@
+"""`seqmesh up`, as a process, with stand-ins for the services: ready, restart, stop, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state
+
+FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
+PROGRAM = f"""
+import sys, pathlib
+from deploy.launcher import up
+from deploy.settings import UpSettings
+sizes = dict(gateways=2, executors=2)
+settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), http_port=0, grpc_port=0, metrics_port=0, **sizes)
+sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
+"""
+
+
+class Launched:
+    """A launcher's process and what it says."""
+
+    def __init__(self, data_dir: Path, environment: dict[str, str]) -> None:
+        self.data_dir = data_dir
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def reads_until(self, text: str) -> str:
+        """The next line that contains `text`. Fails with all that was said when the output ends first."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line)
+            if text in line:
+                return line
+        pytest.fail(f"{text!r} was not said:\n{''.join(self.said)}")
+
+    def children(self) -> dict[str, ChildState]:
+        return {child.name: child for child in self.state().children}
+
+    def state(self) -> MeshState:
+        return read_state(self.data_dir)
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launched: list[Launched] = []
+
+    def start(**environment: str) -> Launched:
+        launched.append(Launched(tmp_path / "mesh", environment))
+        return launched[-1]
+
+    yield start
+    for launcher in launched:
+        launcher.end()
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    return not alive
+
+
+def test_says_one_line_when_ready_and_stops_everything_on_ctrl_c(launch: Launch) -> None:
+    launcher = launch()
+
+    line = launcher.reads_until("ready: ")
+
+    children = launcher.children()
+    assert set(children) == {"redis", "scheduler-1", "executor-1", "executor-2", "gateway-1", "gateway-2"}
+    assert launcher.state().ready
+    assert launcher.state().redis_url in line
+    for gateway in ("gateway-1", "gateway-2"):
+        assert f"http://127.0.0.1:{children[gateway].http_port}" in line
+    assert not any("waiting for" in said for said in launcher.said[:-1])
+    processes = launcher.processes()
+    assert {child.pid for child in children.values()} == {process.pid for process in processes}
+
+    launcher.process.send_signal(signal.SIGINT)
+
+    assert launcher.process.wait(30) == 0
+    assert all_end(processes)
+    assert not (launcher.data_dir / "mesh.json").exists()
+
+
+def test_warnings_of_children_reach_the_terminal_and_everything_reaches_their_logs(launch: Launch) -> None:
+    launcher = launch()
+
+    relayed = launcher.reads_until("executor-2 | ")
+
+    assert "WARNING loud name=executor-2 url=redis://127.0.0.1:" in relayed
+    assert "INFO    quiet" in (launcher.data_dir / "logs" / "executor-2.log").read_text()
+    assert not any("quiet" in said for said in launcher.said)
+
+
+def test_a_child_that_is_killed_is_reported_and_comes_back_under_the_same_name(launch: Launch) -> None:
+    launcher = launch()
+    launcher.reads_until("ready: ")
+    before = launcher.children()["executor-1"].pid
+
+    os.kill(before, signal.SIGKILL)
+
+    assert "starting it again" in launcher.reads_until("executor-1 was killed by SIGKILL")
+    launcher.reads_until("executor-1 | ")
+    assert launcher.children()["executor-1"].pid not in (0, before)
+
+
+def test_a_server_that_is_killed_comes_back_on_the_same_port(launch: Launch) -> None:
+    launcher = launch()
+    launcher.reads_until("ready: ")
+    url, before = launcher.state().redis_url, launcher.children()["redis"].pid
+
+    os.kill(before, signal.SIGKILL)
+    launcher.reads_until("redis was killed by SIGKILL")
+    while launcher.children()["redis"].pid in (0, before):
+        assert launcher.process.poll() is None
+
+    assert launcher.state().redis_url == url
+
+
+def test_a_mesh_that_cannot_start_ends_with_the_childs_reason_and_code_1(launch: Launch) -> None:
+    launcher = launch(FAKE_FAILS="gateway-2")
+
+    launcher.reads_until("gateway-2 exited with code 1")
+    launcher.reads_until("giving up")
+    launcher.reads_until("the reason of the failure")
+
+    assert launcher.process.wait(30) == 1
+
+
+def test_a_second_ctrl_c_kills_a_child_that_does_not_stop(launch: Launch) -> None:
+    launcher = launch(FAKE_STUBBORN="gateway-1")
+    launcher.reads_until("ready: ")
+    processes = launcher.processes()
+
+    launcher.process.send_signal(signal.SIGINT)
+    launcher.reads_until("stopping")
+    launcher.process.send_signal(signal.SIGINT)
+
+    launcher.reads_until("killing everything")
+    assert launcher.process.wait(30) == 1
+    assert all_end(processes)
+
+
+def test_no_child_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
+    launcher = launch()
+    launcher.reads_until("ready: ")
+    processes = launcher.processes()
+    assert len(processes) == 6
+
+    launcher.process.kill()
+
+    assert all_end(processes)
+
+
+def test_two_launchers_never_share_a_data_directory(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path),
+        pytest.raises(LauncherError, match=rf"in use by another launcher \(process {os.getpid()}\)"),
+        locked(tmp_path),
+    ):
+        pass
+
+
+def test_the_lock_of_a_dead_launcher_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("12345678")
+
+    with locked(tmp_path):
+        assert (tmp_path / "lock").read_text() == str(os.getpid())
+
+
+def test_reading_the_state_where_no_mesh_runs_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="seqmesh up"):
+        read_state(tmp_path)
+
+
+def test_a_log_shows_warnings_with_their_tracebacks_once_and_only_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("2026-01-01T00:00:00.000Z ERROR   of an earlier run\n")
+    log = LogFile(path)
+    with log.open_for_child() as file:
+        file.write(b"2026-01-01T00:00:00.000Z INFO    fine\n    detail\n")
+        file.write(b"2026-01-01T00:00:00.000Z ERROR   broken\n    Traceback\nprinted\n2026-01-01T00:00:00.000Z WARN")
+        file.flush()
+
+        assert log.new_important_lines() == ["2026-01-01T00:00:00.000Z ERROR   broken", "    Traceback"]
+
+        file.write(b"ING late\n")
+    assert log.new_important_lines() == ["2026-01-01T00:00:00.000Z WARNING late"]
+    assert log.new_important_lines() == []
+
+
+def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.launcher.LOG_BYTES_MAX", 100)
+    log = LogFile(tmp_path / "a.log")
+    with log.open_for_child() as file:
+        for _ in range(3):
+            file.write(b"2026-01-01T00:00:00.000Z WARNING " + b"x" * 100 + b"\n")
+            file.flush()
+
+            assert len(log.new_important_lines()) == 1
+            assert log.path.stat().st_size == 0
+
+    assert len((tmp_path / "a.log.1").read_text().splitlines()) == 1

@@ -1,0 +1,201 @@
+"""The launcher's decisions: order of start and stop, restarts with growing pauses, when to give up."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from deploy.supervision import (
+    GRACE_MS,
+    LONGEST_PAUSE_MS,
+    QUICK_FAILURES_MAX,
+    STEADY_MS,
+    Action,
+    Begin,
+    Exited,
+    Finish,
+    MeshReady,
+    Report,
+    Send,
+    ServerReady,
+    ShowLog,
+    Start,
+    StopRequested,
+    Supervision,
+    Tick,
+)
+
+CHILDREN = [("redis", "redis"), ("scheduler-1", "scheduler"), ("executor-1", "executor"), ("gateway-1", "gateway")]
+
+
+def begun() -> Supervision:
+    """A mesh whose processes all run since time 0, not ready yet."""
+    supervision = Supervision(CHILDREN)
+    supervision.handle(Begin(), 0)
+    supervision.handle(ServerReady(), 0)
+    return supervision
+
+
+def ready() -> Supervision:
+    supervision = begun()
+    supervision.handle(MeshReady(), 0)
+    return supervision
+
+
+def effects(actions: list[Action]) -> list[Action]:
+    """Without what is only said."""
+    return [action for action in actions if not isinstance(action, Report)]
+
+
+def reports(actions: list[Action]) -> list[str]:
+    return [action.text for action in actions if isinstance(action, Report)]
+
+
+def test_the_server_starts_first_and_the_others_when_it_takes_commands() -> None:
+    supervision = Supervision(CHILDREN)
+
+    assert supervision.handle(Begin(), 0) == [Start("redis")]
+    assert supervision.handle(ServerReady(), 50) == [Start("scheduler-1"), Start("executor-1"), Start("gateway-1")]
+
+
+def test_with_a_server_of_somebody_elses_everything_starts_at_once() -> None:
+    supervision = Supervision(CHILDREN[1:])
+
+    assert supervision.handle(Begin(), 0) == [Start("scheduler-1"), Start("executor-1"), Start("gateway-1")]
+
+
+def test_a_child_that_dies_is_reported_and_started_again_after_a_pause() -> None:
+    supervision = ready()
+
+    actions = supervision.handle(Exited("executor-1", -signal.SIGKILL), 12_300)
+
+    assert actions == [Report("executor-1 was killed by SIGKILL after 12.3 s; starting it again in 0.2 s")]
+    assert supervision.wake_ms() == 12_500
+    assert supervision.handle(Tick(), 12_499) == []
+    assert supervision.handle(Tick(), 12_500) == [Start("executor-1")]
+    assert supervision.wake_ms() is None
+
+
+def test_pauses_double_up_to_a_bound_and_a_mesh_that_served_is_never_given_up() -> None:
+    supervision = ready()
+    pauses: list[int] = []
+    now_ms = 0
+    for _ in range(12):
+        supervision.handle(Exited("executor-1", 1), now_ms)
+        wake_ms = supervision.wake_ms()
+        assert wake_ms is not None
+        pauses.append(wake_ms - now_ms)
+        now_ms = wake_ms
+        assert supervision.handle(Tick(), now_ms) == [Start("executor-1")]
+
+    assert pauses[:4] == [200, 400, 800, 1600]
+    assert pauses[-1] == LONGEST_PAUSE_MS
+
+
+def test_a_child_that_ran_steadily_starts_again_with_the_shortest_pause() -> None:
+    supervision = ready()
+    supervision.handle(Exited("executor-1", 1), 0)
+    supervision.handle(Tick(), 200)
+
+    supervision.handle(Exited("executor-1", 1), 200 + STEADY_MS)
+
+    assert supervision.wake_ms() == 200 + STEADY_MS + 200
+
+
+def test_a_refused_command_line_ends_the_start_at_once_with_the_childs_log() -> None:
+    supervision = begun()
+
+    actions = supervision.handle(Exited("executor-1", 2), 100)
+
+    assert reports(actions) == ["executor-1 exited with code 2 after 0.1 s; giving up"]
+    assert effects(actions) == [ShowLog("executor-1"), Send("gateway-1", signal.SIGTERM)]
+
+
+def test_a_few_quick_failures_before_the_mesh_is_ready_end_the_start_with_code_1() -> None:
+    supervision = begun()
+    now_ms = 0
+    for _ in range(QUICK_FAILURES_MAX - 1):
+        assert effects(supervision.handle(Exited("gateway-1", 1), now_ms)) == []
+        now_ms = supervision.wake_ms() or 0
+        supervision.handle(Tick(), now_ms)
+
+    actions = supervision.handle(Exited("gateway-1", 1), now_ms)
+
+    assert effects(actions) == [ShowLog("gateway-1"), Send("executor-1", signal.SIGTERM)]
+    for name in ("executor-1", "scheduler-1", "redis"):
+        actions = supervision.handle(Exited(name, 0), now_ms)
+    assert actions == [Finish(1)]
+
+
+def test_a_stop_goes_from_the_edge_to_the_server_one_stage_after_the_other() -> None:
+    supervision = ready()
+
+    assert supervision.handle(StopRequested(), 0) == [Send("gateway-1", signal.SIGTERM)]
+    assert supervision.handle(Exited("gateway-1", 0), 10) == [Send("executor-1", signal.SIGTERM)]
+    assert supervision.handle(Exited("executor-1", 0), 20) == [Send("scheduler-1", signal.SIGTERM)]
+    assert supervision.handle(Exited("scheduler-1", 0), 30) == [Send("redis", signal.SIGTERM)]
+    assert supervision.handle(Exited("redis", 0), 40) == [Finish(0)]
+
+
+def test_a_stage_waits_for_all_of_its_processes() -> None:
+    supervision = Supervision([*CHILDREN, ("gateway-2", "gateway")])
+    supervision.handle(Begin(), 0)
+    supervision.handle(ServerReady(), 0)
+    supervision.handle(StopRequested(), 0)
+
+    assert supervision.handle(Exited("gateway-2", 0), 5) == []
+    assert supervision.handle(Exited("gateway-1", 0), 6) == [Send("executor-1", signal.SIGTERM)]
+
+
+def test_a_process_that_does_not_stop_in_time_is_killed_and_the_stop_goes_on() -> None:
+    supervision = ready()
+    supervision.handle(StopRequested(), 0)
+
+    assert supervision.wake_ms() == GRACE_MS
+    actions = supervision.handle(Tick(), GRACE_MS)
+
+    assert reports(actions) == ["gateway-1 did not stop within 15 s; killing"]
+    assert effects(actions) == [Send("gateway-1", signal.SIGKILL)]
+    assert supervision.handle(Tick(), GRACE_MS + 1) == []
+    actions = supervision.handle(Exited("gateway-1", -signal.SIGKILL), GRACE_MS + 2)
+    assert effects(actions) == [Send("executor-1", signal.SIGTERM)]
+
+
+def test_a_second_request_kills_everything_at_once() -> None:
+    supervision = ready()
+    supervision.handle(StopRequested(), 0)
+
+    killed = effects(supervision.handle(StopRequested(), 5))
+
+    assert killed == [Send(name, signal.SIGKILL) for name, _ in CHILDREN]
+    assert supervision.handle(StopRequested(), 6) == []
+    ended = [supervision.handle(Exited(name, -signal.SIGKILL), 7) for name, _ in CHILDREN]
+    assert ended == [[], [], [], [Finish(1)]]
+
+
+def test_a_child_that_was_waiting_for_its_restart_is_not_started_during_a_stop() -> None:
+    supervision = ready()
+    supervision.handle(Exited("gateway-1", 1), 0)
+
+    assert supervision.handle(StopRequested(), 10) == [Send("executor-1", signal.SIGTERM)]
+    assert supervision.handle(Tick(), 1000) == []
+
+
+def test_a_stop_before_the_server_was_ready_starts_nothing_more() -> None:
+    supervision = Supervision(CHILDREN)
+    supervision.handle(Begin(), 0)
+
+    assert supervision.handle(StopRequested(), 1) == [Send("redis", signal.SIGTERM)]
+    assert supervision.handle(ServerReady(), 2) == []
+    assert supervision.handle(Exited("redis", 0), 3) == [Finish(0)]
+
+
+@pytest.mark.parametrize("code", [1, -signal.SIGSEGV])
+def test_a_process_that_ends_badly_while_stopping_is_reported(code: int) -> None:
+    supervision = ready()
+    supervision.handle(StopRequested(), 0)
+
+    (said,) = reports(supervision.handle(Exited("gateway-1", code), 1))
+
+    assert said.endswith("while stopping")
