@@ -50,10 +50,3 @@ class GatewaySettings(CommonSettings):
         group="Bounds",
         minimum=1,
     )
-    tombstone_seconds: int = setting(
-        60,
-        help="How long the mesh remembers that a sequence ended or expired, to tell late steps so.",
-        unit="s",
-        group="Bounds",
-        minimum=1,
-    )

@@ -58,4 +58,4 @@ def model_of(sequence: SequenceId) -> str:
 
 def shard_of(sequence: SequenceId, shards: int) -> ShardId:
     """The shard that owns every key of a sequence; the same in every process and every release."""
-    return ShardId(xxhash.xxh64_intdigest(sequence) % shards)
+    return ShardId(xxhash.xxh64_intdigest(sequence.encode()) % shards)

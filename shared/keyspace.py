@@ -28,6 +28,9 @@ PERMANENT = (
     "*:fence:*",
     # Work streams keep their consumer group while they are empty.
     "*:work:*",
+    # Two streams per shard and model: emptied, never removed, because a reader's place in them must stay ahead of it.
+    "*:starts:*",
+    "*:feed:*",
 )
 """Key patterns (after prefix and version) without a TTL, for ever: counters and small tables of the mesh itself."""
 
@@ -39,8 +42,6 @@ SEQUENCE_BOUND = (
     "*:deadlines:*",
     "*:owned:*",
     "*:inbox:*",
-    "*:starts:*",
-    "*:feed:*",
 )
 """Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
 
@@ -143,7 +144,7 @@ class Keyspace:
 
     def home_shard(self, model: str) -> ShardId:
         """The shard in which a stateless model's work lies."""
-        return ShardId(xxhash.xxh64_intdigest(model) % self.shards)
+        return ShardId(xxhash.xxh64_intdigest(model.encode()) % self.shards)
 
     def work(self, model: str, version: str, priority: int) -> str:
         """Stream + group of stateless requests."""
@@ -168,6 +169,10 @@ class Keyspace:
     def leader(self, model: str) -> str:
         """String + TTL: the scheduler that leads a model; its value is `<scheduler id> <term>`."""
         return f"{self.mesh_base}leader:{model}"
+
+    def scheduler(self, name: str) -> str:
+        """String + TTL: the scheduler of that name lives; holds the models it leads."""
+        return f"{self.mesh_base}scheduler:{name}"
 
     @property
     def terms(self) -> str:

@@ -91,6 +91,7 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
 
     leaving   it is stopping: its sequences are taken over at once, without waiting for the lease
     applied   entry id of the last control message it has carried out
+    control_mode  none or explicit: whether it loads and unloads on request
     """
 
     executor: ExecutorId
@@ -102,6 +103,7 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
     repository: tuple[RepositoryEntry, ...] = ()
     leaving: bool = False
     applied: str = "0-0"
+    control_mode: str = "none"
 
 
 class ModelRecord(msgspec.Struct, frozen=True):

@@ -7,8 +7,6 @@ Lost connections are retried with jittered back-off; what a lost call had alread
 
 from __future__ import annotations
 
-import logging
-
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
@@ -16,10 +14,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import SCHEMA_VERSION, Keyspace
-
-log = logging.getLogger(__name__)
 
 RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
@@ -77,7 +74,7 @@ async def _check_policies(redis: Redis) -> None:
         config = await redis.config_get("maxmemory-policy", "maxmemory", "appendonly", "save")
     except ResponseError:
         # Managed services forbid CONFIG: then the operator has to know.
-        log.warning("redis_config_unreadable remedy='make sure that maxmemory-policy is noeviction'")
+        logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")
         return
     policy = config.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
@@ -85,4 +82,4 @@ async def _check_policies(redis: Redis) -> None:
             f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to noeviction"
         )
     if config.get("appendonly") != "yes":
-        log.warning("redis_not_durable remedy='set appendonly yes, or a restart of Redis loses every sequence'")
+        logs.warning("redis not durable", remedy="set appendonly yes, or a restart of Redis loses every sequence")

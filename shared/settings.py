@@ -102,6 +102,13 @@ class MeshSettings:
         minimum=1,
         maximum=1024,
     )
+    tombstone_seconds: int = setting(
+        60,
+        help="How long the mesh remembers that a sequence ended or expired, to tell late steps so.",
+        unit="s",
+        group="Mesh",
+        minimum=1,
+    )
     log_level: LogLevel = setting("info", help="Least level that is logged.", group="Log")
     log_format: LogFormat = setting("text", help="One line per event, as text or as JSON.", group="Log")
 

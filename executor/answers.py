@@ -1,0 +1,41 @@
+"""From a model's result to the bytes that a caller gets: replies are built once, here."""
+
+from __future__ import annotations
+
+from executor.core.sequences import VoidCause
+from executor.engine.base import RowError, RowResult
+from shared.errors import Code, Reason
+from shared.ids import ExecutorId, SequenceId, correlation_id_of, model_of
+from shared.messages import ReplyMessage, encode
+
+
+def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, step: int = 0) -> bytes:
+    """A row's result as an encoded reply. step: number since the sequence's START, 0 for a stateless request."""
+    if isinstance(result, RowError):
+        return encode(ReplyMessage(version, error_code=result.code, error=result.message, step=step, executor=executor))
+    return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor))
+
+
+def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:
+    """An error that the executor itself has to tell, encoded."""
+    return encode(ReplyMessage(version, error_code=code, error=message, executor=executor))
+
+
+def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
+    """What a step hears whose sequence has no state: its START failed, or the executor that held the state is gone."""
+    reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST
+    why = (
+        "the sequence's START failed"
+        if cause is VoidCause.FAILED
+        else "the sequence's state was lost with the process that held it; declare the state in the model's "
+        "configuration to have the mesh keep it"
+    )
+    message = (
+        f"inference request for sequence {correlation_id_of(sequence)} to model '{model_of(sequence)}' must specify "
+        f"the START flag on the first request of the sequence ({why})"
+    )
+    return encode(
+        ReplyMessage(
+            version, error_code=Code.INVALID_ARG, error=message, reason=reason, step=last_step, executor=executor
+        )
+    )

@@ -1,0 +1,141 @@
+"""Makes finished steps final, in the order in which they were computed, with one round trip outstanding.
+
+While one group of commits is on its way, the next batches are computed and gather here: under load every round trip
+carries many steps (group commit). A lost connection is not an error: `commit` knows what it did before, so the same
+group is sent again until Redis answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared import logs
+from shared.ids import ExecutorId, ShardId
+from shared.keyspace import Keyspace
+from shared.limits import SCRIPT_STEPS_MAX
+from shared.redis_client import CONNECTION_LOST
+from shared.scripts import Call, CommitCode, Scripts, StepCommit
+
+OPEN_STEPS_MAX = 4096
+"""Computed steps that may wait for their commit, over all models: then computing waits for Redis."""
+RETRY_DELAY_S = 0.2
+
+
+class CommitOwner(Protocol):
+    """Whose steps these are: a model whose sequences live here."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def idle_ms(self) -> int: ...
+    def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
+        """Told once per step, in commit order; times are wall clock, ns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    owner: CommitOwner
+    shard: ShardId
+    steps: list[StepCommit]
+
+
+class Committer:
+    """The commits of one executor incarnation."""
+
+    def __init__(self, scripts: Scripts, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._executor = executor
+        self._tombstone_ms = tombstone_ms
+        self._waiting: deque[tuple[CommitOwner, StepCommit]] = deque()
+        self._sending = 0
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> None:
+        """Takes computed steps; a sequence's steps must come in their order."""
+        if not steps:
+            return
+        self._waiting.extend((owner, step) for step in steps)
+        self._arrived.set()
+        self._idle.clear()
+        if len(self._waiting) + self._sending >= OPEN_STEPS_MAX:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Returns when there is room for another batch."""
+        await self._room.wait()
+
+    async def drained(self) -> None:
+        """Returns when every step that was put is final."""
+        await self._idle.wait()
+
+    async def run(self, clock_ns: Callable[[], int]) -> None:
+        """Sends what gathers, for ever."""
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            taken, self._waiting = self._waiting, deque()
+            self._sending = len(taken)
+            sent_ns = clock_ns()
+            for group, codes in await self._send(self._groups(taken)):
+                done_ns = clock_ns()
+                for step, code in zip(group.steps, codes, strict=True):
+                    group.owner.committed(step, code, sent_ns, done_ns)
+            self._sending = 0
+            self._room.set()
+            if not self._waiting:
+                self._idle.set()
+
+    def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
+        """One group per model and shard, in order of arrival, none larger than a script should carry."""
+        open_groups: dict[tuple[str, ShardId], _Group] = {}
+        groups: list[_Group] = []
+        for owner, step in taken:
+            place = (owner.model, self._keys.shard_of(step.sequence))
+            group = open_groups.get(place)
+            if group is None or len(group.steps) >= SCRIPT_STEPS_MAX:
+                group = open_groups[place] = _Group(owner, place[1], [])
+                groups.append(group)
+            group.steps.append(step)
+        return groups
+
+    async def _send(self, groups: list[_Group]) -> list[tuple[_Group, list[CommitCode]]]:
+        done: list[tuple[_Group, list[CommitCode]]] = []
+        remaining = groups
+        while remaining:
+            try:
+                outcomes = await self._scripts.run_all([self._call(group) for group in remaining])
+            except CONNECTION_LOST as error:
+                logs.warning("commit delayed", cause=str(error), steps=sum(len(group.steps) for group in remaining))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            failed: list[_Group] = []
+            for group, outcome in zip(remaining, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
+                    failed.append(group)
+                else:
+                    done.append((group, outcome))
+            if failed:
+                await asyncio.sleep(RETRY_DELAY_S)
+            remaining = failed
+        return done
+
+    def _call(self, group: _Group) -> Call[list[CommitCode]]:
+        return self._scripts.commit(
+            group.steps,
+            shard=group.shard,
+            executor=self._executor,
+            model=group.owner.model,
+            idle_ms=group.owner.idle_ms,
+            tombstone_ms=self._tombstone_ms,
+        )

@@ -1,0 +1,89 @@
+"""Load and unload on request: every executor in explicit mode carries out each control message, once, in order.
+
+A message's outcome stands in the registration: `applied` tells that it was carried out, the repository index what came
+of it. Whoever asked reads it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import msgspec
+
+from executor.incarnation import Connections
+from executor.repository import Repository
+from shared import logs
+from shared.errors import MeshError
+from shared.messages import ControlMessage
+from shared.redis_client import CONNECTION_LOST
+
+BLOCK_MS = 1000
+RETRY_DELAY_S = 0.5
+
+_decoder = msgspec.msgpack.Decoder(ControlMessage)
+
+
+class Control:
+    """Reads the control stream. position: the last message carried out (or that came before this process)."""
+
+    def __init__(self, connections: Connections, repository: Repository) -> None:
+        self._connections = connections
+        self._repository = repository
+        self.position = "0-0"
+        self.changed = asyncio.Event()
+        """Set when the models have changed: the incarnation has to announce them."""
+
+    async def begin(self) -> None:
+        """Leaves out what was asked before this process began."""
+        commands = cast(Any, self._connections.commands)
+        newest = await commands.xrevrange(self._connections.keys.control, count=1)
+        if newest:
+            self.position = newest[0][0].decode()
+
+    async def run(self) -> None:
+        """Carries out messages, for ever."""
+        blocking = cast(Any, self._connections.blocking)
+        while True:
+            try:
+                read = await blocking.xread({self._connections.keys.control: self.position}, block=BLOCK_MS)
+            except CONNECTION_LOST as error:
+                logs.warning("control reading delayed", cause=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            for _, entries in read or ():
+                for entry, fields in entries:
+                    await self._carry_out(_decoder.decode(fields[b"m"]))
+                    self.position = entry.decode()
+                    self.changed.set()
+
+    async def _carry_out(self, message: ControlMessage) -> None:
+        try:
+            if message.action == "unload":
+                await self._repository.unload(message.model)
+            else:
+                await asyncio.to_thread(self._load, message)
+        except MeshError as error:
+            # The registration tells it to whoever asked.
+            logs.error("model not loaded", model=message.model, cause=error.message)
+
+    def _load(self, message: ControlMessage) -> None:
+        if not message.files:
+            self._repository.load(message.model, message.config_json)
+            return
+        with TemporaryDirectory(prefix="seqmesh-model-") as folder:
+            write_files(Path(folder) / message.model, message.files)
+            self._repository.load(message.model, message.config_json, folder=Path(folder) / message.model)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Writes a load request's files (`file:1/model.pt` -> content). Raises MeshError for a path that leaves the
+    folder."""
+    for name, content in files.items():
+        path = (folder / name.removeprefix("file:")).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise MeshError(f"file '{name}' must not leave the model's directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

@@ -1,0 +1,270 @@
+"""One life of an executor in the mesh: from taking a lease to losing it, or to leaving.
+
+Everything that belongs to the lease (id, inbox position, owned sequences, open commits) lives and dies with this
+object; engines outlive it. A process that was frozen too long finds its lease gone, ends its incarnation, and begins a
+new one under a new id: what the old one still tries to commit is refused by epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from executor.checkpoints import read_checkpoints
+from executor.committer import Committer
+from executor.repository import Repository, ServedVersion
+from executor.sequence_model import SequenceModel
+from executor.settings import ExecutorSettings
+from executor.work_model import WorkModel
+from shared import logs
+from shared.ids import ExecutorId, SequenceId, model_of
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.messages import ExecutorRegistration, InboxStep, decode_infer, inbox_entry
+from shared.redis_client import CONNECTION_LOST
+from shared.scripts import Scripts
+from shared.tracing import Tracing
+
+INBOX_BLOCK_MS = 1000
+RETRY_DELAY_S = 0.2
+RENEWALS_PER_LEASE = 6
+CLAIM_INTERVAL_S = 1.0
+STATISTICS_INTERVAL_S = 0.2
+
+
+class LeaseLostError(Exception):
+    """This incarnation is over: others may own its sequences already."""
+
+
+class Connections:
+    """An executor's connections, by use: blocking reads must not hold up commands.
+
+    Neither repeats a call by itself: a read whose reply was lost is repeated here, where it is known what it meant.
+    """
+
+    def __init__(self, commands: Redis, blocking: Redis, keys: Keyspace) -> None:
+        self.commands = commands
+        self.blocking = blocking
+        self.keys = keys
+        self.scripts = Scripts(commands, keys)
+        self.membership = Membership(commands, keys)
+
+    async def close(self) -> None:
+        """Closes both pools."""
+        await self.commands.aclose()
+        await self.blocking.aclose()
+
+
+class Incarnation:
+    """One registration of this executor, with everything that it owns."""
+
+    def __init__(
+        self,
+        settings: ExecutorSettings,
+        connections: Connections,
+        repository: Repository,
+        tracing: Tracing,
+        control_position: str,
+    ) -> None:
+        self.executor = ExecutorId(f"{settings.name}-{secrets.token_hex(4)}")
+        self._settings = settings
+        self._connections = connections
+        self._repository = repository
+        self._tracing = tracing
+        self._control_position = control_position
+        self._committer = Committer(
+            connections.scripts, connections.keys, self.executor, settings.tombstone_seconds * 1000
+        )
+        self._sequence_models: dict[tuple[str, str], SequenceModel] = {}
+        self._work_models: dict[tuple[str, str], WorkModel] = {}
+        self._positions = {
+            connections.keys.inbox(shard, self.executor): "0-0" for shard in connections.keys.shard_ids()
+        }
+        self._restore = asyncio.Event()
+        self._started_ms = time.time_ns() // 1_000_000
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Registers and serves until the lease is lost (raises LeaseLostError in an exception group) or cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for served in self._served():
+                await self._start(served)
+            await self._register()
+            group.create_task(self._renew(), name="lease")
+            group.create_task(self._committer.run(time.time_ns), name="commits")
+            group.create_task(self._read_inbox(), name="inbox")
+            group.create_task(self._restore_sequences(), name="restore")
+            group.create_task(self._claim_work(), name="claims")
+            group.create_task(self._flush_statistics(), name="statistics")
+            logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
+
+    async def leave(self) -> None:
+        """Finishes what runs, makes it final, and hands the rest over at once."""
+        for model in [*self._sequence_models.values(), *self._work_models.values()]:
+            await model.quiet()
+        await self._committer.drained()
+        await self._send_statistics()
+        await self._connections.membership.leave(self._registration())
+        logs.info("executor left", executor=self.executor)
+
+    async def announce(self, control_position: str) -> None:
+        """Models were loaded or unloaded: serve what is new, and tell the mesh."""
+        self._control_position = control_position
+        served = {(version.config.name, version.version): version for version in self._served()}
+        for place in [place for place, model in self._models().items() if model.serves is not served.get(place)]:
+            await self._models()[place].quiet()
+            self._sequence_models.pop(place, None)
+            self._work_models.pop(place, None)
+        for place, version in served.items():
+            if place not in self._models():
+                await self._start(version)
+        await self._publish()
+        await self._connections.membership.update(self._registration())
+
+    def _models(self) -> dict[tuple[str, str], SequenceModel | WorkModel]:
+        return {**self._sequence_models, **self._work_models}
+
+    def _served(self) -> Sequence[ServedVersion]:
+        return [version for model in self._repository.loaded.values() for version in model.versions]
+
+    async def _start(self, served: ServedVersion) -> None:
+        assert self._group is not None
+        place = (served.config.name, served.version)
+        if served.config.sequence_batching is not None:
+            model = SequenceModel(served, executor=self.executor, committer=self._committer, tracing=self._tracing)
+            self._sequence_models[place] = model
+            self._group.create_task(model.run(), name=f"{place[0]} sequences")
+            return
+        work = WorkModel(
+            served,
+            executor=self.executor,
+            redis=self._connections.commands,
+            blocking=self._connections.blocking,
+            scripts=self._connections.scripts,
+            keys=self._connections.keys,
+            tracing=self._tracing,
+        )
+        await work.prepare()
+        self._work_models[place] = work
+        self._group.create_task(work.run(), name=f"{place[0]} work")
+
+    def _registration(self) -> ExecutorRegistration:
+        return ExecutorRegistration(
+            executor=self.executor,
+            name=self._settings.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_ms=self._started_ms,
+            models=tuple(version.announcement for version in self._served()),
+            repository=self._repository.index(),
+            applied=self._control_position,
+            control_mode=self._settings.model_control_mode,
+        )
+
+    async def _register(self) -> None:
+        await self._publish()
+        await self._connections.membership.register(self._registration(), lease_ms=self._settings.lease_ms)
+
+    async def _publish(self) -> None:
+        for model in self._repository.loaded.values():
+            await self._connections.membership.publish(model.record)
+
+    async def _renew(self) -> None:
+        """Renews the lease; a lease that could not be renewed in time is lost, whatever the reason."""
+        lease_s = self._settings.lease_ms / 1000
+        while True:
+            await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
+            try:
+                held = await self._connections.membership.renew(self.executor, lease_ms=self._settings.lease_ms)
+            except CONNECTION_LOST as error:
+                # Redis alone decides: when it is back, either the lease still holds there, or it does not.
+                logs.warning("lease renewal delayed", executor=self.executor, cause=str(error))
+                continue
+            if not held:
+                raise LeaseLostError(self.executor)
+
+    async def _read_inbox(self) -> None:
+        blocking = cast(Any, self._connections.blocking)
+        while True:
+            try:
+                read = await blocking.xread(
+                    self._positions, count=self._settings.inbox_read_count, block=INBOX_BLOCK_MS
+                )
+            except CONNECTION_LOST as error:
+                logs.warning("inbox reading delayed", executor=self.executor, cause=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            for stream, entries in read or ():
+                self._positions[stream.decode()] = entries[-1][0].decode()
+                for entry, fields in entries:
+                    await self._take(entry, fields)
+
+    async def _take(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
+        item = inbox_entry(entry, fields)
+        if isinstance(item, InboxStep):
+            message = decode_infer(item.message)
+            model = self._sequence_models.get((message.model, message.version))
+            if model is None:
+                logs.error("step for a model that is not served here", sequence=item.sequence, version=message.version)
+                return
+            model.accept(item, message)
+            if model.restoring:
+                self._restore.set()
+            return
+        for (name, _), model in self._sequence_models.items():
+            if name == model_of(item.sequence):
+                await model.expired(item)
+
+    async def _restore_sequences(self) -> None:
+        """Fetches the checkpoints of sequences that came from elsewhere, all that gathered in one round trip."""
+        while True:
+            await self._restore.wait()
+            self._restore.clear()
+            for model in self._sequence_models.values():
+                wanted, model.restoring = model.restoring, []
+                if wanted:
+                    await self._restore_all(model, wanted)
+
+    async def _restore_all(self, model: SequenceModel, wanted: Sequence[SequenceId]) -> None:
+        while True:
+            try:
+                found = await read_checkpoints(self._connections.commands, self._connections.keys, wanted)
+            except CONNECTION_LOST as error:
+                logs.warning("restore delayed", sequences=len(wanted), cause=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            for sequence in wanted:
+                model.restored(sequence, found.get(sequence))
+            return
+
+    async def _claim_work(self) -> None:
+        """Looks for stateless requests of executors whose lease has ended."""
+        while True:
+            await asyncio.sleep(CLAIM_INTERVAL_S)
+            try:
+                members = await self._connections.membership.members()
+                alive = {member.registration.executor for member in members if member.alive}
+                for model in list(self._work_models.values()):
+                    await model.claim_from_others(alive)
+            except CONNECTION_LOST as error:
+                logs.warning("claims delayed", cause=str(error))
+
+    async def _flush_statistics(self) -> None:
+        while True:
+            await asyncio.sleep(STATISTICS_INTERVAL_S)
+            try:
+                await self._send_statistics()
+            except CONNECTION_LOST as error:
+                logs.debug("statistics delayed", cause=str(error))
+
+    async def _send_statistics(self) -> None:
+        for version in self._served():
+            await version.statistics.flush(self._connections.commands, self._connections.keys)

@@ -1,0 +1,115 @@
+"""The executor's composition root: connections, models, and one incarnation after another until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+
+from executor.control import Control
+from executor.devices import find_devices
+from executor.incarnation import Connections, Incarnation, LeaseLostError
+from executor.repository import Repository, close
+from executor.settings import ExecutorSettings
+from shared import logs
+from shared.errors import MeshError
+from shared.keyspace import Keyspace
+from shared.lifecycle import Stop, Tasks
+from shared.redis_client import connect, join_mesh
+from shared.tracing import Tracing, setup
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter: a model's thread must not hold up the step loop for 5 ms (the default)."""
+
+
+async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
+    """Runs the executor until it is told to stop."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    settings = replace(settings, name=settings.name_of("executor"))
+    keys = Keyspace(settings.key_prefix, settings.shards)
+    patient = connect(settings.redis_url)
+    await join_mesh(patient, keys)
+    await patient.aclose()
+    connections = Connections(connect(settings.redis_url, retries=0), connect(settings.redis_url, retries=0), keys)
+    tracing = setup("executor", settings.name)
+    repository = Repository(settings.models, find_devices(settings.gpu))
+    try:
+        await asyncio.to_thread(load_models, repository, settings)
+        await _serve(settings, connections, repository, tracing, tasks, stop)
+    finally:
+        for model in repository.loaded.values():
+            await close(model)
+        await connections.close()
+        await asyncio.to_thread(tracing.shutdown)
+
+
+def load_models(repository: Repository, settings: ExecutorSettings) -> None:
+    """Loads what the control mode says: everything, or what was named. A model that fails is logged and stands in the
+    index; an executor without any model would only look alive, so in mode `none` that is an error."""
+    names = repository.names()
+    if settings.model_control_mode == "explicit" and "*" not in settings.load_model:
+        names = list(settings.load_model)
+    for name in names:
+        logs.info("loading model", model=name)
+        try:
+            repository.load(name)
+        except MeshError as error:
+            logs.error("model not loaded", model=name, cause=error.message)
+    if names and not repository.loaded and settings.model_control_mode == "none":
+        raise MeshError(f"none of the {len(names)} models in {', '.join(map(str, settings.models))} could be loaded")
+
+
+async def _serve(
+    settings: ExecutorSettings,
+    connections: Connections,
+    repository: Repository,
+    tracing: Tracing,
+    tasks: Tasks,
+    stop: Stop,
+) -> None:
+    control = Control(connections, repository)
+    await control.begin()
+    if settings.model_control_mode == "explicit":
+        tasks.start(control.run(), name="control")
+    while not stop.requested:
+        incarnation = Incarnation(settings, connections, repository, tracing, control.position)
+        await _live(incarnation, control, settings, stop)
+
+
+async def _live(incarnation: Incarnation, control: Control, settings: ExecutorSettings, stop: Stop) -> None:
+    """One incarnation: until its lease is lost (returns), or the stop (drains, returns)."""
+    life = asyncio.create_task(incarnation.run(), name="incarnation")
+    announcements = asyncio.create_task(_announce(incarnation, control), name="announcements")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if announcements.done():
+            announcements.result()
+        if stop.requested and not life.done():
+            await _leave(incarnation, settings)
+    finally:
+        for task in (life, announcements, stopping):
+            task.cancel()
+        outcomes = await asyncio.gather(life, announcements, stopping, return_exceptions=True)
+    if isinstance(outcomes[0], BaseExceptionGroup):
+        _, others = outcomes[0].split(LeaseLostError)
+        if others is not None:
+            raise others
+        logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
+    elif isinstance(outcomes[0], Exception):
+        raise outcomes[0]
+
+
+async def _leave(incarnation: Incarnation, settings: ExecutorSettings) -> None:
+    try:
+        async with asyncio.timeout(settings.drain_timeout_s):
+            await incarnation.leave()
+    except TimeoutError:
+        logs.warning("drain timed out", executor=incarnation.executor, seconds=settings.drain_timeout_s)
+
+
+async def _announce(incarnation: Incarnation, control: Control) -> None:
+    while True:
+        await control.changed.wait()
+        control.changed.clear()
+        await incarnation.announce(control.position)

@@ -1,0 +1,79 @@
+"""Counts of what a model did (triton-spec 5.7), added up in Redis over all executors.
+
+Counted here per batch, sent as increments a few times a second: the mesh's sum is exact but for the last fraction of
+a second of an executor that was killed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from executor.engine.base import Timings
+from shared.keyspace import Keyspace
+
+LAST_INFERENCE = "last_inference_ms"
+
+
+class ModelStatistics:
+    """Counters of one model version since the last flush. Field names are those of the hash in Redis."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self.model = model
+        self.version = version
+        self._counts: Counter[str] = Counter()
+        self._last_inference_ms = 0
+
+    def execution(self, *, batch_size: int, timings: Timings) -> None:
+        """One run of the model. batch_size counts null rows too, as Triton's backends report it."""
+        counts = self._counts
+        counts["execution_count"] += 1
+        counts[f"batch:{batch_size}:count"] += 1
+        for part, ns in self._parts(timings):
+            counts[f"batch:{batch_size}:{part}_ns"] += ns
+
+    def success(self, *, rows: int, total_ns: int, queue_ns: int, timings: Timings, now_ms: int) -> None:
+        """One request answered; rows is its own batch size."""
+        counts = self._counts
+        counts["success_count"] += 1
+        counts["success_ns"] += total_ns
+        counts["queue_count"] += 1
+        counts["queue_ns"] += queue_ns
+        counts["inference_count"] += rows
+        for part, ns in self._parts(timings):
+            counts[f"{part}_count"] += 1
+            counts[f"{part}_ns"] += ns
+        self._last_inference_ms = max(self._last_inference_ms, now_ms)
+
+    def failure(self, *, total_ns: int, reason: str) -> None:
+        """One request that got an error. reason: REJECTED, CANCELED, BACKEND or OTHER (triton-spec 7)."""
+        self._counts["fail_count"] += 1
+        self._counts["fail_ns"] += total_ns
+        self._counts[f"fail_{reason}"] += 1
+
+    async def flush(self, redis: Redis, keys: Keyspace) -> None:
+        """Adds what was counted to the mesh's sums; on a lost connection it is kept for the next time."""
+        if not self._counts:
+            return
+        counts, self._counts = self._counts, Counter()
+        name = keys.stats(self.model, self.version)
+        try:
+            async with redis.pipeline(transaction=True) as pipe:
+                for field, value in counts.items():
+                    cast(Any, pipe).hincrby(name, field, value)
+                if self._last_inference_ms:
+                    cast(Any, pipe).hset(name, LAST_INFERENCE, self._last_inference_ms)
+                await pipe.execute()
+        except BaseException:
+            self._counts.update(counts)
+            raise
+
+    @staticmethod
+    def _parts(timings: Timings) -> tuple[tuple[str, int], ...]:
+        return (
+            ("compute_input", timings.compute_input_ns),
+            ("compute_infer", timings.compute_infer_ns),
+            ("compute_output", timings.compute_output_ns),
+        )

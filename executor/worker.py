@@ -1,0 +1,47 @@
+"""One engine and the thread it runs on.
+
+A model's call may take long and holds no lock of ours; it runs on a thread of its own, so that heartbeats, reads and
+commits go on meanwhile. Everything that touches the engine goes through that thread, in order: loading a checkpoint
+never overlaps with a running batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from executor.engine.base import BatchResult, Engine, Row
+from shared.ids import InstanceIndex, SlotIndex
+from shared.tensors import Tensor
+
+
+class EngineWorker:
+    """Calls one engine, one call at a time."""
+
+    def __init__(self, engine: Engine, name: str, index: InstanceIndex) -> None:
+        self.name = name
+        self.index = index
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        """Runs one batch (see `Engine.run`)."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows, want_state)
+
+    def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
+        """Puts a checkpoint into a slot, before any batch that is run after this call."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._engine.load_state, slot, states)
+
+    async def describe_state(self, slot: SlotIndex) -> str:
+        """A line for the log about a slot's state."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.describe_state, slot)
+
+    def drop_state(self, slot: SlotIndex) -> None:
+        """Forgets a slot's state, after whatever runs now."""
+        self._thread.submit(self._engine.drop_state, slot)
+
+    async def close(self) -> None:
+        """Lets the running batch end, then finalizes the model."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.close)
+        self._thread.shutdown(wait=False)
