@@ -1,0 +1,135 @@
+"""What the mesh does with each field of a configuration: serves it, says that it has no effect, or refuses the model.
+
+Every field of the schema stands in exactly one of the three tables, itself or by what it lies in (a test walks the
+descriptor), so that no field is ever ignored in silence. To serve something new, move its line.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from shared.errors import ConfigError
+from shared.model_config.schema import ConfigMessage
+
+SERVED: frozenset[str] = frozenset(
+    {
+        "name",
+        "platform",
+        "backend",
+        "version_policy",
+        "max_batch_size",
+        "default_model_filename",
+        "parameters",
+        "input.name",
+        "input.data_type",
+        "input.dims",
+        "input.reshape",
+        "input.allow_ragged_batch",
+        "input.optional",
+        "input.is_shape_tensor",  # refused by validation, with Triton's message
+        "output.name",
+        "output.data_type",
+        "output.dims",
+        "output.reshape",
+        "output.label_filename",
+        "output.is_shape_tensor",  # refused by validation, with Triton's message
+        "dynamic_batching",
+        "sequence_batching.direct",
+        "sequence_batching.oldest",
+        "sequence_batching.max_sequence_idle_microseconds",
+        "sequence_batching.control_input",
+        "sequence_batching.state.input_name",
+        "sequence_batching.state.output_name",
+        "sequence_batching.state.data_type",
+        "sequence_batching.state.dims",
+        "sequence_batching.state.initial_state",
+        "sequence_batching.state.name",
+        "sequence_batching.reusable_batch",
+        "sequence_batching.default_batch_size",
+        "sequence_batching.timeout_action",
+        "instance_group.name",
+        "instance_group.kind",
+        "instance_group.count",
+        "instance_group.gpus",
+        "model_transaction_policy.stateful_model_policy",
+        # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
+        "optimization.input_pinned_memory",
+        "optimization.output_pinned_memory",
+    }
+)
+
+NOTED: dict[str, str] = {
+    "input.format": "it only describes the tensor",
+    "sequence_batching.state.use_same_buffer_for_input_output": "a state's input and output are separate tensors",
+    "optimization.graph": "the mesh does not rewrite graphs",
+    "optimization.priority": "the mesh has no device priorities",
+    "optimization.cuda": "the mesh does not capture CUDA graphs",
+    "optimization.execution_accelerators": "the mesh has no execution accelerators",
+    "optimization.gather_kernel_buffer_threshold": "the mesh has no gather kernel",
+    "optimization.eager_batching": "the next batch is always prepared while one runs",
+    "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
+    "instance_group.passive": "every instance takes requests",
+    "instance_group.host_policy": "the mesh has no host policies",
+    "instance_group.profile": "optimization profiles belong to TensorRT",
+    "metric_tags": "the mesh's metrics are labelled with model and version only",
+    "model_metrics": "the mesh's metrics have fixed buckets",
+    "model_warmup": "the mesh runs no warm-up requests",
+}
+"""Fields without effect here, and why a model may still be served without it."""
+
+REFUSED: dict[str, str] = {
+    "runtime": "a backend has one runtime",
+    "batch_input": "the mesh makes no batch inputs",
+    "batch_output": "the mesh makes no batch outputs",
+    "input.is_non_linear_format_io": "non-linear formats belong to TensorRT",
+    "output.is_non_linear_format_io": "non-linear formats belong to TensorRT",
+    "ensemble_scheduling": "the mesh does not serve ensembles",
+    "sequence_batching.iterative_sequence": "the mesh does not serve iterative sequences",
+    "sequence_batching.state.use_growable_memory": "the mesh keeps no growable state buffers",
+    "instance_group.secondary_devices": "the mesh has no secondary devices",
+    "cc_model_filenames": "the mesh does not choose model files by compute capability",
+    "model_operations": "the mesh loads no custom operation libraries",
+    "model_transaction_policy.decoupled": "the mesh does not serve decoupled models",
+    "model_repository_agents": "the mesh has no repository agents",
+    "response_cache.enable": "the mesh has no response cache",
+}
+"""Fields without which the model would answer wrongly, and why they cannot be honoured."""
+
+
+def review_fields(config: ConfigMessage) -> list[str]:
+    """A note for each field that is set and has no effect.
+
+    raises  ConfigError for the first field that cannot be honoured
+    """
+    _review_response_cache(config)
+    notes: list[str] = []
+    _review(config, "", config.name, notes)
+    return list(dict.fromkeys(notes))
+
+
+def _review(message: Message, prefix: str, model: str, notes: list[str]) -> None:
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        if path in REFUSED:
+            raise ConfigError(f"model '{model}' sets '{path}', which is not supported: {REFUSED[path]}")
+        if path in NOTED:
+            notes.append(f"'{path}' has no effect: {NOTED[path]}")
+        elif path not in SERVED:
+            for element in value if field.is_repeated else (value,):
+                _review(element, f"{path}.", model, notes)
+
+
+def _review_response_cache(config: ConfigMessage) -> None:
+    """Triton's own refusals of the response cache, which come before ours (triton-spec 1.1, 4)."""
+    if not config.response_cache.enable:
+        return
+    if config.HasField("sequence_batching"):
+        raise ConfigError(
+            f"Response Cache does not currently support model {config.name} with sequence batching scheduler. "
+            "Please disable the response cache."
+        )
+    if config.model_transaction_policy.decoupled:
+        raise ConfigError(
+            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
+            "Please disable the response cache."
+        )

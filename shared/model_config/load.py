@@ -1,0 +1,178 @@
+"""A model's directory to its configuration: read, complete, normalise, validate. The executor's way in.
+
+    config.pbtxt or override -> message -> name, fields, versions -> defaults -> backend's completion -> defaults
+                             -> validation -> values, canonical JSON, versions
+
+Nothing is written, and no model is loaded here; only the backend's completion may look into the model's file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError, MeshError
+from shared.model_config.backends import Surroundings
+from shared.model_config.build import build, wire_type
+from shared.model_config.canonical import to_json
+from shared.model_config.fields import review_fields
+from shared.model_config.normalise import fill_identity, normalise
+from shared.model_config.parse import CONFIG_BYTES_MAX, parse_json, parse_text
+from shared.model_config.schema import ConfigMessage, is_dialect, new_config
+from shared.model_config.validate import check_name, validate
+from shared.model_config.values import ModelConfig
+from shared.model_config.versions import choose_versions, find_versions
+from shared.tensors import ELEMENT_BYTES
+
+AutoComplete = Callable[[str, Path], str]
+"""A backend's completion: (configuration JSON, version directory) -> configuration JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A model's configuration, complete and valid.
+
+    json      Triton's JSON of the normalised configuration
+    versions  those that the version policy chose, rising; never empty
+    """
+
+    config: ModelConfig
+    json: str
+    versions: tuple[int, ...]
+    model_dir: Path
+
+
+def load_model_config(
+    model_dir: Path,
+    *,
+    backends: Mapping[str, AutoComplete],
+    gpu_count: int = 0,
+    override_json: str | None = None,
+) -> LoadedConfig:
+    """Reads the configuration of the model in that directory.
+
+    backends       the installed backends, each with its completion
+    gpu_count      GPUs of this executor
+    override_json  a load request's configuration, in place of the directory's `config.pbtxt`
+    raises         ConfigError, whatever is wrong
+    """
+    directory = model_dir.name
+    config = _read(model_dir, override_json)
+    fill_identity(config, directory)
+    check_name(config.name, directory)
+    notes = review_fields(config)
+    existing, version_notes = _list(model_dir)
+    versions, policy_notes = choose_versions(config, existing)
+    version_dir = model_dir / str(versions[-1])
+    around = Surroundings(directory, _files(version_dir), frozenset(backends), gpu_count)
+    dialect = is_dialect(config)
+    notes += version_notes + policy_notes + normalise(config, around)
+
+    completed = _complete(config, backends[config.backend], version_dir)
+    changed = _changed_fields(config, completed)
+    if changed:
+        notes.append(f"completed from the model itself: {', '.join(changed)}")
+        check_name(completed.name, directory)
+        notes += review_fields(completed) + normalise(completed, around)
+    notes += validate(completed, dialect=dialect, gpu_count=gpu_count)
+    _check_no_batching_library(completed, model_dir, version_dir)
+    _check_initial_files(completed, model_dir)
+    return LoadedConfig(
+        config=build(completed, dialect=dialect, notes=tuple(dict.fromkeys(notes))),
+        json=to_json(completed),
+        versions=versions,
+        model_dir=model_dir,
+    )
+
+
+def _read(model_dir: Path, override_json: str | None) -> ConfigMessage:
+    """The configuration as given. Without any, everything is told from the files, as Triton does."""
+    if override_json is not None:
+        return parse_json(override_json, f"override configuration of model '{model_dir.name}'")
+    path = model_dir / "config.pbtxt"
+    try:
+        if path.stat().st_size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"failed to read {path}: longer than {CONFIG_BYTES_MAX} bytes")
+        return parse_text(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return new_config()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"failed to read {path}: {error}") from error
+
+
+def _list(model_dir: Path) -> tuple[list[int], list[str]]:
+    try:
+        return find_versions(model_dir)
+    except OSError as error:
+        raise ConfigError(f"failed to read the directory of model '{model_dir.name}': {error}") from error
+
+
+def _files(version_dir: Path) -> frozenset[str]:
+    try:
+        return frozenset(entry.name for entry in version_dir.iterdir())
+    except OSError as error:
+        raise ConfigError(f"failed to read version directory {version_dir}: {error}") from error
+
+
+def _complete(config: ConfigMessage, auto_complete: AutoComplete, version_dir: Path) -> ConfigMessage:
+    try:
+        text = auto_complete(to_json(config), version_dir)
+    except MeshError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(error.message) from error
+    except Exception as error:  # The model's own code runs here; whatever it raises, the load failed.
+        raise ConfigError(f"failed to complete the configuration of model '{config.name}': {error!r}") from error
+    return parse_json(text, f"completed configuration of model '{config.name}'")
+
+
+def _changed_fields(before: ConfigMessage, after: ConfigMessage) -> list[str]:
+    """Names of the fields that differ, one level into sequence_batching."""
+    old, new = json.loads(to_json(before)), json.loads(to_json(after))
+    return _differences(old, new)
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    names: list[str] = []
+    for name in dict.fromkeys((*new, *old)):
+        if old.get(name) == new.get(name):
+            continue
+        if name == "sequence_batching" and name in old and name in new:
+            names += [f"{name}.{inner}" for inner in _differences(old[name], new[name])]
+        else:
+            names.append(name)
+    return names
+
+
+def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
+    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence."""
+    if config.HasField("sequence_batching") or not config.HasField("dynamic_batching"):
+        return
+    for path in (version_dir / "batchstrategy.so", model_dir / "batchstrategy.so"):
+        if path.exists():
+            raise ConfigError(f"{path} is not supported for {config.name}: the mesh loads no batching libraries")
+
+
+def _check_initial_files(config: ConfigMessage, model_dir: Path) -> None:
+    for state in config.sequence_batching.state:
+        for initial in state.initial_state:
+            if initial.WhichOneof("state_data") == "data_file":
+                _check_initial_file(initial, model_dir / "initial_state" / initial.data_file, config.name)
+
+
+def _check_initial_file(initial: Any, path: Path, model: str) -> None:
+    """A fixed type's file must be long enough; a longer one is cut, and STRING takes all of it (triton-spec 2)."""
+    try:
+        size = path.stat().st_size if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"failed to read initial_state file {path} for {model}: {error}") from error
+    if size is None:
+        raise ConfigError(f"failed to read initial_state file {path} for {model}: there is no such file")
+    expected = math.prod(initial.dims) * ELEMENT_BYTES.get(wire_type(initial.data_type), 0)
+    if size < expected:
+        # The space that is missing before "only" is missing in Triton too.
+        raise ConfigError(
+            f"initial_state setting expects {expected} bytes, but the data provided from {path}only has {size} bytes."
+        )

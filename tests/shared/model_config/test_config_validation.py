@@ -1,0 +1,367 @@
+"""Every rule that a configuration can break is answered with Triton's own message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.model_config.load import LoadedConfig
+
+LoadText = Callable[..., LoadedConfig]
+
+IN = 'input { name: "X" data_type: TYPE_FP32 dims: 4 }'
+OUT = 'output { name: "Y" data_type: TYPE_FP32 dims: 4 }'
+IO = f"{IN} {OUT} max_batch_size: 8"
+EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
+
+
+def control(body: str, name: str = "C") -> str:
+    return f'{IO} sequence_batching {{ control_input {{ name: "{name}" control {{ {body} }} }} }}'
+
+
+def state(initial: str, dims: str = "[2, -1]") -> str:
+    body = f'input_name: "h" output_name: "h2" data_type: TYPE_FP32 dims: {dims}'
+    return f"{IO} sequence_batching {{ state {{ {body} {initial} }} }}"
+
+
+def given(tensor: str, batch: int = 8) -> str:
+    return f"max_batch_size: {batch} {OUT} input {{ {tensor} }}"
+
+
+TENSORS = [
+    (given("data_type: TYPE_FP32 dims: 1"), "model input must specify 'name' for m"),
+    (given('name: "X" dims: 1'), "model input 'X' must specify 'data_type' for m"),
+    (given('name: "X" data_type: TYPE_FP32'), "model input 'X' must specify 'dims' for m"),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: 0'),
+        "model input 'X' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
+    ),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: 1 reshape { }', batch=0),
+        "model input 'X' cannot have empty reshape for non-batching model as scalar tensors are not supported for m",
+    ),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: [2, 3] reshape { shape: 5 }'),
+        "model input 'X' has different size for dims and reshape for m",
+    ),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: [2, -1, 3] reshape { shape: [-1, -1] }'),
+        "model input 'X' has different number of variable-size dimensions for dims and reshape for m",
+    ),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: [2, -1, 3] reshape { shape: [-1, 6] }'),
+        "model input 'X' has different size for dims and reshape for m",
+    ),
+    (
+        given('name: "X" data_type: TYPE_FP32 dims: 1 is_shape_tensor: true'),
+        "model input 'X' shape tensors are only supported for TensorRT platform for m",
+    ),
+    (f'{IN} output {{ name: "Y" dims: 1 }}', "model output 'Y' must specify 'data_type' for m"),
+    (f"max_batch_size: -1 {IN} {OUT}", "'max_batch_size' must be non-negative value for m"),
+    (f"{IO} {OUT}", "model output 'Y' is specified more than once for m"),
+    (IN, "must specify at least one 'output' for m: its backend could not complete them"),
+    (OUT, "must specify at least one 'input' for m: its backend could not complete them"),
+]
+
+CONTROLS = [
+    (
+        control("kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1]", name=""),
+        "sequence batching control tensor must have a name for m",
+    ),
+    (
+        (
+            f"{IO} sequence_batching {{"
+            ' control_input { name: "C" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }'
+            ' control_input { name: "C" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } } }'
+        ),
+        "sequence batching control tensor 'C' is specified for multiple control kinds for m",
+    ),
+    (
+        (
+            f"{IO} sequence_batching {{"
+            ' control_input { name: "C" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } }'
+            ' control_input { name: "D" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } } }'
+        ),
+        "sequence batching specifies multiple CONTROL_SEQUENCE_END tensors for m",
+    ),
+    (
+        control("kind: CONTROL_SEQUENCE_START"),
+        f"sequence batching must specify either {EITHER} for CONTROL_SEQUENCE_START for m",
+    ),
+    (
+        control("kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] bool_false_true: [false, true]"),
+        (
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            "'bool_false_true' for CONTROL_SEQUENCE_START for m"
+        ),
+    ),
+    (
+        control("kind: CONTROL_SEQUENCE_READY fp32_false_true: [0]"),
+        "sequence batching control 'fp32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_READY for m",
+    ),
+    (
+        control("kind: CONTROL_SEQUENCE_CORRID int32_false_true: [0, 1]"),
+        f"sequence batching must not specify either {EITHER} for CONTROL_SEQUENCE_CORRID for m",
+    ),
+    (
+        control("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32"),
+        (
+            "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, "
+            "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+        ),
+    ),
+]
+
+SEQUENCES = [
+    (
+        f"{IO} sequence_batching {{ oldest {{ preferred_batch_size: 0 }} }}",
+        "sequence batching preferred batch size must be positive for m",
+    ),
+    (
+        f"{IO} sequence_batching {{ oldest {{ preferred_batch_size: 9 }} }}",
+        "sequence batching preferred batch size must be <= max batch size for m",
+    ),
+    (
+        f"{IO} sequence_batching {{ direct {{ minimum_slot_utilization: 1.5 }} }}",
+        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+    ),
+    (
+        f"{IO} sequence_batching {{ direct {{ minimum_slot_utilization: nan }} }}",
+        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
+    ),
+    (
+        f"{IO} sequence_batching {{ }} response_cache {{ enable: true }}",
+        (
+            "Response Cache does not currently support model m with sequence batching scheduler. "
+            "Please disable the response cache."
+        ),
+    ),
+    (
+        f"{IO} model_transaction_policy {{ decoupled: true }} response_cache {{ enable: true }}",
+        (
+            "Response Cache does not currently support model m with 'decoupled' transaction policy. "
+            "Please disable the response cache."
+        ),
+    ),
+]
+
+ZERO = 'initial_state { name: "i" data_type: TYPE_FP32 dims: [2, 3] zero_data: true }'
+STATES = [
+    (
+        state(ZERO + ZERO),
+        "initial_state field for state input 'h' must contain exactly one or zero element. Found '2' elements.",
+    ),
+    (
+        state(ZERO.replace("FP32", "INT32")),
+        "The data type used for 'initial_state' field of state 'h' does not match the state data type.",
+    ),
+    (state(ZERO.replace('"i"', '""')), "Field 'name' must be set when using initial_state for state input 'h'."),
+    (
+        state(ZERO, dims="[2]"),
+        (
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input 'h'. "
+            "2 != 1"
+        ),
+    ),
+    (
+        state(ZERO.replace("[2, 3]", "[2, -1]")),
+        "'initial_state' field for state input name 'h' contains variable dimensions.",
+    ),
+    (
+        state(ZERO.replace("[2, 3]", "[5, 3]")),
+        "'initial_state' dim for input name 'h' doesn't match 'state' dim description. 5 != 2",
+    ),
+    (
+        state(ZERO.replace("zero_data: true", "")),
+        "initial_state setting expects state'h' to have state_data set",
+    ),
+    (
+        state(ZERO.replace("zero_data: true", 'data_file: "../../secret"')),
+        "initial_state file '../../secret' of state 'h' must lie in 'initial_state'",
+    ),
+    (
+        (
+            f"{IO} sequence_batching {{"
+            f' state {{ input_name: "h" output_name: "a" data_type: TYPE_FP32 dims: [2, 3] {ZERO} }}'
+            f' state {{ input_name: "h" output_name: "b" data_type: TYPE_FP32 dims: [2, 3] {ZERO} }} }}'
+        ),
+        "State input name 'h' specified more than once.",
+    ),
+]
+
+DYNAMIC = [
+    ("preferred_batch_size: -1", "dynamic batching preferred size must be positive for m"),
+    ("preferred_batch_size: [4, 9]", "dynamic batching preferred size must be <= max batch size for m"),
+    ("priority_levels: 3", "default priority level must be in range [1, 3] for m"),
+    ("priority_levels: 3 default_priority_level: 4", "default priority level must be in range [1, 3] for m"),
+    (
+        "priority_levels: 3 default_priority_level: 1 priority_queue_policy { key: 4 value { } }",
+        "priority queue policy must have priority level in range [1, 3] for m",
+    ),
+    (
+        "priority_levels: 2 default_priority_level: 1 preserve_ordering: true",
+        "Only one priority level is allowed when 'preserve_ordering' is true for m",
+    ),
+    (
+        "preserve_ordering: true default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1 }",
+        "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
+    ),
+]
+
+INSTANCES = [
+    (
+        f"{IO} instance_group {{ kind: KIND_CPU gpus: 0 }}",
+        "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
+    ),
+    (
+        f"{IO} instance_group {{ kind: KIND_GPU }}",
+        "instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
+    ),
+    (f"{IO} instance_group {{ count: -1 }}", "instance group m_0 of model m must have a count of at least 1"),
+    (
+        f"{IO} instance_group {{ kind: KIND_MODEL }}",
+        "instance group m_0 of model m has kind KIND_MODEL, which is not supported: say KIND_CPU or KIND_GPU",
+    ),
+    (
+        f'{IO} instance_group [ {{ name: "a" }}, {{ name: "a" }} ]',
+        "instance group a of model m is specified more than once",
+    ),
+]
+
+PARAMETERS = [
+    (
+        f'{IO} sequence_batching {{ }} parameters {{ key: "checkpoint_interval" value {{ string_value: "{value}" }} }}',
+        f"parameter 'checkpoint_interval' must be a positive integer for m, got '{value}'",
+    )
+    for value in ("0", "-1", "two", "", "1.5", "٣", "1" * 40)
+] + [
+    (
+        f'{IO} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{ string_value: "/x.so" }} }}',
+        "parameter 'TRITON_BATCH_STRATEGY_PATH' is not supported for m: the mesh loads no batching libraries",
+    ),
+]
+
+NOT_SERVED = [
+    ("ensemble_scheduling { step { model_name: 'a' } }", "ensemble_scheduling", "the mesh does not serve ensembles"),
+    (
+        "model_transaction_policy { decoupled: true }",
+        "model_transaction_policy.decoupled",
+        "the mesh does not serve decoupled models",
+    ),
+    ("response_cache { enable: true }", "response_cache.enable", "the mesh has no response cache"),
+    (
+        "sequence_batching { iterative_sequence: true }",
+        "sequence_batching.iterative_sequence",
+        "the mesh does not serve iterative sequences",
+    ),
+    ("batch_input { target_name: 'b' }", "batch_input", "the mesh makes no batch inputs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *TENSORS,
+        *CONTROLS,
+        *SEQUENCES,
+        *STATES,
+        *((f"{IO} dynamic_batching {{ {body} }}", message) for body, message in DYNAMIC),
+        *INSTANCES,
+        *PARAMETERS,
+        *(
+            (f"{IO} {text}", f"model 'm' sets '{path}', which is not supported: {why}")
+            for text, path, why in NOT_SERVED
+        ),
+    ],
+)
+def test_broken_rule_is_answered_with_its_message(load_text: LoadText, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(text)
+
+    assert message == refusal.value.message
+
+
+def test_minimum_slot_utilization_of_zero_is_accepted(load_text: LoadText) -> None:
+    """The message says (0.0, 1.0], but Triton accepts zero."""
+    load_text(f"{IO} sequence_batching {{ direct {{ minimum_slot_utilization: 0.0 }} }}")
+
+
+@pytest.mark.parametrize("reshape", ["[8]", "[2, 4]", "[1, 8, 1]"])
+def test_reshape_of_the_same_size_is_accepted(load_text: LoadText, reshape: str) -> None:
+    tensor = f'name: "X" data_type: TYPE_FP32 dims: [4, 2] reshape {{ shape: {reshape} }}'
+
+    loaded = load_text(given(tensor))
+
+    assert tuple(int(dim) for dim in reshape.strip("[]").split(",")) == loaded.config.inputs[0].reshape
+
+
+def test_scalar_reshape_needs_a_batching_model_and_one_element(load_text: LoadText) -> None:
+    loaded = load_text(given('name: "X" data_type: TYPE_FP32 dims: 1 reshape { }'))
+
+    assert () == loaded.config.inputs[0].reshape
+
+
+def test_same_trunks_around_variable_dimensions_are_a_valid_reshape(load_text: LoadText) -> None:
+    loaded = load_text(given('name: "X" data_type: TYPE_FP32 dims: [2, 4, -1, 6] reshape { shape: [8, -1, 1, 6] }'))
+
+    assert (8, -1, 1, 6) == loaded.config.inputs[0].reshape
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("other", "unexpected directory name 'm' for model 'other', directory name must equal model name"),
+        ("../m", "invalid model name '../m', model name must not contain path traversal characters"),
+        ("a/b", "invalid model name 'a/b', model name must not contain path traversal characters"),
+        ("..", "invalid model name '..', model name must not contain path traversal characters"),
+        ("a|b", "invalid model name 'a|b', model name must not contain '|' or unprintable characters"),
+        ("a\\nb", "invalid model name 'a\\nb', model name must not contain '|' or unprintable characters"),
+    ],
+)
+def test_name_is_the_directory_and_fit_for_paths_and_keys(load_text: LoadText, name: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(f'name: "{name}" {IO}')
+
+    assert message == refusal.value.message
+
+
+def test_gpu_that_is_not_there_is_refused(load_text: LoadText) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(f"{IO} instance_group {{ kind: KIND_GPU gpus: 2 }}", gpu_count=2)
+
+    expected = "instance group m_0 of model m specifies invalid or unsupported gpu id 2. GPUs available: 0, 1"
+    assert expected == refusal.value.message
+
+
+def test_initial_state_file_must_be_there_and_long_enough(load_text: LoadText) -> None:
+    """A short file is refused in Triton's words, the missing space included; a longer one is accepted."""
+    text = state(ZERO.replace("zero_data: true", 'data_file: "h0"'))
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_text(text)
+    model_dir = load_text(f"{IO} sequence_batching {{ }}").model_dir
+    (model_dir / "initial_state").mkdir()
+    file = model_dir / "initial_state" / "h0"
+
+    file.write_bytes(bytes(23))
+    with pytest.raises(ConfigError) as refusal:
+        load_text(text)
+    expected = f"initial_state setting expects 24 bytes, but the data provided from {file}only has 23 bytes."
+    assert expected == refusal.value.message
+
+    file.write_bytes(bytes(30))
+    batching = load_text(text).config.sequence_batching
+    assert batching is not None
+    assert ("h0", (2, 3)) == (batching.states[0].initial_file, batching.states[0].initial_dims)
+
+
+def test_batching_library_beside_the_model_is_refused(load_text: LoadText) -> None:
+    with pytest.raises(ConfigError, match=r"batchstrategy\.so is not supported for m"):
+        load_text(f"{IO} dynamic_batching {{ }}", files=["model.py", "batchstrategy.so"])
+
+
+@pytest.mark.parametrize("path", ["../model.py", "/model.py", "a/../../model.py"])
+def test_model_file_stays_in_its_version_directory(load_text: LoadText, path: str) -> None:
+    with pytest.raises(ConfigError, match="must name a file inside the version directory for m"):
+        load_text(f'{IO} backend: "python" default_model_filename: "{path}"')
