@@ -1,4 +1,4 @@
-"""Decides whether a request may enter the mesh, and as what. Pure: request and model's configuration in, step or error out.
+"""Decides whether a request may enter the mesh, and as what. Pure: request and configuration in, step or error out.
 
 The same rules for both protocols, in the order in which Triton checks them, with its texts (triton-spec 1.2, 1.3, 4).
 Tensor bytes are counted, never decoded: for BYTES tensors only the length fields are walked.
@@ -84,7 +84,6 @@ def admit(
     *,
     arrived_ns: int,
     make_session: Callable[[], int | str],
-    traceparent: str = "",
 ) -> Admitted:
     """Checks a request against its model.
 
@@ -98,8 +97,8 @@ def admit(
     check_outputs(call, config)
     check_inputs(call, config)
     if config.sequence_batching is None:
-        return _stateless(call, config, version, arrived_ns, traceparent)
-    return _step(call, config, version, arrived_ns, traceparent, make_session)
+        return _stateless(call, config, version, arrived_ns)
+    return _step(call, config, version, arrived_ns, make_session)
 
 
 def with_id(request_id: str, text: str) -> str:
@@ -125,9 +124,7 @@ def check_version_text(version: str) -> str:
             "(details: not a number), version should be an integral value > 0"
         )
     if int(version) <= 0:
-        raise RequestError(
-            f"invalid model version specified '{version}' , version should be an integral value > 0"
-        )
+        raise RequestError(f"invalid model version specified '{version}' , version should be an integral value > 0")
     return str(int(version))
 
 
@@ -285,11 +282,11 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
             # As Triton does: the element beyond the last one is an error already.
             return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
         if position + 4 > end:
-            return f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} bytes available"
+            return f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} available"
         (length,) = unpack(raw, position)
         position += 4
         if position + length > end:
-            return f"incomplete string data {where}, expecting string of length {length} but only {end - position} bytes available"
+            return f"incomplete string data {where}, expecting {length} bytes but only {end - position} available"
         position += length
         count += 1
     if count != expected:
@@ -300,12 +297,10 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
 # -- stateless models -----------------------------------------------------------------------------------------------
 
 
-def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int, traceparent: str) -> Admitted:
+def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int) -> Admitted:
     # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
     level, policy = _priority(call, config.dynamic_batching)
-    return Admitted(
-        _message(call, version, call.correlation_id, level, arrived_ns, traceparent), queue_bound=policy.max_queue_size
-    )
+    return Admitted(_message(call, version, call.correlation_id, level, arrived_ns), queue_bound=policy.max_queue_size)
 
 
 def _priority(call: InferCall, batching: DynamicBatching | None) -> tuple[int, QueuePolicy]:
@@ -328,14 +323,14 @@ def _step(
     config: ModelConfig,
     version: str,
     arrived_ns: int,
-    traceparent: str,
     make_session: Callable[[], int | str],
 ) -> Admitted:
     batching = config.sequence_batching
     assert batching is not None, "only sequence models come here"
     if config.max_batch_size > 0 and call.inputs and call.inputs[0].shape[0] > 1:
         raise RequestError(
-            f"inference request to model '{config.name}' must specify batch-size 1 due to requirements of sequence batcher"
+            f"inference request to model '{config.name}' must specify batch-size 1 due to requirements of sequence "
+            "batcher"
         )
     made = None
     flags = StepFlag.NONE
@@ -359,7 +354,7 @@ def _step(
         flags |= StepFlag.DURABLE
     requested = check_version_text(call.version)
     return Admitted(
-        _message(call, version, correlation_id, 0, arrived_ns, traceparent),
+        _message(call, version, correlation_id, 0, arrived_ns),
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=flags,
         session_id=None if made is None else str(made),
@@ -410,7 +405,7 @@ def _check_control(call: InferCall, config: ModelConfig, correlation_id: Correla
 
 
 def _message(
-    call: InferCall, version: str, correlation_id: CorrelationId, priority: int, arrived_ns: int, traceparent: str
+    call: InferCall, version: str, correlation_id: CorrelationId, priority: int, arrived_ns: int
 ) -> InferMessage:
     return InferMessage(
         model=call.model,
@@ -422,6 +417,5 @@ def _message(
         priority=priority,
         timeout_us=call.timeout_us,
         parameters=call.parameters,
-        traceparent=traceparent,
         arrived_ns=arrived_ns,
     )

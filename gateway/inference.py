@@ -7,40 +7,24 @@ which is what keeps a stream's steps in order. Everything that can go wrong is t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
 
-from gateway.admission import Admitted, InferCall, Parameter, admit, check_version_text, wants_integer_id
+import msgspec
+
+from gateway.admission import Admitted, InferCall, admit
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatch
-from gateway.replies import Waiting
-from shared.errors import MeshError
-from shared.messages import ModelRecord, ReplyMessage
+from gateway.replies import Replies, unknown_outcome
+from gateway.sessions import new_session
+from gateway.waiting import Answer, Waiting
+from shared.errors import MeshError, UnavailableError
+from shared.keyspace import Keyspace
+from shared.messages import ModelRecord, StepFlag
+from shared.tracing import NO_STEP, StepSpan, Tracing
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful inference.
-
-    message        the executor's reply; its outputs are the ones asked for, in the order of the configuration
-    model          the record that the request was checked against
-    version        the version that ran
-    request_id     as the caller gave it, "" for none
-    session_id     what to put into `Inference-Session-Id`: the caller's, or the one that was made; None for neither
-    sequence_step  the step's number since START; 0 for a stateless model
-    parameters     the response's parameters: the model's own, and `sequence_id` of a sequence that the server named,
-                   `sequence_step` where the request numbered its steps
-    """
-
-    message: ReplyMessage
-    model: ModelRecord
-    version: str
-    request_id: str
-    session_id: str | None
-    sequence_step: int
-    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
+__all__ = ["Answer", "Inference"]
 
 
 class Inference:
@@ -51,10 +35,117 @@ class Inference:
         its entry goes at once, the step itself stays accepted.
     """
 
-    def __init__(self, catalog: Catalog, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        dispatch: Dispatch,
+        replies: Replies,
+        keys: Keyspace,
+        tracing: Tracing,
+        *,
+        in_flight_max: int,
+        timeout_ms: int = 0,
+    ) -> None:
         self._catalog = catalog
         self._dispatch = dispatch
+        self._replies = replies
+        self._keys = keys
+        self._tracing = tracing
+        self._in_flight_max = in_flight_max
+        self._timeout_ms = timeout_ms
+        # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
+        self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
+        self.accepts = True
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for an answer."""
+        return len(self._replies) + len(self._held)
 
     def submit(self, call: InferCall) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance."""
-        raise NotImplementedError
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self._held and any(held.model == call.model for held, _ in self._held):
+            self._hold(call, future)
+        else:
+            self._enter(call, future, may_hold=True)
+        return future
+
+    def _enter(self, call: InferCall, future: asyncio.Future[Answer], *, may_hold: bool) -> None:
+        try:
+            if self.in_flight >= self._in_flight_max:
+                raise UnavailableError(
+                    f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
+                )
+            try:
+                record, version = self._catalog.find(call.model, call.version)
+            except MeshError:
+                if may_hold and self._catalog.ask(self._release):
+                    self._hold(call, future)
+                    return
+                raise
+            self._send(call, record, version, future)
+        except MeshError as error:
+            future.set_exception(error)
+
+    def _hold(self, call: InferCall, future: asyncio.Future[Answer]) -> None:
+        self._held.append((call, future))
+
+    def _release(self) -> None:
+        """The catalog was refreshed: whoever waited for that is decided now, in order."""
+        held, self._held = self._held, deque()
+        for call, future in held:
+            if not future.done():
+                self._enter(call, future, may_hold=False)
+
+    def _send(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
+        config = record.config
+        admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
+        if admitted.sequence is not None:
+            shard = self._keys.shard_of(admitted.sequence)
+            if not self.accepts and admitted.flags & StepFlag.START:
+                # As Triton does while it shuts down: what has begun may go on for a while, nothing new begins.
+                raise UnavailableError(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+        else:
+            shard = self._keys.home_shard(config.name)
+        span = NO_STEP
+        if self._tracing.enabled:
+            admitted, span = self._traced(call, admitted, future)
+        waiting = Waiting(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        self._replies.expect(waiting)
+        if self._timeout_ms and not call.timeout_us:
+            self._limit(waiting)
+        self._dispatch.send(waiting)
+
+    def _limit(self, waiting: Waiting) -> None:
+        def expire() -> None:
+            waiting.failed(unknown_outcome(waiting, f"no answer came within {self._timeout_ms} ms"))
+
+        timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, expire)
+        waiting.future.add_done_callback(lambda _: timer.cancel())
+
+    def _traced(self, call: InferCall, admitted: Admitted, future: asyncio.Future[Answer]) -> tuple[Admitted, StepSpan]:
+        message = admitted.message
+        span = self._tracing.begin_step(
+            admitted.sequence,
+            call.model,
+            start=bool(admitted.flags & StepFlag.START),
+            trace_headers=call.trace_headers,
+            arrived_ns=message.arrived_ns,
+        )
+        if not span.traceparent:
+            return admitted, span
+        future.add_done_callback(lambda done: _end(span, done))
+        message = msgspec.structs.replace(message, traceparent=span.traceparent)
+        return dataclasses.replace(admitted, message=message), span
+
+
+def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:
+    if done.cancelled():
+        span.end("the caller left")
+    elif error := done.exception():
+        span.end(str(error))
+    else:
+        span.end()

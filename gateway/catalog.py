@@ -1,0 +1,209 @@
+"""What models the mesh has, in which versions, and who serves them: a picture of Redis that is refreshed by polling.
+
+A version is READY when a living executor lists it. A request may also go to a version whose executors have all died a
+moment ago: its sequences are in Redis and go on with the next executor, so callers see latency and no error. That
+grace ends after `ABSENCE_GRACE_S`, or at once when a living executor says that the model was unloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.admission import check_version_text
+from shared import logs
+from shared.errors import Code, RequestError, UnavailableError
+from shared.membership import Member, Membership
+from shared.messages import ModelRecord, RepositoryEntry
+from shared.redis_client import CONNECTION_LOST
+
+REFRESH_S = 0.5
+REFRESH_ASKED_S = 0.1
+"""A request for an unknown model may ask for a refresh; not more often than this."""
+ABSENCE_GRACE_S = 15.0
+"""A killed executor's lease, its restart and the loading of its models take this long on a small machine."""
+STALE_S = 10.0
+"""Without a refresh for this long the gateway says that it is not ready."""
+
+STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
+"""Which executor's word counts when they differ about a model version: that of the one that is further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The mesh as it was at one moment.
+
+    ready       model -> versions that a living executor serves, ascending
+    repository  every line of the executors' repository indexes, merged
+    """
+
+    records: Mapping[str, ModelRecord] = field(default_factory=dict[str, ModelRecord])
+    ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    members: Sequence[Member] = ()
+    repository: Sequence[RepositoryEntry] = ()
+
+
+class Catalog:
+    """Looks models up for both protocols; `run` keeps it fresh."""
+
+    def __init__(self, membership: Membership, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._membership = membership
+        self._clock = clock
+        self._picture = Picture()
+        self._served_until: dict[tuple[str, str], float] = {}
+        self._open: dict[str, tuple[str, ...]] = {}
+        self._refreshed_at: float | None = None
+        self._asked = asyncio.Event()
+        self._after_refresh: list[Callable[[], None]] = []
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    @property
+    def picture(self) -> Picture:
+        """The newest picture."""
+        return self._picture
+
+    def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
+        """The model and the version that will serve a request: the one asked for, or the highest that is up.
+
+        Raises RequestError or UnavailableError with Triton's words.
+        """
+        requested = check_version_text(version)
+        record = self._picture.records.get(model)
+        versions = self._open.get(model, ())
+        if record is not None and versions:
+            if not requested:
+                return record, versions[-1]
+            if requested in versions:
+                return record, requested
+        raise self._lookup_error(model, requested)
+
+    def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
+        """A loaded model and its READY versions (only the one asked for, if one was). Raises like `find`."""
+        requested = check_version_text(version)
+        record = self._picture.records.get(model)
+        versions = self._picture.ready.get(model, ())
+        if record is not None and versions and (not requested or requested in versions):
+            return record, (requested,) if requested else versions
+        raise self._lookup_error(model, requested)
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether a living executor serves it. Raises RequestError for a version that is no number."""
+        requested = check_version_text(version)
+        versions = self._picture.ready.get(model, ())
+        return requested in versions if requested else bool(versions)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the mesh can serve: Redis answers, an executor lives, and no model is still being loaded."""
+        if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
+            return False
+        loading = any(
+            entry.state == "LOADING" and entry.model not in self._picture.ready for entry in self._picture.repository
+        )
+        return not loading and any(member.usable for member in self._picture.members)
+
+    def live_members(self) -> list[Member]:
+        """Executors whose lease holds."""
+        return [member for member in self._picture.members if member.alive]
+
+    def _lookup_error(self, model: str, version: str) -> RequestError | UnavailableError:
+        if self._refreshed_at is None:
+            return UnavailableError("the gateway has not reached Redis yet: try again later")
+        about = f"Request for unknown model: '{model}'"
+        record = self._picture.records.get(model)
+        known = any(entry.model == model for entry in self._picture.repository)
+        if record is None and not known:
+            return RequestError(f"{about} is not found", Code.NOT_FOUND)
+        if version:
+            if record is None or version not in record.versions:
+                return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
+            return UnavailableError(f"{about} version {version} is not at ready state")
+        if record is not None and not self.live_members():
+            return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
+        return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
+
+    # -- refreshing -------------------------------------------------------------------------------------------------
+
+    def ask(self, then: Callable[[], None]) -> bool:
+        """Asks for a refresh now; `then` is called once it has been tried. False: the picture is fresh already."""
+        if self._refreshed_at is not None and self._clock() - self._refreshed_at < REFRESH_ASKED_S:
+            return False
+        self._after_refresh.append(then)
+        self._asked.set()
+        return True
+
+    async def run(self) -> None:
+        """Refreshes until it is cancelled."""
+        failures = 0
+        while True:
+            try:
+                await self.refresh()
+                failures = 0
+            except CONNECTION_LOST as lost:
+                failures += 1
+                if failures == 1:
+                    logs.warning("catalog not refreshed", error=str(lost))
+            self._call_back()
+            try:
+                async with asyncio.timeout(REFRESH_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                continue
+
+    async def refresh(self) -> None:
+        """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
+        self._asked.clear()
+        records = await self._membership.models()
+        members = await self._membership.members()
+        self._accept(records, members)
+
+    def _call_back(self) -> None:
+        callbacks, self._after_refresh = self._after_refresh, []
+        for then in callbacks:
+            then()
+
+    def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
+        now = self._clock()
+        first = self._refreshed_at is None
+        live = [member for member in members if member.alive]
+        repository = merged_index(live)
+        self._extend(now, live)
+        if first:
+            # What died before this gateway started is not known; let it count as having died just now.
+            self._extend(now, [member for member in members if not member.alive])
+        unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        self._served_until = {
+            served: until for served, until in self._served_until.items() if until > now and served not in unloaded
+        }
+        self._open = _by_model(self._served_until)
+        ready = _by_model([(served.model, served.version) for member in live for served in member.registration.models])
+        self._picture = Picture(records, ready, tuple(members), repository)
+        self._refreshed_at = now
+
+    def _extend(self, now: float, members: Sequence[Member]) -> None:
+        for member in members:
+            for served in member.registration.models:
+                self._served_until[served.model, served.version] = now + ABSENCE_GRACE_S
+
+
+def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = {}
+    for model, version in versions:
+        found.setdefault(model, set()).add(version)
+    return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
+    """One repository index out of every executor's, ordered by model and version."""
+    best: dict[tuple[str, str], RepositoryEntry] = {}
+    for member in members:
+        for entry in member.registration.repository:
+            known = best.get((entry.model, entry.version))
+            if known is None or STATE_RANK.get(entry.state, 0) > STATE_RANK.get(known.state, 0):
+                best[entry.model, entry.version] = entry
+    versioned = {model for model, version in best if version}
+    lines = [entry for (model, version), entry in best.items() if version or model not in versioned]
+    return tuple(sorted(lines, key=lambda entry: (entry.model, int(entry.version or 0))))

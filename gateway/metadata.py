@@ -1,0 +1,53 @@
+"""What the gateway says about itself and about models, for both protocols. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from shared.model_config.values import ModelConfig, TensorSpec
+
+SERVER_NAME = "seqmesh"
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "sequence(string_id)",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+"""Protocol extensions that are served, in Triton's order; shared memory, trace and logging are not among them."""
+SHARED_MEMORY_REFUSAL = (
+    "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine; send tensor "
+    "data in the message"
+)
+
+
+def server_version() -> str:
+    """The installed release; "0" when running from a source tree that was never installed."""
+    try:
+        return version("seqmesh")
+    except PackageNotFoundError:
+        return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMetadata:
+    """A declared tensor as clients see it: `shape` with -1 for the batch dimension, if the model has one."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def tensor_metadata(config: ModelConfig, spec: TensorSpec) -> TensorMetadata:
+    """One input or output of a model."""
+    return TensorMetadata(spec.name, spec.datatype, (-1, *spec.dims) if config.max_batch_size > 0 else spec.dims)
+
+
+def platform_of(config: ModelConfig) -> str:
+    """What metadata calls the platform: the configuration's platform, or else its backend."""
+    return config.platform or config.backend

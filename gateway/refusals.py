@@ -1,0 +1,57 @@
+"""What a caller is told when the script `submit` refuses a step. Triton's words first, then what only a mesh knows."""
+
+from __future__ import annotations
+
+from gateway.waiting import Waiting
+from shared.errors import Code, Reason, SequenceError
+from shared.scripts import SubmitCode, Submitted
+
+REASONS = {
+    SubmitCode.NEVER_SEEN: Reason.NEVER_SEEN,
+    SubmitCode.ENDED: Reason.ENDED,
+    SubmitCode.EXPIRED: Reason.EXPIRED,
+    SubmitCode.FAILED: Reason.FAILED,
+    SubmitCode.LOST: Reason.LOST,
+}
+STORIES = {
+    SubmitCode.ENDED: "the sequence has ended; its last step was {last}",
+    SubmitCode.EXPIRED: "the sequence was idle for too long and has expired; its last step was {last}",
+    SubmitCode.FAILED: "the sequence's START failed in the model",
+    SubmitCode.LOST: "the sequence's state was lost with the executor that held it; its last step was {last}",
+}
+
+
+def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
+    """The error for a refused step: reason, last committed step, and a text that names model, sequence and remedy."""
+    model, sequence = waiting.call.model, waiting.admitted.message.correlation_id
+    match outcome.code:
+        case SubmitCode.BACKLOG_FULL:
+            return SequenceError(
+                f"the backlog of model '{model}' is full: sequence {sequence} was not started, try again later",
+                Reason.BACKLOG_FULL,
+                code=Code.UNAVAILABLE,
+            )
+        case SubmitCode.BUSY:
+            return SequenceError(
+                f"sequence {sequence} of model '{model}' has too many unanswered steps: wait for an answer, then try "
+                "again",
+                Reason.BUSY,
+                outcome.step,
+                Code.UNAVAILABLE,
+            )
+        case SubmitCode.WRONG_STEP:
+            return SequenceError(
+                f"sequence {sequence} of model '{model}' expects step {outcome.extra.decode()} next, but the request "
+                f"is step {waiting.call.expected_step}",
+                Reason.WRONG_STEP,
+                outcome.step,
+            )
+        case code:
+            text = (
+                f"inference request for sequence {sequence} to model '{model}' must specify the START flag on the "
+                "first request of the sequence"
+            )
+            story = STORIES.get(code)
+            if story:
+                text += f" ({story.format(last=outcome.step)})"
+            return SequenceError(text, REASONS[code], outcome.step)

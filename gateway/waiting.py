@@ -1,0 +1,126 @@
+"""One caller who waits for an answer, from admission to the future's end.
+
+The future is the caller's. Whatever ends it (an answer, an error, the caller leaving) ends it once; later news of the
+same request is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.admission import Admitted, InferCall, Parameter
+from shared.errors import Code, MeshError, ModelError, Reason, RequestError, SequenceError, UnavailableError
+from shared.ids import ShardId
+from shared.messages import ModelRecord, ReplyMessage, decode_reply
+from shared.tracing import NO_STEP, StepSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful inference.
+
+    message        the executor's reply; its outputs are the ones asked for, in the order of the configuration
+    model          the record that the request was checked against
+    version        the version that ran
+    request_id     as the caller gave it, "" for none
+    session_id     what to put into `Inference-Session-Id`: the caller's, or the one that was made; None for neither
+    sequence_step  the step's number since START; 0 for a stateless model
+    parameters     the response's parameters: the model's own, and `sequence_id` of a sequence that the server named,
+                   `sequence_step` where the request numbered its steps
+    """
+
+    message: ReplyMessage
+    model: ModelRecord
+    version: str
+    request_id: str
+    session_id: str | None
+    sequence_step: int
+    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
+
+
+class Waiting:
+    """A request on its way.
+
+    token  its name in reply streams, unique within this gateway's life
+    span   records what happens to it, if it is traced
+    """
+
+    __slots__ = ("admitted", "call", "future", "record", "shard", "span", "token")
+
+    def __init__(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        admitted: Admitted,
+        future: asyncio.Future[Answer],
+        *,
+        shard: ShardId,
+        token: str,
+        span: StepSpan = NO_STEP,
+    ) -> None:
+        self.call = call
+        self.record = record
+        self.admitted = admitted
+        self.future = future
+        self.shard = shard
+        self.token = token
+        self.span = span
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether sending it again cannot make the model run twice on one sequence.
+
+        The mesh knows a step by its request id or its number, and a stateless request leaves nothing behind.
+        """
+        return self.admitted.sequence is None or bool(self.call.request_id) or self.call.expected_step is not None
+
+    def answered(self, raw: bytes) -> None:
+        """The encoded reply has come."""
+        if self.future.done():
+            return
+        self.span.replied()
+        message = decode_reply(raw)
+        if message.error_code:
+            self.future.set_exception(error_of(message))
+        else:
+            self.future.set_result(self._answer(message))
+
+    def failed(self, error: MeshError) -> None:
+        """There will be no answer."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _answer(self, message: ReplyMessage) -> Answer:
+        call, made = self.call, self.admitted.session_id
+        parameters: Mapping[str, Parameter] = message.parameters
+        if made is not None or call.expected_step is not None:
+            parameters = dict(parameters)
+            if made is not None:
+                parameters["sequence_id"] = made
+            if call.expected_step is not None and message.step:
+                parameters["sequence_step"] = message.step
+        return Answer(
+            message,
+            self.record,
+            message.version or self.admitted.message.version,
+            call.request_id,
+            made or (call.session_id if self.admitted.sequence else None),
+            message.step,
+            parameters,
+        )
+
+
+def error_of(message: ReplyMessage) -> MeshError:
+    """The error that an executor (or the scheduler) answered with, as the family that says what the caller can do."""
+    code = Code(message.error_code)
+    if message.reason:
+        return SequenceError(message.error, Reason(message.reason), message.step, code)
+    match code:
+        case Code.UNAVAILABLE:
+            return UnavailableError(message.error)
+        case Code.INTERNAL | Code.UNKNOWN:
+            return ModelError(message.error, code)
+        case _:
+            return RequestError(message.error, code)
