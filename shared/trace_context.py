@@ -15,7 +15,6 @@ bits of the trace id), https://opentelemetry.io/docs/specs/otel/configuration/sd
 
 from __future__ import annotations
 
-import logging
 import random
 import re
 from collections.abc import Mapping
@@ -23,11 +22,15 @@ from dataclasses import dataclass
 
 import xxhash
 
+from shared import logs
 from shared.ids import CorrelationId, Epoch, SequenceId, sequence_id
 
-log = logging.getLogger(__name__)
-
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+TRACESTATE_MEMBER = re.compile(
+    r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+TRACESTATE_CHARS_MAX = 512
+"""What the standard asks everyone to pass on; a longer one is left behind."""
 SAMPLED_FLAG = 1
 LOW_64_BITS = (1 << 64) - 1
 ALWAYS = 1 << 64
@@ -37,7 +40,7 @@ DEFAULT_SAMPLER = "parentbased_always_on"
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a client's `traceparent` and `tracestate` say. trace_state: as the client sent it, "" when it sent none."""
+    """What a client's `traceparent` and `tracestate` say. trace_state: as it came, "" when there was no valid one."""
 
     trace_id: int
     span_id: int
@@ -68,7 +71,16 @@ def client_context(headers: Mapping[str, str]) -> ClientContext | None:
     trace_id, span_id = int(match[2], 16), int(match[3], 16)
     if trace_id == 0 or span_id == 0:
         return None
-    return ClientContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED_FLAG), headers.get("tracestate", ""))
+    return ClientContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED_FLAG), _trace_state(headers))
+
+
+def _trace_state(headers: Mapping[str, str]) -> str:
+    text = headers.get("tracestate", "")
+    if not text or len(text) > TRACESTATE_CHARS_MAX:
+        return ""
+    members = [member.strip(" \t") for member in text.split(",")]
+    named = [member for member in members if member]
+    return text if named and all(TRACESTATE_MEMBER.fullmatch(member) for member in named) else ""
 
 
 def sequence_trace_id(sequence: SequenceId) -> int:
@@ -152,7 +164,7 @@ def sampler_from(environment: Mapping[str, str]) -> Sampler:
         return Sampler(0, parent_based)
     if kind == "traceidratio":
         return Sampler(round(_ratio(environment.get("OTEL_TRACES_SAMPLER_ARG", "")) * ALWAYS), parent_based)
-    log.warning("OTEL_TRACES_SAMPLER=%s is unknown; using %s", name, DEFAULT_SAMPLER)
+    logs.warning("unknown sampler, the default is used", OTEL_TRACES_SAMPLER=name, default=DEFAULT_SAMPLER)
     return Sampler()
 
 
@@ -162,6 +174,6 @@ def _ratio(text: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0.0 <= ratio <= 1.0:
-        log.warning("OTEL_TRACES_SAMPLER_ARG=%s is no number between 0 and 1; using 1", text)
+        logs.warning("sampling ratio is no number between 0 and 1, 1 is used", OTEL_TRACES_SAMPLER_ARG=text)
         return 1.0
     return ratio

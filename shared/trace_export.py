@@ -10,21 +10,27 @@ counted. Of a collector that does not answer, the log hears twice: when spans be
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from os import environ
 
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    SERVICE_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from shared import logs
 from shared.tracing import FinishedSpan
-
-log = logging.getLogger(__name__)
 
 QUEUE_SPANS = 8192
 """Spans that wait for the exporter, at most (OTEL_BSP_MAX_QUEUE_SIZE): about 1 s of a busy gateway, 10 MB."""
@@ -39,8 +45,10 @@ EXPORTER_LOGGER = "opentelemetry.exporter"
 
 
 class Complaints(logging.Handler):
-    """Takes the OTLP exporters' own log lines, one or more per attempt, and keeps the last: the reason of a failure,
-    which they only log."""
+    """Takes the OTLP exporters' own log lines, one or more per attempt, and keeps the last.
+
+    It is the reason of a failure, which these exporters tell nobody but the log.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -97,9 +105,9 @@ class BoundedExporter(SpanExporter):
             return
         self._failing = not succeeded
         if self._failing:
-            log.warning("traces: %s takes no spans, they are dropped until it does: %s", self._name, complaints.reason)
+            logs.warning("spans cannot be exported, they are dropped", exporter=self._name, reason=complaints.reason)
         else:
-            log.warning("traces: %s takes spans again, %d were lost", self._name, self.lost - self._lost_before)
+            logs.warning("spans are exported again", exporter=self._name, lost=self.lost - self._lost_before)
             self._lost_before = self.lost
 
     def shutdown(self) -> None:
@@ -153,7 +161,7 @@ class SdkSink:
             flush.join(max(0.0, deadline - time.monotonic()))
             exporter.shutdown()
         if self.lost:
-            log.warning("traces: %d spans were lost", self.lost)
+            logs.warning("spans were lost", spans=self.lost)
 
     def _readable(self, span: FinishedSpan) -> ReadableSpan:
         state = TraceState.from_header([span.trace_state]) if span.trace_state else None
@@ -188,18 +196,14 @@ def open_sink(names: Iterable[str], service: str, instance: str) -> SdkSink | No
 def resource_of(service: str, instance: str) -> Resource:
     """What every span of this process says of it. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over ours."""
     ours = {SERVICE_NAME: f"seqmesh-{service}", SERVICE_INSTANCE_ID: instance, SERVICE_VERSION: version("seqmesh")}
-    environment = Resource.create()
-    given = dict(environment.attributes)
-    if str(given.get(SERVICE_NAME, "")).startswith("unknown_service"):
-        del given[SERVICE_NAME]
-    return Resource({**ours, **given}, environment.schema_url)
+    return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 
 def _exporter(name: str) -> SpanExporter | None:
     if name == "console":
-        return ConsoleSpanExporter()
+        return ConsoleSpanExporter(out=sys.stdout)
     if name != "otlp":
-        log.warning("OTEL_TRACES_EXPORTER=%s is unknown (known: otlp, console, none); ignored", name)
+        logs.warning("unknown exporter is ignored", OTEL_TRACES_EXPORTER=name, known="otlp, console, none")
         return None
     protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
     # Imported by need: each brings a client library of its own.
@@ -213,7 +217,9 @@ def _exporter(name: str) -> SpanExporter | None:
         )
 
         return HttpSpanExporter()
-    log.warning("OTEL_EXPORTER_OTLP_PROTOCOL=%s is unknown (known: grpc, http/protobuf); no spans are sent", protocol)
+    logs.warning(
+        "unknown protocol, no spans are sent", OTEL_EXPORTER_OTLP_PROTOCOL=protocol, known="grpc, http/protobuf"
+    )
     return None
 
 
@@ -223,5 +229,5 @@ def _number(name: str, default: int) -> int:
         return default
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    log.warning("%s=%s is no positive number; using %d", name, text, default)
+    logs.warning("no positive number, the default is used", variable=name, value=text, default=default)
     return default

@@ -6,9 +6,6 @@ restart a server asks for `private_server` instead, which is its own.
 
 from __future__ import annotations
 
-import fnmatch
-import importlib
-import importlib.util
 import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +13,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from redis import Redis as BlockingRedis
-from redis.asyncio import Redis
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
 from deploy.embedded import EmbeddedRedis
+from tests.key_leaks import leaked_keys, remove_keys
+from tests.otlp_receiver import OtlpReceiver
 
 # The developer's own mesh must not leak into the tests' settings (it would also be refused where it is unknown).
 for variable in [name for name in os.environ if name.startswith("SEQMESH_")]:
@@ -50,46 +49,32 @@ def private_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 def key_prefix(request: pytest.FixtureRequest, redis_server: str) -> Iterator[str]:
     """A prefix no other test uses. Afterwards: fails on keys that would stay for ever, then removes all of them.
 
-    A test that leaves such keys on purpose says so: `@pytest.mark.leaves_keys(reason="...")`.
+    A test that does not end its sequences says so: `@pytest.mark.leaves_sequences`.
     """
     prefix = f"t{uuid.uuid4().hex[:12]}"
     yield prefix
-    with BlockingRedis.from_url(redis_server) as client:
-        leaked = leaked_keys(client, prefix)
-        for key in keys_under(client, prefix):
-            client.unlink(key)
-    if request.node.get_closest_marker("leaves_keys") is None:
-        assert leaked == [], "keys without TTL that shared.keyspace.PERMANENT does not list"
+    with Redis.from_url(redis_server) as client:
+        leaked = leaked_keys(client, prefix, sequences_may_live=has_marker(request, "leaves_sequences"))
+        remove_keys(client, prefix)
+    assert leaked == [], "keys without TTL that shared.keyspace.PERMANENT does not list"
+
+
+def has_marker(request: pytest.FixtureRequest, name: str) -> bool:
+    """Whether the running test carries a marker."""
+    node = cast("pytest.Item", request.node)
+    return node.get_closest_marker(name) is not None
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
+def otlp_receiver() -> Iterator[OtlpReceiver]:
+    """A running OTLP receiver; `environment()` gives the variables that make a process send its spans to it."""
+    with OtlpReceiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[AsyncRedis]:
     """An async client of the shared server; replies are bytes."""
-    client = Redis.from_url(redis_url, decode_responses=False)
+    client = AsyncRedis.from_url(redis_url, decode_responses=False)
     yield client
     await client.aclose()
-
-
-def leaked_keys(client: BlockingRedis, prefix: str) -> list[str]:
-    """Keys under `prefix` that have no TTL and match no permanent pattern, sorted, each with its type."""
-    patterns = permanent_patterns(prefix)
-    leaked: list[str] = []
-    for raw in keys_under(client, prefix):
-        key = raw.decode(errors="replace")
-        # -1: exists without TTL. -2: gone since the scan saw it.
-        if client.ttl(raw) == -1 and not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns):
-            leaked.append(f"{key} ({client.type(raw)!r})")
-    return sorted(leaked)
-
-
-def keys_under(client: BlockingRedis, prefix: str) -> list[bytes]:
-    """Every key of one test."""
-    return list(cast("Iterator[bytes]", client.scan_iter(match=f"{prefix}:*", count=1000)))
-
-
-def permanent_patterns(prefix: str) -> list[str]:
-    """Glob patterns of whole keys that may stay for ever: `shared.keyspace.PERMANENT`, put under `prefix`."""
-    if importlib.util.find_spec("shared.keyspace") is None:
-        return ["*"]
-    patterns: tuple[str, ...] = importlib.import_module("shared.keyspace").PERMANENT
-    return [pattern if pattern.startswith(prefix) else f"{prefix}:{pattern}" for pattern in patterns]
