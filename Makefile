@@ -1,0 +1,62 @@
+# The few words of this project. `make run` and `make test` need Python 3.11+ and nothing else.
+#
+#   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
+#   TORCH_INDEX_URL  where torch comes from, for instance https://download.pytorch.org/whl/cpu to do without CUDA
+#   BENCH, UP, ARGS  arguments of `make bench`, `make run` and `make test`
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check format e2e bench lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+$(BIN)/python:
+	@deploy/make_venv.sh $(VENV) "$(PYTHON)"
+
+# Stamps: an installation is repeated when what it installs from has changed, and not otherwise.
+$(VENV)/.installed-run: pyproject.toml requirements.lock | $(BIN)/python
+	@echo "installing seqmesh into $(VENV); the first time takes a few minutes, torch is large"
+	@$(INSTALL) -e '.[gateway,scheduler,executor,local]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-run
+	@$(INSTALL) -e '.[gateway,scheduler,executor,local,dev]'
+	@touch $@
+
+install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .venv
+
+run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, until Ctrl-C
+	@exec $(BIN)/seqmesh up --models deploy/models $(UP)
+
+test: install  ## all tests that need no Docker, on a real embedded server
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install  ## style, format, strict types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: install  ## writes every file as `make check` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+e2e: install  ## builds the images, starts them with docker compose, drives them, kills an executor
+	$(BIN)/python -m pytest -m e2e --timeout=1800 tests/e2e $(ARGS)
+
+bench: install  ## closed-loop load; BENCH="--triton URL" to compare
+	$(BIN)/python -m deploy.bench $(BENCH)
+
+lock: install  ## writes requirements.lock from what is installed in .venv
+	@{ sed -n '/^#/p' requirements.lock; \
+	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//;s/+cu[0-9]*$$//' \
+	   | grep -v '^nvidia-\|^triton=='; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## removes .venv, caches and local data
+	rm -rf $(VENV) .seqmesh .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
