@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from os import environ
 
@@ -38,6 +38,9 @@ BATCH_SPANS = 512
 """Spans per export (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
 DELAY_MS = 1000
 """Longest wait before an export (OTEL_BSP_SCHEDULE_DELAY); the SDK's 5 s are long for one who watches a sequence."""
+
+ABORT_S = 0.2
+"""How long aborting an export may take, after the time for the flush is over."""
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 OK = Status(StatusCode.UNSET)
@@ -153,13 +156,9 @@ class SdkSink:
     def shutdown(self, timeout_s: float) -> None:
         """Flushes for at most `timeout_s`, then aborts what is under way and leaves its daemon thread to end."""
         deadline = time.monotonic() + timeout_s
-        # The SDK's own shutdown waits up to 30 s and takes no bound; hence a thread that we need not wait for.
-        flushes = [threading.Thread(target=processor.shutdown, daemon=True) for processor in self._processors]
-        for flush in flushes:
-            flush.start()
-        for flush, exporter in zip(flushes, self._exporters, strict=True):
-            flush.join(max(0.0, deadline - time.monotonic()))
-            exporter.shutdown()
+        # The SDK's shutdown waits up to 30 s for its thread and takes no bound; some exporters' waits for an export.
+        _run_until(deadline, [processor.shutdown for processor in self._processors])
+        _run_until(deadline + ABORT_S, [exporter.shutdown for exporter in self._exporters])
         if self.lost:
             logs.warning("spans were lost", spans=self.lost)
 
@@ -182,6 +181,15 @@ class SdkSink:
             end_time=span.end_ns,
             instrumentation_scope=self._scope,
         )
+
+
+def _run_until(deadline: float, calls: Sequence[Callable[[], None]]) -> None:
+    """Makes the calls at once, each on a daemon thread, and waits for them until the deadline (monotonic, s)."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def open_sink(names: Iterable[str], service: str, instance: str) -> SdkSink | None:

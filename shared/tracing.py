@@ -124,7 +124,7 @@ class FinishedSpan:
 
 
 class SpanSink(Protocol):
-    """Where finished spans go. `emit` never blocks and never raises; `shutdown` takes at most `timeout_s`."""
+    """Where finished spans go. `emit` never blocks and never raises; `shutdown` flushes for at most `timeout_s`."""
 
     def emit(self, span: FinishedSpan) -> None: ...
 
