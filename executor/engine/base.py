@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-
 from shared.ids import CorrelationId
 from shared.model_config.values import ModelConfig
 from shared.tensors import Tensor
@@ -45,9 +44,7 @@ class Row:
     outputs: tuple[str, ...] = ()
     timeout_us: int = 0
     priority: int = 0
-    parameters: Mapping[str, str | int | bool | float] = field(
-        default_factory=dict[str, "str | int | bool | float"]
-    )
+    parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict[str, "str | int | bool | float"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,5 +146,3 @@ class Backend(Protocol):
     def load(self, request: LoadRequest) -> Engine:
         """Loads the model. Raises `shared.errors.LoadError` with the reason."""
         ...
-
-

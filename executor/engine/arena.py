@@ -1,0 +1,343 @@
+"""Where the implicit state of an engine's sequences lives between steps.
+
+A state of fixed shape is one tensor on the device, `[slots + 3, *dims]`: a batch reads its rows by one gather and
+writes them by one scatter. The three rows past the slots are the initial state (read by START rows), zeros (read by
+null rows) and a scrap row (written by null rows), so that no row of a batch is a special case and padding can never
+reach a sequence's state. A state of variable shape, and a BYTES state, is kept per slot.
+
+The arena is a cache of what Redis holds: it is filled again by `put` at takeover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from executor.engine import shapes
+from executor.engine.initial_state import initial_state
+from executor.engine.torch_types import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
+from shared.errors import ModelError
+from shared.model_config.values import StateSpec
+from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
+
+Value = torch.Tensor | list[str]
+"""What a model takes and returns for one state and a whole batch; strings row after row."""
+
+
+class Places:
+    """Which arena rows a batch reads and writes; row i of the batch at position i.
+
+    Read and write differ: a START row reads the initial state and writes its slot.
+    """
+
+    __slots__ = ("_read_index", "_write_index", "device", "reads", "writes")
+
+    def __init__(self, reads: list[int], writes: list[int], device: torch.device) -> None:
+        self.reads = reads
+        self.writes = writes
+        self.device = device
+        self._read_index: torch.Tensor | None = None
+        self._write_index: torch.Tensor | None = None
+
+    @property
+    def read_index(self) -> torch.Tensor:
+        if self._read_index is None:
+            self._read_index = torch.tensor(self.reads, device=self.device)
+        return self._read_index
+
+    @property
+    def write_index(self) -> torch.Tensor:
+        if self.writes == self.reads:
+            return self.read_index
+        if self._write_index is None:
+            self._write_index = torch.tensor(self.writes, device=self.device)
+        return self._write_index
+
+
+class State(Protocol):
+    """One implicit state of every sequence of an engine."""
+
+    spec: StateSpec
+
+    def shape(self, place: int) -> shapes.Shape | None:
+        """The shape that a place reads, where rows of a batch may differ in it; None where they cannot."""
+        ...
+
+    def gather(self, places: Places) -> Value:
+        """The batch's state, [rows, *dims]; a copy that the model may write to."""
+        ...
+
+    def problem(self, value: object, rows: int) -> str | None:
+        """What is wrong with a model's output state for a batch of that many rows; None when nothing is."""
+        ...
+
+    def scatter(self, places: Places, value: Value) -> None:
+        """Moves the batch's sequences on."""
+        ...
+
+    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+        """A batch's state as the checkpoints of its rows: by input name, without the batch dimension."""
+        ...
+
+    def put(self, slot: int, tensor: Tensor) -> None:
+        """Sets one slot. The tensor is already checked against the specification."""
+        ...
+
+    def drop(self, slot: int) -> None: ...
+
+    def describe(self, slot: int) -> str: ...
+
+
+class StateArena:
+    """All states of an engine, in the order of the configuration."""
+
+    def __init__(self, specs: Sequence[StateSpec], slots: int, model_dir: Path, device: torch.device) -> None:
+        """Raises LoadError when a file of initial state cannot be used."""
+        self.slots = slots
+        self.device = device
+        self.states: list[State] = [_state(spec, slots, initial_state(model_dir, spec), device) for spec in specs]
+        self.varies = any(not isinstance(state, FixedState) for state in self.states)
+
+    @property
+    def initial_place(self) -> int:
+        """The row that START rows read."""
+        return self.slots
+
+    @property
+    def null_place(self) -> int:
+        """The row of zeros that null rows read."""
+        return self.slots + 1
+
+    @property
+    def scrap_place(self) -> int:
+        """The row that null rows write."""
+        return self.slots + 2
+
+    def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
+        """Puts a checkpoint into a slot: all states or, when one does not fit, none. Raises ModelError."""
+        for state in self.states:
+            check_checkpoint(state.spec, states.get(state.spec.input_name))
+        for state in self.states:
+            state.put(slot, states[state.spec.input_name])
+
+    def drop(self, slot: int) -> None:
+        """Forgets what is kept for a slot."""
+        for state in self.states:
+            state.drop(slot)
+
+    def describe(self, slot: int) -> str:
+        """One line: each state's name, dtype, shape, mean and norm."""
+        return "; ".join(f"{state.spec.input_name} {state.describe(slot)}" for state in self.states)
+
+
+def check_checkpoint(spec: StateSpec, tensor: Tensor | None) -> None:
+    """Raises ModelError unless a checkpoint's tensor can be this state."""
+    if tensor is None:
+        raise ModelError(f"the checkpoint has no state '{spec.input_name}'")
+    if tensor.datatype != spec.datatype or not shapes.fits(tensor.shape, spec.dims):
+        raise ModelError(
+            f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shapes.text(tensor.shape)}, "
+            f"but the model's is {spec.datatype} {shapes.text(spec.dims)}"
+        )
+
+
+def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> State:
+    if spec.datatype == "BYTES":
+        return TextState(spec, slots, initial)
+    if -1 in spec.dims:
+        return LooseState(spec, slots, initial, device)
+    return FixedState(spec, slots, initial, device)
+
+
+class FixedState:
+    """A state whose shape never changes: `[slots + 3, *dims]` on the device."""
+
+    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> None:
+        self.spec = spec
+        self._dtype = TORCH_TYPE[spec.datatype]
+        self._storage = STORAGE_TYPE.get(self._dtype, self._dtype)
+        self._rows = torch.zeros((slots + 3, *spec.dims), dtype=self._storage, device=device)
+        self._rows[slots] = tensor_of([initial.raw], spec.datatype, spec.dims, device).view(self._storage)
+        self._row_bytes = element_count(spec.dims) * self._rows.element_size()
+
+    def shape(self, place: int) -> None:
+        return None
+
+    def gather(self, places: Places) -> torch.Tensor:
+        rows = self._rows.index_select(0, places.read_index)
+        return rows if self._storage is self._dtype else rows.view(self._dtype)
+
+    def problem(self, value: object, rows: int) -> str | None:
+        return _tensor_problem(self.spec, value, rows)
+
+    def scatter(self, places: Places, value: Value) -> None:
+        assert isinstance(value, torch.Tensor)
+        stored = value if self._storage is self._dtype else value.contiguous().view(self._storage)
+        self._rows.index_copy_(0, places.write_index, stored)
+
+    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+        assert isinstance(value, torch.Tensor)
+        return _row_tensors(self.spec, value, rows, self.spec.dims)
+
+    def put(self, slot: int, tensor: Tensor) -> None:
+        row = tensor_of([tensor.raw], self.spec.datatype, self.spec.dims, self._rows.device)
+        self._rows[slot] = row.view(self._storage)
+
+    def drop(self, slot: int) -> None:
+        """Nothing: START reads the initial state, whatever the row holds."""
+
+    def describe(self, slot: int) -> str:
+        return _description(self._rows[slot].view(self._dtype))
+
+
+class LooseState:
+    """A state of variable shape: one tensor per slot, on the device."""
+
+    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> None:
+        self.spec = spec
+        self._device = device
+        self._null_place = slots + 1
+        self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
+        self._slots: dict[int, torch.Tensor] = {}
+
+    def shape(self, place: int) -> shapes.Shape:
+        return tuple(self._at(place).shape)
+
+    def _at(self, place: int) -> torch.Tensor:
+        return self._slots.get(place, self._initial)
+
+    def gather(self, places: Places) -> torch.Tensor:
+        real = [self._at(place) for place in places.reads if place != self._null_place]
+        null = torch.zeros_like(real[0])
+        return torch.stack([null if place == self._null_place else self._at(place) for place in places.reads])
+
+    def problem(self, value: object, rows: int) -> str | None:
+        return _tensor_problem(self.spec, value, rows)
+
+    def scatter(self, places: Places, value: Value) -> None:
+        assert isinstance(value, torch.Tensor)
+        for row, place in enumerate(places.writes):
+            if place < self._null_place:
+                # A copy of its own: a view would keep the whole batch's tensor in memory.
+                self._slots[place] = value[row].clone()
+
+    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+        assert isinstance(value, torch.Tensor)
+        return _row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
+
+    def put(self, slot: int, tensor: Tensor) -> None:
+        self._slots[slot] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
+
+    def drop(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def describe(self, slot: int) -> str:
+        return _description(self._at(slot))
+
+
+class TextState:
+    """A BYTES state: TorchScript takes and returns it as `List[str]`, every row's elements after each other."""
+
+    def __init__(self, spec: StateSpec, slots: int, initial: Tensor) -> None:
+        self.spec = spec
+        self._null_place = slots + 1
+        self._initial = initial
+        self._slots: dict[int, Tensor] = {}
+
+    def shape(self, place: int) -> shapes.Shape:
+        return self._at(place).shape
+
+    def _at(self, place: int) -> Tensor:
+        return self._slots.get(place, self._initial)
+
+    def gather(self, places: Places) -> list[str]:
+        real = next(place for place in places.reads if place != self._null_place)
+        null = [""] * element_count(self._at(real).shape)
+        strings: list[str] = []
+        for place in places.reads:
+            strings += null if place == self._null_place else _strings(self._at(place))
+        return strings
+
+    def problem(self, value: object, rows: int) -> str | None:
+        if not isinstance(value, list):
+            return f"expected List[str], got {type(value).__name__}"
+        if len(value) % rows:
+            return f"{len(value)} strings cannot be divided among {rows} rows"
+        try:
+            self._row_shape(len(value) // rows)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def scatter(self, places: Places, value: Value) -> None:
+        for place, tensor in zip(places.writes, self.tensors(value, len(places.writes)), strict=True):
+            if place < self._null_place:
+                self._slots[place] = tensor
+
+    def tensors(self, value: Value, rows: int) -> list[Tensor]:
+        assert isinstance(value, list)
+        count = len(value) // rows
+        shape = self._row_shape(count)
+        return [
+            Tensor(self.spec.input_name, "BYTES", shape, pack_bytes(value[row * count : (row + 1) * count]))
+            for row in range(rows)
+        ]
+
+    def _row_shape(self, count: int) -> shapes.Shape:
+        """The shape of one row's strings. Raises ValueError when the number does not tell."""
+        return text_shape(self.spec.dims, count)
+
+    def put(self, slot: int, tensor: Tensor) -> None:
+        self._slots[slot] = tensor
+
+    def drop(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def describe(self, slot: int) -> str:
+        tensor = self._at(slot)
+        return f"BYTES {shapes.text(tensor.shape)} {len(tensor.raw)} bytes"
+
+
+def _strings(tensor: Tensor) -> list[str]:
+    return [element.decode() for element in bytes_elements(tensor.raw)]
+
+
+def text_shape(dims: Sequence[int], count: int) -> shapes.Shape:
+    """The shape of that many strings when a model returns a plain list. Raises ValueError when they do not fit."""
+    known = math.prod(dim for dim in dims if dim != -1)
+    variable = sum(1 for dim in dims if dim == -1)
+    if variable == 0 and known == count:
+        return tuple(dims)
+    if variable == 1 and known and count % known == 0:
+        return tuple(count // known if dim == -1 else dim for dim in dims)
+    raise ValueError(f"{count} strings per row do not fill the shape {shapes.text(dims)}")
+
+
+def _tensor_problem(spec: StateSpec, value: object, rows: int) -> str | None:
+    dtype = TORCH_TYPE[spec.datatype]
+    expected = f"expected {spec.datatype} {shapes.text((rows, *spec.dims))}"
+    if not isinstance(value, torch.Tensor):
+        return f"{expected}, got {type(value).__name__}"
+    if value.dtype is not dtype or value.dim() == 0 or value.shape[0] != rows:
+        return f"{expected}, got {DATATYPE.get(value.dtype, str(value.dtype))} {shapes.text(value.shape)}"
+    if not shapes.fits(value.shape[1:], spec.dims):
+        return f"{expected}, got {DATATYPE[value.dtype]} {shapes.text(value.shape)}"
+    return None
+
+
+def _row_tensors(spec: StateSpec, value: torch.Tensor, rows: int, shape: shapes.Shape) -> list[Tensor]:
+    raw = raw_of(value)
+    size = len(raw) // rows
+    name, datatype = spec.input_name, spec.datatype
+    return [Tensor(name, datatype, shape, bytes(raw[row * size : (row + 1) * size])) for row in range(rows)]
+
+
+def _description(row: torch.Tensor) -> str:
+    values = row.to(torch.float64)
+    count = values.numel()
+    mean = float(values.mean()) if count else 0.0
+    return f"{DATATYPE[row.dtype]} {shapes.text(row.shape)} mean {mean:.6g} norm {float(values.norm()):.6g}"

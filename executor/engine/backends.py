@@ -1,0 +1,58 @@
+"""Which kinds of model can be served here: what is built in, and what other packages add.
+
+A package adds a backend by an entry point in the group `seqmesh.backends`, whose name is what `backend:` says in a
+configuration and whose object is a `Backend`, or a class of one without arguments. Nothing here imports torch: it
+comes in with the first model that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from importlib.metadata import EntryPoint, entry_points
+
+from executor.engine.base import Backend
+from executor.engine.python_backend import PythonBackend
+from executor.engine.torch_backend import PytorchBackend
+from shared.errors import LoadError
+
+ENTRY_POINT_GROUP = "seqmesh.backends"
+
+log = logging.getLogger(__name__)
+
+
+def installed_backends() -> dict[str, Backend]:
+    """Every backend that can load a model here, by name; built-in ones first, and these cannot be replaced.
+
+    A backend of another package that fails to import is left out and logged: it must not take the others with it.
+    """
+    backends: dict[str, Backend] = {}
+    if importlib.util.find_spec("torch") is not None:
+        backends["pytorch"] = PytorchBackend()
+    backends["python"] = PythonBackend()
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name in backends:
+            log.warning("backend %r of %s is ignored: that name is taken", entry.name, entry.value)
+            continue
+        backend = _loaded(entry)
+        if backend is not None:
+            backends[entry.name] = backend
+    return backends
+
+
+def find_backend(name: str) -> Backend:
+    """The backend of that name. Raises LoadError that names those available."""
+    backends = installed_backends()
+    backend = backends.get(name)
+    if backend is None:
+        raise LoadError(f"backend '{name}' is not installed; available are: {', '.join(sorted(backends))}")
+    return backend
+
+
+def _loaded(entry: EntryPoint) -> Backend | None:
+    try:
+        found = entry.load()
+        return found() if isinstance(found, type) else found
+    except Exception:  # another package's code: whatever it raises, the other backends stay
+        log.exception("backend %r of %s cannot be imported", entry.name, entry.value)
+        return None

@@ -1,0 +1,17 @@
+"""Control tensors of rows that have none: what a null row tells the model (triton-spec 1.4)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shared.model_config.values import ControlKind, ControlSpec
+from shared.tensors import NUMPY_TYPE, Tensor
+
+
+def false_control(control: ControlSpec, *, batched: bool) -> Tensor:
+    """The control as a null row carries it: the false value, correlation id 0, or a string of length 0."""
+    shape = (1, 1) if batched else (1,)
+    if control.datatype == "BYTES":
+        return Tensor(control.name, "BYTES", shape, bytes(4))
+    false = control.false_true[0] if control.false_true and control.kind is not ControlKind.CORRID else 0
+    return Tensor(control.name, control.datatype, shape, np.array([false], NUMPY_TYPE[control.datatype]).tobytes())

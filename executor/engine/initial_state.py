@@ -1,0 +1,61 @@
+"""What a sequence's implicit state is before its first step: zeros, or the content of a file.
+
+The rules of size are Triton's (triton-spec 2): a file that is too short is refused with Triton's message, one that is
+too long is cut, a BYTES state takes the whole file. Unlike Triton, a state without `initial_state` begins as zeros.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from executor.engine import shapes
+from shared.errors import LoadError
+from shared.model_config.values import StateSpec
+from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
+
+
+def initial_state(model_dir: Path, spec: StateSpec) -> Tensor:
+    """The first content of a state, by its input name and without the batch dimension; variable dims are 1.
+
+    Raises LoadError when the file under `<model>/initial_state/` is missing or too short.
+    """
+    shape = spec.initial_dims if spec.initial_dims is not None else shapes.smallest(spec.dims)
+    raw = _content(model_dir / "initial_state" / spec.initial_file, spec, shape) if spec.initial_file else None
+    return Tensor(spec.input_name, spec.datatype, shape, _zeros(spec.datatype, shape) if raw is None else raw)
+
+
+def _zeros(datatype: str, shape: shapes.Shape) -> bytes:
+    # An element of a BYTES tensor with length 0 is four zero bytes, so zeros are the empty strings Triton begins with.
+    return bytes(element_count(shape) * ELEMENT_BYTES.get(datatype, 4))
+
+
+def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LoadError(
+            f"cannot read the initial state of '{spec.input_name}' from {path}: {error.strerror}"
+        ) from error
+    if spec.datatype == "BYTES":
+        return _checked_elements(path, spec, shape, content)
+    expected = element_count(shape) * ELEMENT_BYTES[spec.datatype]
+    if len(content) < expected:
+        # The missing space is Triton's.
+        raise LoadError(
+            f"initial_state setting expects {expected} bytes, but the data provided from "
+            f"{spec.initial_file}only has {len(content)} bytes."
+        )
+    return content[:expected]
+
+
+def _checked_elements(path: Path, spec: StateSpec, shape: shapes.Shape, content: bytes) -> bytes:
+    try:
+        count = len(list(bytes_elements(content)))
+    except ValueError as error:
+        raise LoadError(f"initial state of '{spec.input_name}' in {path}: {error}") from error
+    if count != element_count(shape):
+        raise LoadError(
+            f"initial state of '{spec.input_name}' in {path} has {count} elements, "
+            f"but its shape {shapes.text(shape)} asks for {element_count(shape)}"
+        )
+    return content

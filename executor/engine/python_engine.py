@@ -1,0 +1,477 @@
+"""One instance of a `TritonPythonModel`.
+
+A batch is one call of `execute` with one request per row, null rows included (direct strategy: a model may keep its
+state by row). Inputs, controls and states become tensors column by column: the first row that asks for a name has the
+whole batch's bytes of it joined into one buffer, of which each row's array is a view. So a name that the model never
+asks for costs nothing, and the others cost one copy.
+
+A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`); an output
+state that the model does not return leaves that state as it was. When `execute` raises, every row of the call fails, as
+in Triton, and no declared state moves; what the model keeps on `self` is its own affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine import shapes
+from executor.engine import triton_python_backend_utils as interface
+from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.controls import false_control
+from executor.engine.python_model import error_text, import_model_class, keep_importable, model_dir_known, model_path
+from executor.engine.python_state import SlotStates, States
+from executor.engine.row_shapes import RowShapes
+from shared.errors import Code, LoadError
+from shared.model_config.values import Direct, StateSpec, TensorSpec
+from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, to_numpy
+
+log = logging.getLogger(__name__)
+
+NULL_ROW = Row(inputs={}, null=True)
+_CODES = frozenset(Code)
+
+Column = list[interface.Tensor | None]
+"""One name's tensor for each row of a batch; None where a row has none."""
+
+
+class RowFailure(Exception):
+    """One row's response is wrong."""
+
+
+class PythonEngine:
+    """See `base.Engine`. Not thread-safe: one call at a time."""
+
+    def __init__(self, request: LoadRequest) -> None:
+        """Imports and initialises the model. Raises LoadError with the model's own error."""
+        config = request.config
+        batching = config.sequence_batching
+        self._config = config
+        self._instance = request.instance_name
+        self._batched = config.max_batch_size > 0
+        self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
+        self._shapes = RowShapes(config)
+        self._states = SlotStates(batching.states if batching else (), request.model_dir)
+        self._has_state = bool(self._states.specs)
+        self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
+        self._output_states = [
+            (state, OutputCheck(config.name, _as_output(state), batched=self._batched)) for state in self._states.specs
+        ]
+        self._known_outputs = {spec.name for spec in config.outputs} | {
+            state.output_name for state in self._states.specs
+        }
+        self._sources = Sources(
+            inputs={spec.name: spec for spec in config.inputs},
+            false_controls={
+                control.name: false_control(control, batched=self._batched)
+                for control in (batching.controls if batching else ())
+            },
+            states={state.input_name: state for state in self._states.specs},
+            batched=self._batched,
+        )
+        path = model_path(request.model_dir / request.version, config.default_model_filename)
+        self._model_dir = str(path.parent)
+        self._model = self._initialised(import_model_class(path), request)
+        keep_importable(path.parent)
+
+    def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
+        kind, _, device_id = request.device.partition(":")
+        arguments = {
+            "model_config": request.config_json,
+            "model_instance_kind": "CPU" if kind == "cpu" else "GPU",
+            "model_instance_device_id": device_id or "0",
+            "model_instance_name": request.instance_name,
+            "model_repository": str(request.model_dir),
+            "model_version": request.version,
+            "model_name": request.config.name,
+        }
+        try:
+            with model_dir_known(self._model_dir):
+                model = model_class()
+                if not callable(getattr(model, "execute", None)):
+                    raise LoadError(f"model '{request.config.name}': TritonPythonModel has no method execute")
+                if hasattr(model, "initialize"):
+                    model.initialize(arguments)
+        except LoadError:
+            raise
+        except Exception as error:  # the model's own code
+            raise LoadError(
+                f"Failed to initialize model instance '{request.instance_name}', message: {error_text(error)}"
+            ) from error
+        return model
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
+        began = time.perf_counter_ns()
+        results: list[RowResult | RowError | None] = [None] * len(rows)
+        batch, members = self._batch(rows, results)
+        if not members:
+            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0))
+        states = self._current_states(batch) if self._has_state else []
+        columns = Columns(self._sources, batch, states)
+        requests = [RowRequest(row, columns, position, self._config.name) for position, row in enumerate(batch)]
+        called = time.perf_counter_ns()
+        responses = self._responses(requests)
+        returned = time.perf_counter_ns()
+        for position, index, count in members:
+            if isinstance(responses, RowError):
+                results[index] = responses
+            else:
+                before = states[position] if self._has_state else None
+                result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
+                results[index] = result
+        finished = time.perf_counter_ns()
+        return BatchResult(results, Timings(called - began, returned - called, finished - returned))
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
+        """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit."""
+        self._states.load(slot, states)
+
+    def describe_state(self, slot: int) -> str:
+        """See `base.Engine.describe_state`."""
+        return self._states.describe(slot)
+
+    def drop_state(self, slot: int) -> None:
+        """See `base.Engine.drop_state`."""
+        self._states.drop(slot)
+
+    def is_ready(self) -> bool:
+        """What the model's `is_ready` says; True when it has none, False when it raises."""
+        if not hasattr(self._model, "is_ready"):
+            return True
+        try:
+            with model_dir_known(self._model_dir):
+                return bool(self._model.is_ready())
+        except Exception:  # the model's own code
+            log.exception("is_ready of model instance '%s' failed", self._instance)
+            return False
+
+    def close(self) -> None:
+        """Calls `finalize`; what it raises is logged, since nobody is left to hear it."""
+        if hasattr(self._model, "finalize"):
+            try:
+                with model_dir_known(self._model_dir):
+                    self._model.finalize()
+            except Exception:  # the model's own code
+                log.exception("finalize of model instance '%s' failed", self._instance)
+
+    # --- the batch
+
+    def _batch(
+        self, rows: Sequence[Row], results: list[RowResult | RowError | None]
+    ) -> tuple[list[Row], list[tuple[int, int, int]]]:
+        """The rows to execute, and of those whose result counts: position, index in `rows`, rows they bring.
+
+        With the direct strategy a bad row's place is taken by a null row: its neighbours keep their positions.
+        """
+        batch: list[Row] = []
+        members: list[tuple[int, int, int]] = []
+        for index, row in enumerate(rows):
+            if not row.null:
+                verdict = self._shapes.judge(row)
+                if not isinstance(verdict, RowError):
+                    members.append((len(batch), index, verdict.rows))
+                    batch.append(row)
+                    continue
+                results[index] = verdict
+            if self._keeps_positions:
+                batch.append(row if row.null else NULL_ROW)
+        return batch, members
+
+    def _current_states(self, batch: Sequence[Row]) -> list[States | None]:
+        return [None if row.null else self._state_before(row) for row in batch]
+
+    def _state_before(self, row: Row) -> States:
+        assert row.slot is not None, "a row of a model with implicit state has a slot"
+        return self._states.initial if row.start else self._states.at(row.slot)
+
+    def _responses(self, requests: list[RowRequest]) -> Sequence[object] | RowError:
+        token = interface.current_model_dir.set(self._model_dir)
+        try:
+            responses = self._model.execute(requests)
+        except Exception as error:  # the model's own code: every row of the call fails, as in Triton
+            return self._call_error(error_text(error))
+        finally:
+            interface.current_model_dir.reset(token)
+        if not isinstance(responses, list | tuple):
+            return self._call_error(
+                f"execute must return a list with one InferenceResponse per request, not {type(responses).__name__}"
+            )
+        if len(responses) != len(requests):
+            return self._call_error(
+                f"execute must return one InferenceResponse per request: expected {len(requests)}, got {len(responses)}"
+            )
+        return responses
+
+    def _call_error(self, text: str) -> RowError:
+        return RowError(
+            Code.INTERNAL, f"Failed to process the request(s) for model instance '{self._instance}', message: {text}"
+        )
+
+    # --- one row's result
+
+    def _result(
+        self, row: Row, count: int, response: object, before: States | None, *, wanted: bool
+    ) -> RowResult | RowError:
+        if not isinstance(response, interface.InferenceResponse):
+            return self._call_error(
+                f"execute must return an InferenceResponse for every request, not {type(response).__name__}"
+            )
+        error = response.error()
+        if error is not None:
+            code = error.code() if error.code() in _CODES else Code.INTERNAL
+            return RowError(code, error.message())
+        try:
+            given = self._given(response)
+            outputs = self._row_outputs(row, count, given)
+            if before is None or row.slot is None:
+                return RowResult(outputs)
+            states = self._next_states(before, given)
+        except (RowFailure, interface.TritonModelException) as failure:
+            return RowError(Code.INTERNAL, str(failure))
+        self._states.put(row.slot, states)
+        return RowResult(outputs, states if wanted else {})
+
+    def _given(self, response: interface.InferenceResponse) -> dict[str, interface.Tensor]:
+        given: dict[str, interface.Tensor] = {}
+        for tensor in response.output_tensors():
+            if not isinstance(tensor, interface.Tensor):
+                raise RowFailure(
+                    f"model '{self._config.name}' returned a {type(tensor).__name__} among its output tensors"
+                )
+            given[tensor.name()] = tensor
+        if not self._known_outputs.issuperset(given):
+            unknown = next(name for name in given if name not in self._known_outputs)
+            raise RowFailure(
+                f"model '{self._config.name}' returned output '{unknown}', which its configuration does not declare"
+            )
+        return given
+
+    def _row_outputs(self, row: Row, count: int, given: Mapping[str, interface.Tensor]) -> list[Tensor]:
+        """The declared outputs that the caller wants.
+
+        One that the model leaves out is an error only where the caller named it: Triton lets models do so.
+        """
+        outputs: list[Tensor] = []
+        asked = row.outputs
+        for check in self._outputs:
+            if asked and check.name not in asked:
+                continue
+            tensor = given.get(check.name)
+            if tensor is not None:
+                outputs.append(check.wire(tensor, count))
+            elif asked:
+                raise RowFailure(f"model '{self._config.name}' did not return the requested output '{check.name}'")
+        return outputs
+
+    def _next_states(self, before: States, given: Mapping[str, interface.Tensor]) -> States:
+        following = dict(before)
+        for state, check in self._output_states:
+            tensor = given.get(state.output_name)
+            if tensor is not None:
+                output = check.wire(tensor, 1)
+                shape = output.shape[1:] if self._batched else output.shape
+                following[state.input_name] = Tensor(state.input_name, state.datatype, shape, output.raw)
+        return following
+
+
+class Sources:
+    """Where a model's input names come from; one per engine.
+
+    Names are served in this order: inputs, controls, states.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Mapping[str, TensorSpec],
+        false_controls: Mapping[str, Tensor],
+        states: Mapping[str, StateSpec],
+        batched: bool,
+    ) -> None:
+        self.inputs = inputs
+        self.false_controls = false_controls
+        self.states = states
+        self.batched = batched
+        self.names = (*inputs, *false_controls, *states)
+
+
+class Columns(dict[str, Column]):
+    """A batch's tensors by name, each made for all rows when first asked for."""
+
+    def __init__(self, sources: Sources, batch: Sequence[Row], states: Sequence[States | None]) -> None:
+        super().__init__()
+        self.sources = sources
+        self._batch = batch
+        self._states = states
+
+    def __missing__(self, name: str) -> Column:
+        column = self[name] = self._column(name)
+        return column
+
+    def _column(self, name: str) -> Column:
+        sources = self.sources
+        if name in sources.inputs:
+            return self._input_column(name, sources.inputs[name])
+        if name in sources.false_controls:
+            false = sources.false_controls[name]
+            tensors: list[Tensor | None] = [
+                row.controls.get(name, false) if row.null else row.controls[name] for row in self._batch
+            ]
+            return _made(name, tensors)
+        if name in sources.states:
+            return self._state_column(name)
+        return [None] * len(self._batch)
+
+    def _input_column(self, name: str, spec: TensorSpec) -> Column:
+        tensors = [row.inputs.get(name) for row in self._batch]
+        if spec.reshape is not None:
+            tensors = [None if tensor is None else self._reshaped(spec, tensor) for tensor in tensors]
+        return _made(name, self._nulls_filled(tensors))
+
+    def _reshaped(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
+        leading = tensor.shape[:1] if self.sources.batched else ()
+        shape = (*leading, *shapes.for_model(spec, tensor.shape[len(leading) :]))
+        return Tensor(tensor.name, tensor.datatype, shape, tensor.raw)
+
+    def _state_column(self, name: str) -> Column:
+        leading = (1,) if self.sources.batched else ()
+        tensors = [None if states is None else states[name] for states in self._states]
+        column = _made(name, self._nulls_filled(tensors), leading)
+        return column
+
+    def _nulls_filled(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
+        """Zeros of the first real row's shape for the null rows (one row of it, if that request brings several)."""
+        if None not in tensors:
+            return tensors
+        sample = next((tensor for tensor in tensors if tensor is not None), None)
+        if sample is None:
+            return tensors
+        zeros = Tensor(sample.name, sample.datatype, sample.shape, _zeros(sample))
+        return [
+            zeros if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
+        ]
+
+
+def _zeros(sample: Tensor) -> bytes:
+    # Four zero bytes are a BYTES element of length 0.
+    return bytes(element_count(sample.shape) * ELEMENT_BYTES.get(sample.datatype, 4))
+
+
+def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:
+    """The interface's tensors; those of one shape share one buffer, and each is writable."""
+    first = tensors[0]
+    if first is not None and first.datatype != "BYTES":
+        shape = first.shape
+        parts = [tensor.raw for tensor in tensors if tensor is not None and tensor.shape == shape]
+        if len(parts) == len(tensors):
+            datatype = first.datatype
+            arrays = _buffer(datatype, parts).reshape((len(parts), *leading, *shape))
+            make = interface.made_tensor
+            return [make(name, array, datatype) for array in arrays]
+    return [None if tensor is None else _single(name, tensor, leading) for tensor in tensors]
+
+
+def _single(name: str, tensor: Tensor, leading: shapes.Shape) -> interface.Tensor:
+    if tensor.datatype == "BYTES":
+        array = to_numpy(tensor).reshape((*leading, *tensor.shape))
+    else:
+        array = _buffer(tensor.datatype, [tensor.raw]).reshape((*leading, *tensor.shape))
+    return interface.made_tensor(name, array, tensor.datatype)
+
+
+def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
+    return np.frombuffer(bytearray().join(parts), NUMPY_TYPE["UINT16" if datatype == "BF16" else datatype])
+
+
+class RowRequest(interface.InferenceRequest):
+    """A row, as the model sees it."""
+
+    def __init__(self, row: Row, columns: Columns, position: int, model_name: str) -> None:  # the base keeps its own
+        self._row = row
+        self._columns = columns
+        self._position = position
+        self._model_name = model_name
+
+    def inputs(self) -> list[interface.Tensor]:
+        tensors = [self._columns[name][self._position] for name in self._columns.sources.names]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _input(self, name: str) -> interface.Tensor | None:
+        return self._columns[name][self._position]
+
+    def request_id(self) -> str:
+        return self._row.request_id
+
+    def correlation_id(self) -> int | str:
+        return self._row.correlation_id
+
+    def flags(self) -> int:
+        row = self._row
+        return (interface.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if row.start else 0) | (
+            interface.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if row.end else 0
+        )
+
+    def set_flags(self, flags: int) -> None:
+        """Refused: the flags of a step are the client's."""
+        raise interface.TritonModelException("the flags of a request that is being executed cannot be changed")
+
+    def timeout(self) -> int:
+        return self._row.timeout_us
+
+    def parameters(self) -> str:
+        return interface.json.dumps(dict(self._row.parameters))
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._row.outputs)
+
+
+class OutputCheck:
+    """Turns one declared output of a row into its wire form, once it is what the configuration says.
+
+    The shape and type that were right last time are right at once.
+    """
+
+    def __init__(self, model: str, spec: TensorSpec, *, batched: bool) -> None:
+        self.name = spec.name
+        self._model = model
+        self._spec = spec
+        self._batched = batched
+        self._seen_shape: shapes.Shape | None = None
+        self._seen_type: np.dtype[Any] | None = None
+        self._seen_count = 0
+        self._client_shape: shapes.Shape = ()
+
+    def wire(self, tensor: interface.Tensor, count: int) -> Tensor:
+        """count: rows of the request. Raises RowFailure that says what was expected, and what the model returned."""
+        array = interface.content(tensor)
+        if array.dtype is not self._seen_type or array.shape != self._seen_shape or count != self._seen_count:
+            self._check(tensor, count)
+            array = interface.content(tensor)
+            if self._spec.datatype not in ("BYTES", "BF16"):
+                self._seen_type, self._seen_shape, self._seen_count = array.dtype, array.shape, count
+        if self._spec.datatype == "BYTES":
+            return Tensor(self.name, "BYTES", self._client_shape, interface.raw_content(tensor))
+        return Tensor(self.name, self._spec.datatype, self._client_shape, array.tobytes())
+
+    def _check(self, tensor: interface.Tensor, count: int) -> None:
+        datatype, shape = interface.datatype_of(tensor), interface.content(tensor).shape
+        dims = shapes.declared_by_model(self._spec)
+        leading = (count,) if self._batched else ()
+        row_shape = shape[len(leading) :]
+        expected = (*leading, *dims)
+        if datatype != self._spec.datatype or not shapes.fits(shape, expected):
+            raise RowFailure(
+                f"model '{self._model}' returned a wrong output '{self.name}': expected {self._spec.datatype} "
+                f"{shapes.text(expected)}, got {datatype} {shapes.text(shape)}"
+            )
+        self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
+
+
+def _as_output(state: StateSpec) -> TensorSpec:
+    return TensorSpec(state.output_name, state.datatype, state.dims)

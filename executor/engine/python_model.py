@@ -1,0 +1,110 @@
+"""Imports a `model.py`, each instance as a module object of its own.
+
+Triton runs every instance in a process of its own, so models rely on module globals being theirs alone. Here the
+instances of an executor share a process: `model.py` and the modules beside it are executed anew for each instance,
+under names that no other module has. While a model is being imported its directory comes first on `sys.path`; later it
+stays there, last, for imports inside of its methods (two models that import equally named siblings that late would
+meet; imports at the top of a file never do).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from executor.engine import triton_python_backend_utils
+from executor.engine.triton_python_backend_utils import current_model_dir
+from shared.errors import LoadError
+
+MODEL_FILE = "model.py"
+INTERFACE_NAME = "triton_python_backend_utils"
+CLASS_NAME = "TritonPythonModel"
+
+_import_lock = threading.RLock()
+_serial = itertools.count()
+
+
+def model_path(version_dir: Path, default_model_filename: str) -> Path:
+    """The file to import: in the version's directory or, as Triton allows, in the model's. Raises LoadError."""
+    name = default_model_filename or MODEL_FILE
+    for directory in (version_dir, version_dir.parent):
+        if (directory / name).is_file():
+            return directory / name
+    raise LoadError(f"there is no {name} in {version_dir}")
+
+
+def import_model_class(path: Path) -> type[Any]:
+    """The class `TritonPythonModel` of a freshly executed `model.py`. Raises LoadError with the model's own error."""
+    with _import_lock, _importing_from(path.parent):
+        module = _executed(path)
+    found = getattr(module, CLASS_NAME, None)
+    if not isinstance(found, type):
+        raise LoadError(f"{path} has no class {CLASS_NAME}")
+    return found
+
+
+def keep_importable(directory: Path) -> None:
+    """Lets imports inside of a model's methods find its siblings, after everything else."""
+    with _import_lock:
+        if str(directory) not in sys.path:
+            sys.path.append(str(directory))
+
+
+@contextmanager
+def model_dir_known(directory: str) -> Iterator[None]:
+    """`get_model_dir` answers with this directory inside of the block."""
+    token = current_model_dir.set(directory)
+    try:
+        yield
+    finally:
+        current_model_dir.reset(token)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception of a model, with the place it came from, as Triton writes it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[1:]))
+    text = f"{type(error).__name__}: {error}"
+    return f"{text}\n\nAt:\n{where}" if where else text
+
+
+def _executed(path: Path) -> ModuleType:
+    name = f"seqmesh_model_{next(_serial)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # Registered because dataclasses and pickle look a class's module up by its name.
+    sys.modules[name] = module
+    try:
+        with model_dir_known(str(path.parent)):
+            spec.loader.exec_module(module)
+    except Exception as error:  # the model's own code
+        del sys.modules[name]
+        raise LoadError(f"cannot import {path}: {error_text(error)}") from error
+    return module
+
+
+@contextmanager
+def _importing_from(directory: Path) -> Iterator[None]:
+    """The directory first on `sys.path`; the siblings that were imported meanwhile are the importer's alone."""
+    sys.modules[INTERFACE_NAME] = triton_python_backend_utils
+    importlib.invalidate_caches()
+    before = set(sys.modules)
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and not name.startswith("seqmesh_model_") and Path(file).is_relative_to(directory):
+                del sys.modules[name]

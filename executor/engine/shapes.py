@@ -1,0 +1,48 @@
+"""Shapes as the configuration declares them, and as the model itself wants them.
+
+Pure. No shape here has the batch dimension. `reshape` follows Triton: the values that a request gives for the
+declared shape's -1 dimensions fill the -1 dimensions of the model's shape, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.model_config.values import TensorSpec
+
+Shape = tuple[int, ...]
+
+
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether a shape is one of those that `dims` allows (-1 allows any size)."""
+    return len(shape) == len(dims) and all(size == dim or dim == -1 for size, dim in zip(shape, dims, strict=True))
+
+
+def declared_by_model(spec: TensorSpec) -> Shape:
+    """The dims that the model itself works with."""
+    return spec.dims if spec.reshape is None else spec.reshape
+
+
+def for_model(spec: TensorSpec, shape: Shape) -> Shape:
+    """A client's shape, as the model wants it."""
+    return shape if spec.reshape is None else _substituted(spec.dims, shape, spec.reshape)
+
+
+def for_client(spec: TensorSpec, shape: Shape) -> Shape:
+    """A model's shape, as the client sees it."""
+    return shape if spec.reshape is None else _substituted(spec.reshape, shape, spec.dims)
+
+
+def smallest(dims: Sequence[int]) -> Shape:
+    """`dims` with every variable dimension at 1, as Triton begins a variable state (triton-spec 2)."""
+    return tuple(1 if dim == -1 else dim for dim in dims)
+
+
+def text(shape: Sequence[int]) -> str:
+    """A shape as Triton's messages write it."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _substituted(dims: Shape, shape: Shape, template: Shape) -> Shape:
+    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple(next(variable) if dim == -1 else dim for dim in template)

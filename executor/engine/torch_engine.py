@@ -1,0 +1,498 @@
+"""One instance of a TorchScript module or an exported program.
+
+Rows are concatenated along dim 0 and run as one batch; state is gathered from the arena before, scattered after. The
+work per row is kept to picking its bytes out of one buffer per tensor: everything else happens once per batch.
+
+Rows whose inputs (or variable states) differ in shape run in groups of equal shapes. With the direct strategy, where a
+row's position is its slot, the other groups' rows are null rows meanwhile, as they are in Triton.
+
+When a batch fails, each of its rows runs alone, so that only the guilty one fails. State moves only when a row's
+results are complete, so a retried row begins where it stood; a module that keeps state of its own in attributes
+(rather than in declared states) must expect to see such rows twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from executor.engine import shapes
+from executor.engine.arena import Places, StateArena, text_shape
+from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.controls import false_control
+from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
+from executor.engine.torch_binding import (
+    Binding,
+    Returned,
+    bind_arguments,
+    bind_outputs,
+    program_arguments,
+    script_arguments,
+)
+from executor.engine.torch_signature import load_program, model_file, script_deprecation_ignored
+from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
+from shared.errors import Code, LoadError
+from shared.model_config.values import ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
+from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count, pack_bytes
+
+ERROR_TEXT_MAX = 4096
+"""Characters of a model's own error text in a reply: TorchScript's can quote pages of source."""
+
+NULL_ROW = Row(inputs={}, null=True)
+
+Forward = Callable[..., Any]
+
+
+class BatchFailure(Exception):
+    """A batch has no results; each of its rows is to be tried alone."""
+
+    def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
+        super().__init__(message)
+        self.error = RowError(code, message)
+
+
+def load(request: LoadRequest) -> TorchEngine:
+    """Loads the model onto its device. Raises LoadError with the reason."""
+    config = request.config
+    device = _device(request)
+    _set_threads(config)
+    path = model_file(request.model_dir / request.version, config.default_model_filename)
+    if path.suffix == ".pt2":
+        program = load_program(path)
+        _check_batch_dimension(config, program)
+        if device.type != "cpu":
+            program = torch.export.passes.move_to_device_pass(program, device)
+        forward: Forward = program.module()
+        arguments = program_arguments(program)
+    else:
+        script = _load_script(path, device)
+        forward, arguments = script, script_arguments(script)
+    states = config.sequence_batching.states if config.sequence_batching else ()
+    return TorchEngine(
+        config,
+        forward,
+        bind_arguments(config, arguments),
+        bind_outputs(config),
+        StateArena(states, request.slots, request.model_dir, device),
+    )
+
+
+def _device(request: LoadRequest) -> torch.device:
+    device = torch.device(request.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise LoadError(
+            f"model '{request.config.name}' asks for {request.device}, but torch sees "
+            f"{torch.cuda.device_count()} GPUs here"
+        )
+    return device
+
+
+def _set_threads(config: ModelConfig) -> None:
+    threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT")
+    if threads:
+        if not threads.isdecimal() or int(threads) < 1:
+            raise LoadError(
+                f"model '{config.name}': parameter torch_threads must be a positive number, not '{threads}'"
+            )
+        torch.set_num_threads(int(threads))
+
+
+def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
+    try:
+        with script_deprecation_ignored():
+            module = torch.jit.load(str(path), map_location=device)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise LoadError(f"failed to load model '{path}': {error}") from error
+    return module.eval()
+
+
+def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:
+    """An exported program runs only with the sizes it was exported for: say so at load, not at the first batch."""
+    if config.max_batch_size <= 1:
+        return
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    for name in program.graph_signature.user_inputs:
+        value = values.get(name)
+        if isinstance(value, torch.Tensor) and value.dim() and isinstance(value.shape[0], int):
+            raise LoadError(
+                f"model '{config.name}': argument '{name}' was exported with a fixed batch of {value.shape[0]}, but "
+                f"max_batch_size is {config.max_batch_size}; export it with a dynamic dimension 0 (torch.export.Dim)"
+            )
+
+
+class TorchEngine:
+    """See `base.Engine`. Not thread-safe: one call at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        forward: Forward,
+        bindings: tuple[Binding, ...],
+        returned: tuple[Returned, ...],
+        arena: StateArena,
+    ) -> None:
+        self._config = config
+        self._forward: Forward | None = forward
+        self._bindings = bindings
+        self._returned = {entry.name: entry.position for entry in returned}
+        self._arena = arena
+        self._device = arena.device
+        self._shapes = RowShapes(config)
+        self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
+        self._batched = config.max_batch_size > 0
+        batching = config.sequence_batching
+        self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
+        self._false = {
+            control.name: false_control(control, batched=self._batched).raw
+            for control in (batching.controls if batching else ())
+        }
+        self._states_by_input = {state.spec.input_name: state for state in arena.states}
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        """See `base.Engine.run`."""
+        results: list[RowResult | RowError | None] = [None] * len(rows)
+        clock = _StepClock()
+        for key, members in self._groups(rows, results).items():
+            self._run_members(rows, members, key[0], want_state, results, clock)
+        return BatchResult(results, clock.timings())
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
+        """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit; then none moves."""
+        self._arena.load(slot, states)
+
+    def describe_state(self, slot: int) -> str:
+        """See `base.Engine.describe_state`."""
+        return self._arena.describe(slot)
+
+    def drop_state(self, slot: int) -> None:
+        """See `base.Engine.drop_state`."""
+        self._arena.drop(slot)
+
+    def close(self) -> None:
+        """See `base.Engine.close`."""
+        self._forward = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- which rows run together
+
+    def _groups(
+        self, rows: Sequence[Row], results: list[RowResult | RowError | None]
+    ) -> dict[tuple[InputShapes, object], dict[int, Verdict]]:
+        """The rows that can share tensors, by their shapes: index in the batch -> verdict, in order."""
+        groups: dict[tuple[InputShapes, object], dict[int, Verdict]] = {}
+        for index, row in enumerate(rows):
+            if row.null:
+                continue
+            verdict = self._shapes.judge(row)
+            if isinstance(verdict, RowError):
+                results[index] = verdict
+                continue
+            groups.setdefault((verdict.key, self._apart(index, row)), {})[index] = verdict
+        return groups
+
+    def _apart(self, index: int, row: Row) -> object:
+        """What else must be equal for rows to share a batch: nothing can where the model has no batch dimension."""
+        if not self._batched:
+            return index
+        return self._state_shapes(row) if self._arena.varies else None
+
+    def _state_shapes(self, row: Row) -> tuple[shapes.Shape | None, ...]:
+        place = self._read_place(row)
+        return tuple(state.shape(place) for state in self._arena.states)
+
+    def _read_place(self, row: Row) -> int:
+        if row.null:
+            return self._arena.null_place
+        if row.start:
+            return self._arena.initial_place
+        assert row.slot is not None, "a row of a model with implicit state has a slot"
+        return row.slot
+
+    def _run_members(
+        self,
+        rows: Sequence[Row],
+        members: dict[int, Verdict],
+        key: InputShapes,
+        want_state: Sequence[bool],
+        results: list[RowResult | RowError | None],
+        clock: _StepClock,
+    ) -> None:
+        try:
+            for index, result in self._attempt(rows, members, key, want_state, clock):
+                results[index] = result
+        except BatchFailure as failure:
+            if len(members) == 1:
+                results[next(iter(members))] = failure.error
+                return
+            for index, verdict in members.items():
+                self._run_members(rows, {index: verdict}, key, want_state, results, clock)
+
+    def _attempt(
+        self,
+        rows: Sequence[Row],
+        members: dict[int, Verdict],
+        key: InputShapes,
+        want_state: Sequence[bool],
+        clock: _StepClock,
+    ) -> list[tuple[int, RowResult]]:
+        """Runs one group. Raises BatchFailure, with no state moved, when it has no complete result."""
+        clock.start()
+        if self._keeps_positions:
+            batch = [rows[index] if index in members else NULL_ROW for index in range(max(members) + 1)]
+            counts = [members[index].rows if index in members else 1 for index in range(len(batch))]
+            positions = list(members)
+        else:
+            batch = [rows[index] for index in members]
+            counts = [verdict.rows for verdict in members.values()]
+            positions = list(range(len(batch)))
+        total = sum(counts)
+        places = self._places(batch)
+        values = self._arguments(batch, key, total, places)
+        clock.input_done()
+        returned = self._called(*values)
+        clock.infer_done()
+        columns = self._output_columns(returned, [batch[position] for position in positions], counts, total)
+        states = self._state_values(returned, total)
+        wants = [want_state[index] for index in members]
+        state_columns = self._state_columns(states, total) if any(wants) else []
+        for state, value in zip(self._arena.states, states, strict=True):
+            state.scatter(places, value)
+        made = [
+            (
+                index,
+                RowResult(
+                    self._row_outputs(rows[index], columns, position),
+                    {column[position].name: column[position] for column in state_columns} if wanted else {},
+                ),
+            )
+            for index, position, wanted in zip(members, positions, wants, strict=True)
+        ]
+        clock.output_done()
+        return made
+
+    def _places(self, batch: Sequence[Row]) -> Places:
+        if not self._arena.states:
+            return Places([], [], self._device)
+        scrap = self._arena.scrap_place
+        writes = [scrap if row.slot is None or row.null else row.slot for row in batch]
+        return Places([self._read_place(row) for row in batch], writes, self._device)
+
+    # --- forward's arguments
+
+    def _arguments(
+        self, batch: Sequence[Row], key: InputShapes, total: int, places: Places
+    ) -> tuple[list[Any], dict[str, Any]]:
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        for binding in self._bindings:
+            value = self._argument(binding.source, batch, key, total, places)
+            argument = binding.argument
+            if value is None and not argument.required:
+                continue
+            if argument.position == len(positional):
+                positional.append(value)
+            else:
+                named[argument.name] = value
+        return positional, named
+
+    def _argument(
+        self,
+        source: TensorSpec | ControlSpec | StateSpec,
+        batch: Sequence[Row],
+        key: InputShapes,
+        total: int,
+        places: Places,
+    ) -> Any:
+        if isinstance(source, StateSpec):
+            value = self._states_by_input[source.input_name].gather(places)
+            return value if self._batched or isinstance(value, list) else value[0]
+        if isinstance(source, ControlSpec):
+            name, false = source.name, self._false[source.name]
+            parts = [row.controls[name].raw if not row.null or name in row.controls else false for row in batch]
+            return self._column(source.datatype, parts, (total, 1) if self._batched else (1,))
+        shape = key[self._input_position[source.name]]
+        if shape is None:
+            return None
+        name = source.name
+        null = _zeros(source.datatype, shape) if self._keeps_positions else b""
+        parts = [null if row.null else row.inputs[name].raw for row in batch]
+        wanted = shapes.for_model(source, shape)
+        return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
+
+    def _column(self, datatype: str, parts: list[bytes], shape: shapes.Shape) -> Any:
+        if datatype != "BYTES":
+            return tensor_of(parts, datatype, shape, self._device)
+        try:
+            strings = [element.decode() for part in parts for element in bytes_elements(part)]
+        except ValueError as error:
+            raise BatchFailure(
+                f"model '{self._config.name}': a BYTES input of a TorchScript model must be UTF-8: {error}",
+                Code.INVALID_ARG,
+            ) from error
+        if len(strings) != element_count(shape):
+            raise BatchFailure(
+                f"model '{self._config.name}': {len(strings)} BYTES elements do not fill {shapes.text(shape)}",
+                Code.INVALID_ARG,
+            )
+        return strings
+
+    def _called(self, positional: list[Any], named: dict[str, Any]) -> Any:
+        assert self._forward is not None, "the engine is closed"
+        try:
+            return self._forward(*positional, **named)
+        except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
+            raise BatchFailure(
+                f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
+            ) from error
+
+    # --- what forward returned
+
+    def _value(self, returned: Any, name: str) -> Any:
+        if isinstance(returned, dict):
+            if name not in returned:
+                raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, returned))}")
+            return returned[name]
+        values = returned if _is_several(returned) else (returned,)
+        position = self._returned[name]
+        if position >= len(values):
+            raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
+        return values[position]
+
+    def _wrong(self, name: str, expected: str, got: str) -> BatchFailure:
+        return BatchFailure(
+            f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
+        )
+
+    def _output_columns(
+        self, returned: Any, asked: Sequence[Row], counts: Sequence[int], total: int
+    ) -> dict[str, list[Tensor]]:
+        """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
+        every = not all(row.outputs for row in asked)
+        names = set[str]() if every else {name for row in asked for name in row.outputs}
+        single = total == len(counts)
+        columns: dict[str, list[Tensor]] = {}
+        for spec in self._config.outputs:
+            if not every and spec.name not in names:
+                continue
+            value = self._value(returned, spec.name)
+            if spec.datatype == "BYTES":
+                columns[spec.name] = self._text_column(spec, value, counts, total)
+            else:
+                raw, shape = self._checked(spec, value, total)
+                columns[spec.name] = self._sliced(spec, raw, shape, None if single else counts, total)
+        return columns
+
+    def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
+        """The output's bytes and its row shape as the client sees it."""
+        dims = shapes.declared_by_model(spec)
+        expected = f"{spec.datatype} {shapes.text((total, *dims) if self._batched else dims)}"
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(spec.name, expected, type(value).__name__)
+        shape = tuple(value.shape)
+        row_shape = shape[1:] if self._batched else shape
+        leading = not self._batched or (len(shape) > 0 and shape[0] == total)
+        if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
+            raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(shape)}")
+        return raw_of(value), shapes.for_client(spec, row_shape)
+
+    def _sliced(
+        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int] | None, total: int
+    ) -> list[Tensor]:
+        name, datatype = spec.name, spec.datatype
+        if not self._batched:
+            return [Tensor(name, datatype, shape, bytes(raw))]
+        size = len(raw) // total
+        if counts is None:
+            row_shape = (1, *shape)
+            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in range(total)]
+        tensors: list[Tensor] = []
+        at = 0
+        for count in counts:
+            tensors.append(Tensor(name, datatype, (count, *shape), bytes(raw[at * size : (at + count) * size])))
+            at += count
+        return tensors
+
+    def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
+        dims = shapes.declared_by_model(spec)
+        if not isinstance(value, list) or len(value) % total:
+            got = f"{len(value)} strings for {total} rows" if isinstance(value, list) else type(value).__name__
+            raise self._wrong(spec.name, "List[str]", got)
+        strings: list[str] = value
+        per_row = len(strings) // total
+        try:
+            shape = shapes.for_client(spec, text_shape(dims, per_row))
+        except ValueError as error:
+            raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
+        tensors: list[Tensor] = []
+        at = 0
+        for count in counts:
+            raw = pack_bytes(strings[at * per_row : (at + count) * per_row])
+            tensors.append(Tensor(spec.name, "BYTES", (count, *shape) if self._batched else shape, raw))
+            at += count
+        return tensors
+
+    def _row_outputs(self, row: Row, columns: Mapping[str, list[Tensor]], position: int) -> list[Tensor]:
+        if not row.outputs:
+            return [column[position] for column in columns.values()]
+        return [column[position] for name, column in columns.items() if name in row.outputs]
+
+    def _state_values(self, returned: Any, total: int) -> list[Any]:
+        """Each state's new value for the whole batch, in the arena's order, with a batch dimension."""
+        values: list[Any] = []
+        for state in self._arena.states:
+            name = state.spec.output_name
+            value = self._value(returned, name)
+            if not self._batched and isinstance(value, torch.Tensor):
+                value = value.unsqueeze(0)
+            problem = state.problem(value, total)
+            if problem is not None:
+                raise BatchFailure(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
+            values.append(value)
+        return values
+
+    def _state_columns(self, values: Sequence[Any], total: int) -> list[list[Tensor]]:
+        return [state.tensors(value, total) for state, value in zip(self._arena.states, values, strict=True)]
+
+
+class _StepClock:
+    """Adds up where the groups of a batch spend their time."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._input = self._infer = self._output = 0
+
+    def start(self) -> None:
+        self._at = time.perf_counter_ns()
+
+    def input_done(self) -> None:
+        self._input += self._lap()
+
+    def infer_done(self) -> None:
+        self._infer += self._lap()
+
+    def output_done(self) -> None:
+        self._output += self._lap()
+
+    def _lap(self) -> int:
+        before, self._at = self._at, time.perf_counter_ns()
+        return self._at - before
+
+    def timings(self) -> Timings:
+        return Timings(self._input, self._infer, self._output)
+
+
+def _zeros(datatype: str, shape: shapes.Shape) -> bytes:
+    # Four zero bytes are a BYTES element of length 0.
+    return bytes(element_count(shape) * ELEMENT_BYTES.get(datatype, 4))
+
+
+def _is_several(returned: Any) -> bool:
+    """Whether forward returned several values, rather than one tensor or one list of strings."""
+    return isinstance(returned, tuple) or (
+        isinstance(returned, list) and bool(returned) and not isinstance(returned[0], str)
+    )

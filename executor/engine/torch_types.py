@@ -1,0 +1,63 @@
+"""Wire datatypes as torch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from shared.tensors import ELEMENT_BYTES
+
+TORCH_TYPE: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "UINT16": torch.uint16,
+    "UINT32": torch.uint32,
+    "UINT64": torch.uint64,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+"""BYTES is not in it: torch has no tensors of strings, a model takes and returns `List[str]`."""
+
+DATATYPE: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_TYPE.items()}
+
+STORAGE_TYPE: dict[torch.dtype, torch.dtype] = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.bfloat16: torch.int16,
+}
+"""Types of the same size, for operations that torch or numpy lacks: bits are moved, never computed with."""
+
+
+def tensor_of(parts: Iterable[bytes], datatype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """One writable tensor of a shape from the bytes of its pieces, in order.
+
+    Raises ValueError when the bytes are not what the shape asks for.
+    """
+    buffer = bytearray().join(parts)
+    dtype = TORCH_TYPE[datatype]
+    if not buffer:
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            raise ValueError(f"no data for shape {shape}")
+        return tensor.to(device)
+    if len(buffer) % ELEMENT_BYTES[datatype]:
+        raise ValueError(f"{len(buffer)} bytes are no whole number of {datatype} elements")
+    tensor = torch.frombuffer(buffer, dtype=dtype).view(shape)
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def raw_of(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bytes, row-major, as the wire wants them. A view: valid as long as it is referenced."""
+    host = tensor.detach().cpu().contiguous()
+    storage = STORAGE_TYPE.get(host.dtype)
+    if storage is not None:
+        host = host.view(storage)
+    return memoryview(host.numpy().reshape(-1)).cast("B") if host.numel() else memoryview(b"")

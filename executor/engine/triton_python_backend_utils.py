@@ -1,0 +1,544 @@
+"""What a `model.py` written for Triton imports as `triton_python_backend_utils`.
+
+The engine registers this module in `sys.modules` under that name before it imports a model, so existing models run
+unchanged. Written from the documented interface of Triton's python backend; nothing of it is copied. What has no
+meaning inside a mesh executor (calling other models, decoupled responses) is refused with a reason, never ignored.
+
+Tensors are numpy arrays underneath. BF16 has no numpy type: such a tensor is read and made through DLPack.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine.model_metrics import MetricFamily as MetricFamily
+from executor.engine.model_metrics import TritonModelException as TritonModelException
+from shared.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+_TYPE_NUMBER = {
+    "BOOL": 1,
+    "UINT8": 2,
+    "UINT16": 3,
+    "UINT32": 4,
+    "UINT64": 5,
+    "INT8": 6,
+    "INT16": 7,
+    "INT32": 8,
+    "INT64": 9,
+    "FP16": 10,
+    "FP32": 11,
+    "FP64": 12,
+    "BYTES": 13,
+    "BF16": 14,
+}
+"""TRITONSERVER_DataType, by wire name."""
+
+TRITON_TO_NUMPY_TYPE: dict[int, Any] = {
+    _TYPE_NUMBER[name]: np.object_ if name == "BYTES" else NUMPY_TYPE[name].type
+    for name in _TYPE_NUMBER
+    if name != "BF16"
+}
+NUMPY_TO_TRITON_TYPE: dict[Any, int] = {
+    **{numpy_type: number for number, numpy_type in TRITON_TO_NUMPY_TYPE.items()},
+    np.bytes_: _TYPE_NUMBER["BYTES"],
+    np.str_: _TYPE_NUMBER["BYTES"],
+}
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": TRITON_TO_NUMPY_TYPE[number]
+    for name, number in _TYPE_NUMBER.items()
+    if number in TRITON_TO_NUMPY_TYPE
+}
+
+current_model_dir: ContextVar[str] = ContextVar("current_model_dir")
+"""Set by the engine around every call into a model; read by `get_model_dir`."""
+
+
+class TritonError:
+    """An error of one request, with a code of Triton's (class constants)."""
+
+    UNKNOWN = "UNKNOWN"
+    INTERNAL = "INTERNAL"
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARG = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    CANCELLED = "CANCELLED"
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: str = INTERNAL) -> None:
+        self._message = message
+        self._code = code
+
+    def code(self) -> str:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class Tensor:
+    """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16."""
+
+    __slots__ = ("_array", "_datatype", "_name")
+
+    def __init__(self, name: str, numpy_array: NDArray[Any]) -> None:
+        self._name = name
+        self._array = numpy_array
+        self._datatype: str | None = None  # told from the array when it is asked for
+        if not isinstance(numpy_array, np.ndarray):
+            self._array = np.asarray(numpy_array)
+
+    @classmethod
+    def _of(cls, name: str, array: NDArray[Any], datatype: str) -> Tensor:
+        """One whose datatype is known already (BF16: the array holds its bits as uint16)."""
+        tensor = object.__new__(cls)
+        tensor._name = name
+        tensor._array = array
+        tensor._datatype = datatype
+        return tensor
+
+    def name(self) -> str:
+        return self._name
+
+    def as_numpy(self) -> NDArray[Any]:
+        """The content. Raises TritonModelException for BF16, which numpy does not have."""
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                f"tensor '{self._name}' is BF16, which numpy does not have; use to_dlpack(), for instance "
+                "torch.from_dlpack(tensor)"
+            )
+        return self._array
+
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
+
+    def triton_dtype(self) -> int:
+        """The number of Triton's datatype; `triton_to_numpy_type` takes it."""
+        return _TYPE_NUMBER[datatype_of(self)]
+
+    def is_cpu(self) -> bool:
+        return True
+
+    def to_dlpack(self) -> Any:
+        """A DLPack capsule of the content."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if datatype_of(self) == "BYTES":
+            raise TritonModelException(f"tensor '{self._name}' is BYTES, which DLPack does not have")
+        if self._datatype == "BF16":
+            import torch  # only a model that uses BF16 needs it
+
+            bits = torch.from_numpy(np.ascontiguousarray(self._array).view(np.int16))
+            return bits.view(torch.bfloat16).__dlpack__(**options)
+        return cast("Any", self._array).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """A tensor from a DLPack capsule, or from anything that speaks DLPack; a GPU's is copied to the host."""
+        if _is_plain_host_array(tensor):
+            return Tensor(name, np.from_dlpack(tensor))
+        import torch  # a bare capsule, a GPU's tensor and BF16 need it
+
+        content = torch.from_dlpack(tensor).cpu().contiguous()
+        if content.dtype is torch.bfloat16:
+            return Tensor._of(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
+        return Tensor(name, content.numpy())
+
+
+def _is_plain_host_array(tensor: Any) -> bool:
+    device = getattr(tensor, "__dlpack_device__", None)
+    return device is not None and device()[0] == 1 and "bfloat16" not in str(getattr(tensor, "dtype", ""))
+
+
+def datatype_of(tensor: Tensor) -> str:
+    """The wire name of a tensor's datatype. Raises TritonModelException for one that Triton does not have."""
+    if tensor._datatype is None:  # pyright: ignore[reportPrivateUsage]
+        tensor._datatype = _told_from(tensor)  # pyright: ignore[reportPrivateUsage]
+    return tensor._datatype  # pyright: ignore[reportPrivateUsage]
+
+
+def _told_from(tensor: Tensor) -> str:
+    array = tensor._array  # pyright: ignore[reportPrivateUsage]
+    datatype = DATATYPE_OF.get(array.dtype)
+    if datatype is not None:
+        return datatype
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    if array.dtype.name == "bfloat16":
+        tensor._array = array.view(np.uint16)  # pyright: ignore[reportPrivateUsage]
+        return "BF16"
+    swapped = DATATYPE_OF.get(array.dtype.newbyteorder("<"))
+    if swapped is None:
+        raise TritonModelException(f"Unsupported numpy type {array.dtype} of tensor '{tensor.name()}'")
+    tensor._array = array.astype(array.dtype.newbyteorder("<"))  # pyright: ignore[reportPrivateUsage]
+    return swapped
+
+
+def made_tensor(name: str, array: NDArray[Any], datatype: str) -> Tensor:
+    """A tensor whose datatype is known (BF16: the array holds its bits as uint16)."""
+    return Tensor._of(name, array, datatype)  # pyright: ignore[reportPrivateUsage]
+
+
+def content(tensor: Tensor) -> NDArray[Any]:
+    """The array underneath, of BF16 as well."""
+    return tensor._array  # pyright: ignore[reportPrivateUsage]
+
+
+def raw_content(tensor: Tensor) -> bytes:
+    """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element of another type."""
+    if datatype_of(tensor) != "BYTES":
+        return tensor._array.tobytes()  # pyright: ignore[reportPrivateUsage]
+    try:
+        return pack_bytes(tensor._array.reshape(-1).tolist())  # pyright: ignore[reportPrivateUsage]
+    except TypeError as error:
+        raise TritonModelException(
+            f"tensor '{tensor.name()}' is BYTES, but not all of its elements are bytes or str: {error}"
+        ) from error
+
+
+class InferenceRequest:
+    """A request, as the model gets it. One that a model makes itself cannot be executed: see `exec`."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: object = None,
+        trace: object = None,
+        parameters: Mapping[str, str | int | bool | float] | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._inputs = {tensor.name(): tensor for tensor in inputs}
+        self._requested_output_names = requested_output_names
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._preferred_memory = preferred_memory
+        self._trace = trace
+        self._parameters = parameters or {}
+
+    def inputs(self) -> list[Tensor]:
+        """All tensors: inputs, controls and states."""
+        return list(self._inputs.values())
+
+    def _input(self, name: str) -> Tensor | None:
+        return self._inputs.get(name)
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence's id, integer or string as the client gave it; 0 outside a sequence and in null requests."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """SEQUENCE_START and SEQUENCE_END, combined by `|`."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """The request's timeout, microseconds; 0 when it has none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The request's parameters as JSON."""
+        return json.dumps(dict(self._parameters))
+
+    def requested_output_names(self) -> list[str]:
+        return list(self._requested_output_names)
+
+    def preferred_memory(self) -> object:
+        return self._preferred_memory
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def model_version(self) -> int:
+        return self._model_version
+
+    def trace(self) -> object:
+        return self._trace
+
+    def is_cancelled(self) -> bool:
+        """False: a step that reached the model is always finished, because it may be committed."""
+        return False
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Not supported."""
+        raise _unsupported("business logic scripting (InferenceRequest.exec)")
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """Not supported."""
+        raise _unsupported("business logic scripting (InferenceRequest.async_exec)")
+
+    def get_response_sender(self) -> Any:
+        """Not supported."""
+        raise _unsupported("decoupled responses (InferenceRequest.get_response_sender)")
+
+    def set_release_flags(self, flags: int) -> None:
+        """Takes RELEASE_ALL; anything else is not supported."""
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise _unsupported("rescheduling a request (InferenceRequest.set_release_flags)")
+
+
+class InferenceResponse:
+    """A request's outputs, or its error."""
+
+    __slots__ = ("_error", "_output_tensors", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] | None = None,
+        error: TritonError | None = None,
+        parameters: Mapping[str, str | int | bool | float] | None = None,
+    ) -> None:
+        self._output_tensors: Sequence[Tensor] = [] if output_tensors is None else output_tensors
+        # Triton's models have always been allowed to pass a plain message here.
+        self._error = TritonError(error) if isinstance(error, str) else error
+        self._parameters = parameters
+
+    def output_tensors(self) -> list[Tensor]:
+        return list(self._output_tensors)
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        """The response's parameters as JSON."""
+        return json.dumps(dict(self._parameters or {}))
+
+
+class Logger:
+    """The executor's log, under the logger `seqmesh.model`."""
+
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    VERBOSE = "VERBOSE"
+
+    _LEVELS: Mapping[str, int] = {
+        INFO: logging.INFO,
+        WARNING: logging.WARNING,
+        ERROR: logging.ERROR,
+        VERBOSE: logging.DEBUG,
+    }
+
+    @staticmethod
+    def log(message: str, level: str = INFO) -> None:
+        logging.getLogger("seqmesh.model").log(Logger._LEVELS[level], "%s", message, stacklevel=2)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, Logger.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, Logger.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, Logger.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, Logger.VERBOSE)
+
+
+class ModelConfig:
+    """The configuration that a model's `auto_complete_config` may complete (it never overrides what is there)."""
+
+    def __init__(self, model_config: str) -> None:
+        self._config: dict[str, Any] = json.loads(model_config)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._config
+
+    def to_json(self) -> str:
+        return json.dumps(self._config)
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Sets the largest batch where none is configured. Raises ValueError below a configured one."""
+        configured = int(self._config.get("max_batch_size", 0))
+        if configured > max_batch_size:
+            raise ValueError(
+                f"configuration specified max_batch_size {configured}, but the model allows only {max_batch_size}"
+            )
+        if configured == 0:
+            self._config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Adds dynamic batching. Raises ValueError beside another kind of scheduling."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._config:
+                raise ValueError(f"configuration specified '{other}', so 'dynamic_batching' cannot be set")
+        self._config.setdefault("dynamic_batching", {})
+
+    def set_model_transaction_policy(self, transaction_policy: Mapping[str, Any]) -> None:
+        """Sets `decoupled`. Raises ValueError for another key, or a contradiction."""
+        if set(transaction_policy) - {"decoupled"}:
+            raise ValueError("model transaction policy has only the property 'decoupled'")
+        configured: dict[str, Any] = self._config.setdefault("model_transaction_policy", {})
+        decoupled = transaction_policy.get("decoupled", False)
+        if configured.setdefault("decoupled", decoupled) != decoupled:
+            raise ValueError("configuration specified another 'decoupled' than the model")
+
+    def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002  # the documented name
+        """Adds an input, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
+        self._add("input", input, {"name", "data_type", "dims", "optional"})
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Adds an output, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
+        self._add("output", output, {"name", "data_type", "dims"})
+
+    def _add(self, field: str, tensor: Mapping[str, Any], allowed: set[str]) -> None:
+        if not tensor.get("name") or set(tensor) - allowed:
+            raise ValueError(f"an {field} needs 'name', and may have {', '.join(sorted(allowed))}; got {dict(tensor)}")
+        declared: list[dict[str, Any]] = self._config.setdefault(field, [])
+        same = next((entry for entry in declared if entry["name"] == tensor["name"]), None)
+        if same is None:
+            missing = {"data_type", "dims"} - set(tensor)
+            if missing:
+                raise ValueError(f"{field} '{tensor['name']}' needs {', '.join(sorted(missing))}")
+            declared.append({**tensor, "dims": list(tensor["dims"])})
+            return
+        _fill(field, same, tensor)
+
+
+def _fill(field: str, declared: dict[str, Any], tensor: Mapping[str, Any]) -> None:
+    for name, value in tensor.items():
+        given = declared.get(name)
+        if name == "dims":
+            value = [int(dim) for dim in value]
+            given = [int(dim) for dim in given] if given else None
+        if given in (None, "TYPE_INVALID"):
+            declared[name] = value
+        elif given != value:
+            raise ValueError(
+                f"model configuration specifies {name} {given} for {field} '{tensor['name']}', the model {value}"
+            )
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input, control or state of that name; None when it has none."""
+    return inference_request._input(name)  # pyright: ignore[reportPrivateUsage]
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output of that name; None when it has none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The declaration of an input in a model's configuration; None when there is none."""
+    return _config_by_name(model_config.get("input", []), name)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The declaration of an output in a model's configuration; None when there is none."""
+    return _config_by_name(model_config.get("output", []), name)
+
+
+def _config_by_name(tensors: Iterable[dict[str, Any]], name: str) -> dict[str, Any] | None:
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Numpy's type for a number of Triton's datatypes."""
+    return TRITON_TO_NUMPY_TYPE[data_type]
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """The number of Triton's datatype for numpy's type."""
+    return NUMPY_TO_TRITON_TYPE[np.dtype(data_type).type]
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Numpy's type for a configuration's `TYPE_...`."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def serialize_byte_tensor(input_tensor: NDArray[Any]) -> bytes | None:
+    """BYTES elements in their wire form, row-major; None for an array of another kind."""
+    if input_tensor.dtype.kind not in "OSU":
+        return None
+    elements: list[Any] = input_tensor.reshape(-1).tolist()
+    return pack_bytes(element if isinstance(element, bytes) else str(element) for element in elements)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> NDArray[np.object_]:
+    """The elements of a BYTES tensor's wire form, as a flat object array."""
+    elements = list(bytes_elements(bytes(encoded_tensor)))
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+def get_model_dir() -> str:
+    """The directory of the model's version; called outside of a model's methods, that of the calling file."""
+    directory = current_model_dir.get(None)
+    if directory is not None:
+        return directory
+    caller = inspect.stack()[1].filename
+    return os.path.dirname(os.path.abspath(caller))
+
+
+def load_model(model_name: str, files: object = None, config: str = "") -> None:
+    """Not supported: models are loaded by the mesh's repository endpoints."""
+    raise _unsupported("loading a model from a model (load_model)")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Not supported: models are unloaded by the mesh's repository endpoints."""
+    raise _unsupported("unloading a model from a model (unload_model)")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Not supported: a model cannot call another one here."""
+    raise _unsupported("asking for another model (is_model_ready)")
+
+
+def _unsupported(what: str) -> TritonModelException:
+    return TritonModelException(f"{what} is not supported by seqmesh")

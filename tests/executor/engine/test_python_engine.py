@@ -1,0 +1,628 @@
+"""The python engine: Triton's `model.py` runs unchanged, and its declared state survives what its process does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from executor.engine.base import Engine, Row, RowError, RowResult
+from executor.engine.python_engine import PythonEngine
+from shared.errors import LoadError
+from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
+from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
+from tests.executor.engine.model_workshop import (
+    CONTROLS,
+    Workshop,
+    array,
+    controls,
+    error,
+    plain_config,
+    raws,
+    results,
+    sequence_config,
+    wire,
+)
+
+SUM = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+                if value.flat[0] == 13:
+                    raise RuntimeError("unlucky")
+                total = pb_utils.get_input_tensor_by_name(request, "SUM").as_numpy()
+                total += value
+                tensors = [pb_utils.Tensor("OUTPUT", total)]
+                if value.flat[0] == 7:
+                    tensors.append(pb_utils.Tensor("SUM_NEXT", total.astype(np.float32)))
+                elif value.flat[0] == 8:
+                    tensors.append(pb_utils.Tensor("SUM_NEXT", np.concatenate([total, total], 1)))
+                elif value.flat[0] == 9:
+                    error = pb_utils.TritonError("no nines", pb_utils.TritonError.INVALID_ARG)
+                    responses.append(pb_utils.InferenceResponse(error=error))
+                    continue
+                elif value.flat[0] != 0:
+                    tensors.append(pb_utils.Tensor("SUM_NEXT", total))
+                responses.append(pb_utils.InferenceResponse(tensors))
+            return responses
+"""
+
+
+def sum_config(*, direct: bool = False, max_batch_size: int = 8) -> ModelConfig:
+    return sequence_config(
+        "sum",
+        "python",
+        inputs=[TensorSpec("INPUT", "INT32", (1,))],
+        outputs=[TensorSpec("OUTPUT", "INT32", (1,))],
+        states=[StateSpec("SUM", "SUM_NEXT", "INT32", (1,))],
+        direct=direct,
+        max_batch_size=max_batch_size,
+    )
+
+
+def sum_row(slot: int, value: int, *, start: bool = False) -> Row:
+    return Row({"INPUT": wire("INPUT", [[value]], "<i4")}, slot=slot, start=start)
+
+
+def sums(engine: Engine, *rows: Row) -> list[int]:
+    return [array(result, "OUTPUT").item() for result in results(engine, rows)]
+
+
+def echo(body: str, name: str = "echo") -> str:
+    """A model whose `execute` makes each response by `body`, from `value` (the array of input x) and `request`."""
+    return f"""
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                x = pb_utils.get_input_tensor_by_name(request, "x")
+                {body}
+            return responses
+    """
+
+
+def echo_config(
+    datatype: str = "FP32", dims: tuple[int, ...] = (2,), output: str = "FP32", max_batch_size: int = 8
+) -> ModelConfig:
+    return plain_config(
+        "echo",
+        "python",
+        inputs=[TensorSpec("x", datatype, dims)],
+        outputs=[TensorSpec("y", output, dims)],
+        max_batch_size=max_batch_size,
+    )
+
+
+def test_declared_state_comes_as_an_input_and_moves_by_an_output(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+
+    assert [1, 2] == sums(engine, sum_row(0, 1, start=True), sum_row(5, 2, start=True))
+    assert [4, 4] == sums(engine, sum_row(5, 2), sum_row(0, 3))
+    assert [1] == sums(engine, sum_row(5, 1, start=True))
+
+
+def test_an_absent_state_output_leaves_the_state_and_a_start_makes_it_initial(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    sums(engine, sum_row(0, 5, start=True))
+
+    assert [5] == sums(engine, sum_row(0, 0))
+    assert [6] == sums(engine, sum_row(0, 1))
+    sums(engine, sum_row(0, 0, start=True))
+    assert [1] == sums(engine, sum_row(0, 1))
+
+
+def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoint(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    together, alone, other = (workshop.load(sum_config()) for _ in range(3))
+
+    for step in range(3):
+        rows = [sum_row(slot, slot + step + 1, start=step == 0) for slot in (3, 1, 2)]
+        expected = [results(alone, [row])[0] for row in rows]
+        ran = results(together, rows)
+        assert list(map(raws, expected)) == list(map(raws, ran))
+
+    other.load_state(7, ran[0].states)
+    assert sums(together, sum_row(3, 4)) == sums(other, sum_row(7, 4))
+    assert "SUM INT32 [1] mean 19 norm 19" == other.describe_state(7)
+
+
+def test_when_execute_raises_every_row_fails_in_triton_s_words_and_no_state_moves(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    sums(engine, sum_row(0, 1, start=True), sum_row(1, 2, start=True))
+
+    ran = engine.run([sum_row(0, 1), sum_row(1, 13)], [True, True]).rows
+
+    for row in ran:
+        assert isinstance(row, RowError)
+        assert "INTERNAL" == row.code
+        assert row.message.startswith(
+            "Failed to process the request(s) for model instance 'sum_0_0', message: RuntimeError: unlucky\n\nAt:\n  "
+        )
+        assert "model.py(" in row.message
+    assert [2, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7, "model 'sum' returned a wrong output 'SUM_NEXT': expected INT32 [1,1], got FP32 [1,1]"),
+        (8, "model 'sum' returned a wrong output 'SUM_NEXT': expected INT32 [1,1], got INT32 [1,2]"),
+    ],
+)
+def test_a_wrong_state_fails_its_row_alone(workshop: Workshop, value: int, text: str) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    sums(engine, sum_row(0, 1, start=True), sum_row(1, 2, start=True))
+
+    wrong, fine = engine.run([sum_row(0, value), sum_row(1, 1)], [True, True]).rows
+
+    assert RowError("INTERNAL", text) == wrong
+    assert isinstance(fine, RowResult)
+    assert [2, 4] == sums(engine, sum_row(0, 1), sum_row(1, 1))
+
+
+def test_a_response_with_an_error_fails_its_row_alone_with_its_code(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    sums(engine, sum_row(0, 1, start=True), sum_row(1, 2, start=True))
+
+    wrong, fine = engine.run([sum_row(0, 9), sum_row(1, 1)], [True, True]).rows
+
+    assert RowError("INVALID_ARG", "no nines") == wrong
+    assert isinstance(fine, RowResult)
+    assert [2] == sums(engine, sum_row(0, 1))
+
+
+def test_a_model_without_batch_dimension_gets_state_without_one(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config(max_batch_size=0), slots=1)
+    rows = [Row({"INPUT": wire("INPUT", [4], "<i4")}, slot=0, start=start) for start in (True, False)]
+
+    ran = [results(engine, [row])[0] for row in rows]
+
+    assert [[4], [8]] == [array(result, "OUTPUT").tolist() for result in ran]
+    assert (1,) == ran[1].states["SUM"].shape
+
+
+def test_null_rows_are_requests_whose_responses_count_for_nothing(workshop: Workshop) -> None:
+    """READY false, flags 0, correlation id 0, inputs of zeros in the shape of the others; the position is the slot."""
+    workshop.python(
+        "probe",
+        """
+        import json
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                seen = []
+                for request in requests:
+                    get = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1).tolist()
+                    seen.append([get("INPUT"), get("READY"), get("START"), get("END"), get("CORRID"), request.flags(),
+                                 request.correlation_id()])
+                text = np.array([[json.dumps(seen)]], dtype=np.object_)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("SEEN", text)]) for _ in requests]
+        """,
+    )
+    config = sequence_config(
+        "probe",
+        "python",
+        inputs=[TensorSpec("INPUT", "INT32", (-1,))],
+        outputs=[TensorSpec("SEEN", "BYTES", (1,))],
+        controls=CONTROLS,
+        direct=True,
+    )
+    value = {"INPUT": wire("INPUT", [[5, 6]], "<i4")}
+    real = Row(value, controls(start=True, end=True, corrid=42), slot=1, start=True, end=True, correlation_id=42)
+    ready_false = Row({}, controls(ready=False), null=True)
+
+    (result,) = results(workshop.load(config), [Row({}, null=True), real, ready_false])
+
+    null = [[0, 0], [0], [0], [0], [0], 0, 0]
+    assert [null, [[5, 6], [1], [1], [1], [42], 3, 42], null] == json.loads(array(result, "SEEN").item())
+
+
+def test_a_bad_input_is_its_row_s_error_and_the_model_never_sees_it(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config(direct=True))
+    bad = Row({"INPUT": Tensor("INPUT", "INT32", (1, 1), b"\0")}, slot=0, start=True)
+
+    failed, fine = engine.run([bad, sum_row(1, 1, start=True)], [True, True]).rows
+
+    assert (
+        RowError("INVALID_ARG", "input 'INPUT' of model 'sum' has 1 bytes of data, but its shape asks for 4") == failed
+    )
+    assert isinstance(fine, RowResult)
+
+
+def test_broken_bytes_elements_are_their_row_s_error(workshop: Workshop) -> None:
+    workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"))
+    engine = workshop.load(echo_config("BYTES", (1,), "BYTES"))
+    good = Row({"x": Tensor("x", "BYTES", (1, 1), pack_bytes(["a"]))})
+
+    for raw, text in [(b"\5\0\0\0ab", "incomplete string element"), (pack_bytes(["a", "b"]), "has 2 elements")]:
+        failed, fine = engine.run([Row({"x": Tensor("x", "BYTES", (1, 1), raw)}), good], [False] * 2).rows
+        assert isinstance(failed, RowError)
+        assert text in failed.message
+        assert isinstance(fine, RowResult)
+
+
+@pytest.mark.parametrize("datatype", [*(name for name in ELEMENT_BYTES if name != "BF16"), "BYTES"])
+def test_every_datatype_passes_through_input_state_and_output_bit_by_bit(workshop: Workshop, datatype: str) -> None:
+    workshop.python(
+        "identity",
+        """
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                responses = []
+                for request in requests:
+                    x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+                    s = pb_utils.get_input_tensor_by_name(request, "s").as_numpy()
+                    responses.append(pb_utils.InferenceResponse(
+                        [pb_utils.Tensor("y", s), pb_utils.Tensor("s_next", x)]))
+                return responses
+        """,
+    )
+    config = sequence_config(
+        "identity",
+        "python",
+        inputs=[TensorSpec("x", datatype, (2,))],
+        outputs=[TensorSpec("y", datatype, (2,))],
+        states=[StateSpec("s", "s_next", datatype, (2,))],
+    )
+    engine = workshop.load(config)
+    size = 2 * ELEMENT_BYTES.get(datatype, 0)
+    if datatype == "BYTES":
+        contents = [pack_bytes([b"", b"\xff\0"]), pack_bytes(["ab", "c"])]
+    else:
+        contents = [bytes([1, 0] * size)[:size] if datatype == "BOOL" else bytes(range(k, k + size)) for k in (1, 40)]
+    inputs = [{"x": Tensor("x", datatype, (1, 2), raw)} for raw in contents]
+
+    first = results(engine, [Row(given, slot=slot, start=True) for slot, given in enumerate(inputs)])
+    second = results(engine, [Row(given, slot=slot) for slot, given in enumerate(inputs)])
+
+    assert [Tensor("s", datatype, (2,), raw) for raw in contents] == [result.states["s"] for result in first]
+    assert [Tensor("y", datatype, (1, 2), raw) for raw in contents] == [result.outputs[0] for result in second]
+
+
+def test_bf16_goes_through_dlpack(workshop: Workshop) -> None:
+    workshop.python(
+        "echo",
+        """
+        import torch
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                responses = []
+                for request in requests:
+                    x = pb_utils.get_input_tensor_by_name(request, "x")
+                    assert x.triton_dtype() == 14
+                    doubled = torch.from_dlpack(x) * 2
+                    responses.append(pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("y", doubled)]))
+                return responses
+        """,
+    )
+    values = torch.tensor([[1.5, -3.25]], dtype=torch.bfloat16)
+    row = Row({"x": Tensor("x", "BF16", (1, 2), values.view(torch.int16).numpy().tobytes())})
+
+    (result,) = results(workshop.load(echo_config("BF16", (2,), "BF16")), [row])
+
+    assert (values * 2).view(torch.int16).numpy().tobytes() == result.outputs[0].raw
+
+
+def test_bf16_as_numpy_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"))
+
+    failed = error(workshop.load(echo_config("BF16")), Row({"x": Tensor("x", "BF16", (1, 2), bytes(4))}))
+
+    assert "tensor 'x' is BF16, which numpy does not have; use to_dlpack()" in failed.message
+
+
+def test_requests_of_several_rows_and_of_different_shapes_keep_their_own(workshop: Workshop) -> None:
+    workshop.python(
+        "echo", echo("responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy() * 2)]))")
+    )
+    contents = [[[1, 2], [3, 4]], [[5]], [[6, 7, 8]]]
+    rows = [Row({"x": wire("x", content)}) for content in contents]
+
+    ran = results(workshop.load(echo_config(dims=(-1,))), rows)
+
+    assert [(np.array(content) * 2).tolist() for content in contents] == [array(row, "y").tolist() for row in ran]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("responses = None", "execute must return a list with one InferenceResponse per request, not NoneType"),
+        ("pass", "execute must return one InferenceResponse per request: expected 1, got 0"),
+        ("responses.append(None)", "execute must return an InferenceResponse for every request, not NoneType"),
+        ("responses.append('text')", "execute must return an InferenceResponse for every request, not str"),
+        ("responses.append(pb_utils.InferenceResponse([x.as_numpy()]))", "returned a ndarray among its output tensors"),
+        (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('q', x.as_numpy())]))",
+            "model 'echo' returned output 'q', which its configuration does not declare",
+        ),
+        (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy().astype(np.int8))]))",
+            "model 'echo' returned a wrong output 'y': expected FP32 [1,2], got INT8 [1,2]",
+        ),
+        (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy()[0])]))",
+            "model 'echo' returned a wrong output 'y': expected FP32 [1,2], got FP32 [2]",
+        ),
+        (
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy().astype(complex))]))",
+            "Unsupported numpy type complex128 of tensor 'y'",
+        ),
+        ("raise pb_utils.TritonModelException('my reason')", "message: TritonModelException: my reason"),
+        ("request.exec()", "business logic scripting (InferenceRequest.exec) is not supported by seqmesh"),
+        ("pb_utils.load_model('other')", "(load_model) is not supported by seqmesh"),
+        ("request.get_response_sender()", "decoupled responses"),
+    ],
+)
+def test_a_wrong_response_is_a_clear_error(workshop: Workshop, body: str, text: str) -> None:
+    workshop.python("echo", echo(body))
+
+    failed = error(workshop.load(echo_config()), Row({"x": wire("x", [[1, 2]])}))
+
+    assert "INTERNAL" == failed.code
+    assert text in failed.message
+
+
+def test_an_output_left_out_is_an_error_only_where_the_caller_named_it(workshop: Workshop) -> None:
+    workshop.python("echo", echo("responses.append(pb_utils.InferenceResponse())"))
+    engine = workshop.load(echo_config())
+    inputs = {"x": wire("x", [[1, 2]])}
+
+    (unnamed,) = results(engine, [Row(inputs)])
+    named = error(engine, Row(inputs, outputs=("y",)))
+
+    assert [] == list(unnamed.outputs)
+    assert "model 'echo' did not return the requested output 'y'" == named.message
+
+
+def test_the_request_tells_the_model_what_the_client_said(workshop: Workshop) -> None:
+    workshop.python(
+        "echo",
+        echo(
+            "said = [request.request_id(), request.timeout(), json.loads(request.parameters()), "
+            "request.requested_output_names(), request.model_name(), request.is_cancelled(), "
+            "[t.name() for t in request.inputs()], x.shape(), x.is_cpu(), pb_utils.get_model_dir()]; "
+            "text = np.array([json.dumps(said)], dtype=np.object_); "
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', text)]))"
+        ),
+    )
+    row = Row({"x": wire("x", [1, 2])}, request_id="r1", timeout_us=5, parameters={"a": 1, "b": "c"}, outputs=("y",))
+    config = plain_config(
+        "echo",
+        "python",
+        inputs=[TensorSpec("x", "FP32", (2,))],
+        outputs=[TensorSpec("y", "BYTES", (1,))],
+        max_batch_size=0,
+    )
+
+    (result,) = results(workshop.load(config), [row])
+
+    assert ["r1", 5, {"a": 1, "b": "c"}, ["y"], "echo", False, ["x"], [2], True] == json.loads(
+        array(result, "y").item()
+    )[:-1]
+    assert str(workshop.version_dir("echo")) == json.loads(array(result, "y").item())[-1]
+
+
+def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) -> None:
+    workshop.python(
+        "echo",
+        echo(
+            "assert x.shape() == [1, 1, 3], x.shape(); "
+            "responses.append(pb_utils.InferenceResponse([pb_utils.Tensor('y', x.as_numpy())]))"
+        ),
+    )
+    config = plain_config(
+        "echo",
+        "python",
+        inputs=[TensorSpec("x", "FP32", (-1,), reshape=(1, -1))],
+        outputs=[TensorSpec("y", "FP32", (-1,), reshape=(1, -1))],
+    )
+
+    (result,) = results(workshop.load(config), [Row({"x": wire("x", [[1, 2, 3]])})])
+
+    assert [[1, 2, 3]] == array(result, "y").tolist()
+
+
+def test_arrays_are_the_model_s_own_to_write_to(workshop: Workshop) -> None:
+    """SUM adds in place to the state it is given: a step that then fails must not have moved anything."""
+    workshop.python("sum", SUM)
+    engine = workshop.load(sum_config())
+    row = sum_row(0, 5, start=True)
+    sums(engine, row)
+    error(engine, sum_row(0, 9))
+
+    assert [6] == sums(engine, sum_row(0, 1))
+    assert [5] == sums(engine, row)
+
+
+INSTANCE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    import counting
+
+    calls = 0
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.args = args
+
+        def execute(self, requests):
+            import late
+            global calls
+            calls += 1
+            counting.calls += 1
+            said = np.array([[calls * 100 + counting.calls * 10 + late.ONE]], np.int32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", said)]) for _ in requests]
+
+        def finalize(self):
+            print("finalized", self.args["model_instance_name"])
+
+        def is_ready(self):
+            return calls < 2
+"""
+
+
+def instance_config() -> ModelConfig:
+    return plain_config(
+        "echo", "python", inputs=[TensorSpec("x", "FP32", (2,))], outputs=[TensorSpec("y", "INT32", (1,))]
+    )
+
+
+def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None:
+    workshop.python("echo", INSTANCE, counting="calls = 0", late="ONE = 1")
+    first, second = workshop.load(instance_config()), workshop.load(instance_config())
+    row = Row({"x": wire("x", [[1, 2]])})
+
+    assert [111, 221, 111] == [array(results(engine, [row])[0], "y").item() for engine in (first, first, second)]
+    assert isinstance(first, PythonEngine)
+    assert isinstance(second, PythonEngine)
+    assert [False, True] == [first.is_ready(), second.is_ready()]
+
+
+def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.python(
+        "args",
+        """
+        import json
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                print(json.dumps(args))
+
+            def execute(self, requests):
+                return []
+
+            def finalize(self):
+                print("finalized")
+        """,
+    )
+    config = plain_config("args", "python", inputs=[], outputs=[])
+
+    engine = workshop.load(config, config_json='{"name": "args"}')
+    engine.close()
+
+    said, finalized = capsys.readouterr().out.splitlines()
+    assert {
+        "model_config": '{"name": "args"}',
+        "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
+        "model_instance_name": "args_0_0",
+        "model_repository": str(workshop.directory / "args"),
+        "model_version": "1",
+        "model_name": "args",
+    } == json.loads(said)
+    assert "finalized" == finalized
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("def broken(:", "SyntaxError"),
+        ("x = 1", "has no class TritonPythonModel"),
+        ("class TritonPythonModel:\n    pass", "has no method execute"),
+        (
+            "class TritonPythonModel:\n    def execute(self, r): ...\n    def initialize(self, args): 1 / 0",
+            "Failed to initialize model instance 'broken_0_0', message: ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why(workshop: Workshop, source: str, text: str) -> None:
+    workshop.python("broken", source)
+
+    with pytest.raises(LoadError) as caught:
+        workshop.load(plain_config("broken", "python", inputs=[], outputs=[]))
+
+    assert text in caught.value.message
+
+
+def test_a_decoupled_model_is_refused_at_load(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+
+    with pytest.raises(LoadError, match="model 'sum' is decoupled"):
+        workshop.load(sum_config(), config_json='{"model_transaction_policy": {"decoupled": true}}')
+
+
+def bench_config(name: str, datatype: str, inputs: int, outputs: int) -> ModelConfig:
+    return sequence_config(
+        name,
+        "python",
+        inputs=[TensorSpec("INPUT", datatype, (inputs,))],
+        outputs=[TensorSpec("OUTPUT", datatype, (outputs,))],
+        controls=CONTROLS,
+        direct=True,
+    )
+
+
+def test_the_running_sum_written_for_triton_runs_unchanged(workshop: Workshop, fixture_models: Path) -> None:
+    engine = workshop.load(bench_config("accumulate", "INT32", 1, 1), model_dir=fixture_models / "accumulate")
+
+    def row(slot: int, value: int, *, start: bool = False, end: bool = False) -> Row:
+        given = controls(start=start, end=end, corrid=slot + 1)
+        return Row({"INPUT": wire("INPUT", [[value]], "<i4")}, given, slot=slot, start=start, end=end)
+
+    null = Row({}, controls(ready=False), null=True)
+
+    assert [1, 2, 3] == sums(engine, *(row(slot, slot + 1, start=True) for slot in range(3)))
+    assert [13] == sums(engine, null, null, row(2, 10))
+    assert [2, 4] == sums(engine, row(0, 1, end=True), row(1, 2))
+
+
+def test_the_lstm_written_for_triton_runs_unchanged_and_batches_equal_single_rows(
+    workshop: Workshop, fixture_models: Path
+) -> None:
+    config = bench_config("lstm", "FP32", 128, 10)
+    together = workshop.load(config, model_dir=fixture_models / "lstm")
+    alone = workshop.load(config, model_dir=fixture_models / "lstm")
+    numbers = np.random.default_rng(0).standard_normal((2, 3, 1, 128)).astype("<f4")
+
+    for step in range(2):
+        rows = [
+            Row(
+                {"INPUT": wire("INPUT", numbers[step, slot])},
+                controls(start=step == 0, corrid=slot + 1),
+                slot=slot,
+                start=step == 0,
+            )
+            for slot in range(3)
+        ]
+        one_by_one = [
+            results(alone, [*[Row({}, controls(ready=False), null=True)] * slot, row])[0]
+            for slot, row in enumerate(rows)
+        ]
+        for expected, actual in zip(one_by_one, results(together, rows), strict=True):
+            np.testing.assert_allclose(array(expected, "OUTPUT"), array(actual, "OUTPUT"), rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoints_hold_what_the_model_returned(workshop: Workshop) -> None:
+    workshop.python("sum", SUM)
+
+    (result,) = results(workshop.load(sum_config()), [sum_row(0, 5, start=True)])
+
+    assert 5 == to_numpy(result.states["SUM"]).item()

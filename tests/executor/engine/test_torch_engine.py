@@ -1,0 +1,684 @@
+"""The torch engine: batches equal single rows, state belongs to its sequence, a bad row is alone with its error."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from executor.engine.backends import find_backend
+from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
+from shared.errors import LoadError, ModelError
+from shared.model_config.values import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
+from tests.executor.engine import torch_modules
+from tests.executor.engine.model_workshop import (
+    Workshop,
+    array,
+    error,
+    plain_config,
+    raws,
+    results,
+    sequence_config,
+    wire,
+)
+
+CELL_STATES = (StateSpec("h", "h_next", "FP32", (3,)), StateSpec("c", "c_next", "FP32", (3,)))
+
+
+def cell_config(*, direct: bool = False) -> ModelConfig:
+    return sequence_config(
+        "cell",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (3,))],
+        outputs=[TensorSpec("y", "FP32", (3,))],
+        states=CELL_STATES,
+        direct=direct,
+    )
+
+
+def cell_row(slot: int, step: int) -> Row:
+    return Row({"x": wire("x", [[slot + step / 8, -slot, step]])}, slot=slot, start=step == 0)
+
+
+def total_config(name: str, dims: tuple[int, ...] = (1,)) -> ModelConfig:
+    return sequence_config(
+        name,
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", dims)],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("total", "total_next", "FP32", (1,))],
+    )
+
+
+def test_a_batch_gives_every_row_what_it_gets_alone(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    together, alone = workshop.load(cell_config()), workshop.load(cell_config())
+
+    for step in range(4):
+        rows = [cell_row(slot, step) for slot in (5, 0, 3, 1)]
+        expected = [results(alone, [row])[0] for row in rows]
+
+        assert list(map(raws, expected)) == list(map(raws, results(together, rows)))
+
+
+def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    first, second = workshop.load(cell_config()), workshop.load(cell_config())
+    before = [results(first, [cell_row(2, step)])[0] for step in range(3)]
+    second.load_state(6, before[-1].states)
+    moved = Row(cell_row(2, 3).inputs, slot=6)
+
+    assert raws(results(first, [cell_row(2, 3)])[0]) == raws(results(second, [moved])[0])
+
+
+def test_null_rows_change_no_result_and_no_state(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    padded, plain = workshop.load(cell_config(direct=True)), workshop.load(cell_config(direct=True))
+    for engine in (padded, plain):
+        results(engine, [cell_row(0, 0), cell_row(1, 0), cell_row(2, 0)])
+    null = Row({}, null=True)
+
+    ran = padded.run([null, cell_row(1, 1), null], [True] * 3).rows
+
+    assert ran[0] is None
+    assert ran[2] is None
+    assert isinstance(ran[1], RowResult)
+    assert raws(results(plain, [cell_row(1, 1)])[0]) == raws(ran[1])
+    assert plain.describe_state(0) == padded.describe_state(0)
+    assert plain.describe_state(2) == padded.describe_state(2)
+
+
+def test_a_batch_of_null_rows_alone_runs_nothing(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    engine = workshop.load(cell_config(direct=True))
+
+    assert [None, None] == list(engine.run([Row({}, null=True)] * 2, [False] * 2).rows)
+
+
+def test_with_the_direct_strategy_a_row_s_position_is_its_slot(workshop: Workshop) -> None:
+    """Even where rows run apart because their shapes differ."""
+    workshop.script("placed", torch_modules.Placed())
+    config = sequence_config(
+        "placed",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1,))],
+        outputs=[TensorSpec("y", "FP32", (-1,))],
+        states=[StateSpec("s", "s_next", "FP32", (1,))],
+        direct=True,
+    )
+    engine = workshop.load(config)
+    rows = [Row({"x": wire("x", [[0.0] * (1 + slot % 2)])}, slot=slot, start=True) for slot in range(4)]
+
+    assert [0, 1, 2, 3] == [array(result, "y").flat[0] for result in results(engine, rows)]
+
+
+def test_start_begins_from_zeros_whatever_the_slot_held(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    engine = workshop.load(cell_config())
+    first = results(engine, [cell_row(4, 0)])[0]
+    results(engine, [cell_row(4, 1)])
+
+    assert raws(first) == raws(results(engine, [cell_row(4, 0)])[0])
+
+
+def test_the_initial_state_comes_from_its_file_and_a_longer_file_is_cut(workshop: Workshop) -> None:
+    workshop.script("folding", torch_modules.Folding())
+    directory = workshop.directory / "folding" / "initial_state"
+    directory.mkdir()
+    (directory / "seven").write_bytes(np.array([7, 99], "<f4").tobytes())
+    config = sequence_config(
+        "folding",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("total", "total_next", "FP32", (1,), initial_file="seven")],
+    )
+
+    (result,) = results(workshop.load(config), [Row({"x": wire("x", [[1, 2]])}, slot=0, start=True)])
+
+    assert 10 == array(result, "y").item()
+
+
+def test_a_short_file_of_initial_state_is_refused_at_load_in_triton_s_words(workshop: Workshop) -> None:
+    workshop.script("folding", torch_modules.Folding())
+    directory = workshop.directory / "folding" / "initial_state"
+    directory.mkdir()
+    (directory / "short").write_bytes(b"abc")
+    config = sequence_config(
+        "folding",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("total", "total_next", "FP32", (1,), initial_file="short")],
+    )
+
+    with pytest.raises(LoadError, match="expects 4 bytes, but the data provided from shortonly has 3 bytes"):
+        workshop.load(config)
+
+
+@pytest.mark.parametrize("module", [torch_modules.CrossedStates, torch_modules.CrossedTuple])
+def test_states_are_paired_by_declared_names_never_by_sorted_order(
+    workshop: Workshop, module: type[torch.nn.Module]
+) -> None:
+    workshop.script("crossed", module())
+    config = sequence_config(
+        "crossed",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("alpha", "zz_alpha", "FP32", (1,)), StateSpec("beta", "aa_beta", "FP32", (1,))],
+    )
+    engine = workshop.load(config)
+
+    for step, expected in enumerate([0, 110, 220]):
+        (result,) = results(engine, [Row({"x": wire("x", [[1]])}, slot=0, start=step == 0)])
+
+        assert expected == array(result, "y").item()
+        assert {"alpha": step + 1, "beta": 10 * (step + 1)} == {
+            name: to_numpy(state).item() for name, state in result.states.items()
+        }
+
+
+def test_a_failing_row_fails_alone_and_no_neighbour_notices(workshop: Workshop) -> None:
+    workshop.script("picky", torch_modules.Picky())
+    engine = workshop.load(total_config("picky"))
+    rows = [Row({"x": wire("x", [[value]])}, slot=value, start=True) for value in (1, 2, 3)]
+    results(engine, rows)
+    bad = Row({"x": wire("x", [[-5]])}, slot=2)
+
+    ran = engine.run([Row(rows[0].inputs, slot=1), bad, Row(rows[2].inputs, slot=3)], [True] * 3).rows
+
+    assert isinstance(ran[1], RowError)
+    assert "INTERNAL" == ran[1].code
+    assert "PyTorch execute failure: " in ran[1].message
+    assert "negative number" in ran[1].message
+    assert [2, 6] == [array(row, "y").item() for row in (ran[0], ran[2]) if isinstance(row, RowResult)]
+    assert 4 == array(results(engine, [Row(rows[1].inputs, slot=2)])[0], "y").item()
+
+
+def test_a_failing_start_leaves_the_slot_s_state_as_it_was(workshop: Workshop) -> None:
+    workshop.script("picky", torch_modules.Picky())
+    engine = workshop.load(total_config("picky"))
+    results(engine, [Row({"x": wire("x", [[5]])}, slot=0, start=True)])
+
+    error(engine, Row({"x": wire("x", [[-1]])}, slot=0, start=True))
+
+    assert 6 == array(results(engine, [Row({"x": wire("x", [[1]])}, slot=0)])[0], "y").item()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (Tensor("x", "FP32", (1, 1), b"\0\0\0"), "has 3 bytes of data, but its shape asks for 4"),
+        (Tensor("x", "FP32", (1, 2), bytes(8)), r"unexpected shape for input 'x' for model 'picky'"),
+        (Tensor("x", "INT32", (1, 1), bytes(4)), "data-type is 'INT32', but model 'picky' expects 'FP32'"),
+        (Tensor("other", "FP32", (1, 1), bytes(4)), "input 'x' of model 'picky' is missing"),
+    ],
+)
+def test_a_wrong_input_is_its_own_row_s_error(workshop: Workshop, tensor: Tensor, text: str) -> None:
+    workshop.script("picky", torch_modules.Picky())
+    engine = workshop.load(total_config("picky"))
+    good = Row({"x": wire("x", [[1]])}, slot=0, start=True)
+
+    bad, fine = engine.run([Row({tensor.name: tensor}, slot=1, start=True), good], [True] * 2).rows
+
+    assert isinstance(bad, RowError)
+    assert "INVALID_ARG" == bad.code
+    assert text in bad.message
+    assert isinstance(fine, RowResult)
+
+
+def test_rows_of_different_lengths_run_in_groups_and_keep_their_order(workshop: Workshop) -> None:
+    workshop.script("folding", torch_modules.Folding())
+    engine = workshop.load(total_config("folding", (-1,)))
+    rows = [Row({"x": wire("x", [[1] * n])}, slot=slot, start=True) for slot, n in enumerate([3, 5, 3, 1])]
+
+    assert [3, 5, 3, 1] == [array(result, "y").item() for result in results(engine, rows)]
+
+
+def growing_config() -> ModelConfig:
+    return sequence_config(
+        "growing",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("seen", "seen_next", "FP32", (-1,))],
+    )
+
+
+def test_a_state_of_variable_shape_grows_per_slot_and_resumes(workshop: Workshop) -> None:
+    workshop.script("growing", torch_modules.Growing())
+    engine, other = workshop.load(growing_config()), workshop.load(growing_config())
+    rows = [Row({"x": wire("x", [[slot + 1] * (slot + 1)])}, slot=slot, start=True) for slot in range(3)]
+
+    first = results(engine, rows)
+    second = results(engine, [Row(row.inputs, slot=row.slot) for row in rows])
+
+    assert [1, 4, 9] == [array(result, "y").item() for result in first]
+    assert [(3,), (5,), (7,)] == [result.states["seen"].shape for result in second]
+    other.load_state(7, first[2].states)
+    assert raws(second[2]) == raws(results(other, [Row(rows[2].inputs, slot=7)])[0])
+    engine.drop_state(1)
+    assert 4 == array(results(engine, [Row(rows[1].inputs, slot=1)])[0], "y").item()
+
+
+def test_bytes_inputs_outputs_and_states_are_lists_of_strings(workshop: Workshop) -> None:
+    workshop.script("texts", torch_modules.Texts())
+    config = sequence_config(
+        "texts",
+        "pytorch",
+        inputs=[TensorSpec("text", "BYTES", (1,))],
+        outputs=[TensorSpec("joined", "BYTES", (1,))],
+        states=[StateSpec("last", "last_next", "BYTES", (1,))],
+    )
+    engine = workshop.load(config)
+
+    def rows(texts: list[str], *, start: bool) -> list[Row]:
+        return [
+            Row({"text": Tensor("text", "BYTES", (1, 1), pack_bytes([text]))}, slot=slot, start=start)
+            for slot, text in enumerate(texts)
+        ]
+
+    results(engine, rows(["a", "äß"], start=True))
+    second = results(engine, rows(["b", ""], start=False))
+
+    assert [b"ab", "äß".encode()] == [array(result, "joined").item() for result in second]
+    assert [pack_bytes(["b"]), pack_bytes([""])] == [result.states["last"].raw for result in second]
+
+    bad = Row({"text": Tensor("text", "BYTES", (1, 1), pack_bytes([b"\xff"]))}, slot=0)
+    fine, failed = engine.run([rows(["x", "c"], start=False)[1], bad], [False] * 2).rows
+    assert isinstance(failed, RowError)
+    assert "UTF-8" in failed.message
+    assert isinstance(fine, RowResult)
+    assert b"c" == array(fine, "joined").item()
+
+
+@pytest.mark.parametrize("datatype", ELEMENT_BYTES)
+def test_every_datatype_passes_through_input_state_and_output_bit_by_bit(workshop: Workshop, datatype: str) -> None:
+    workshop.script("identity", torch_modules.Identity())
+    config = sequence_config(
+        "identity",
+        "pytorch",
+        inputs=[TensorSpec("x", datatype, (2, 2))],
+        outputs=[TensorSpec("y", datatype, (2, 2))],
+        states=[StateSpec("s", "s_next", datatype, (2, 2))],
+    )
+    engine, other = workshop.load(config), workshop.load(config)
+    size = 4 * ELEMENT_BYTES[datatype]
+    contents = [bytes([1, 0] * size)[:size] if datatype == "BOOL" else bytes(range(k, k + size)) for k in (1, 40)]
+    rows = [
+        Row({"x": Tensor("x", datatype, (1, 2, 2), raw)}, slot=slot, start=True) for slot, raw in enumerate(contents)
+    ]
+
+    ran = results(engine, rows)
+
+    assert contents == [result.outputs[0].raw for result in ran]
+    assert [datatype] * 2 == [result.outputs[0].datatype for result in ran]
+    assert [Tensor("s", datatype, (2, 2), raw) for raw in contents] == [result.states["s"] for result in ran]
+    other.load_state(1, ran[0].states)
+    assert engine.describe_state(0) == other.describe_state(1)
+
+
+def test_bf16_is_computed_with_as_such(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+    config = plain_config(
+        "doubled", "pytorch", inputs=[TensorSpec("x", "BF16", (2,))], outputs=[TensorSpec("y", "BF16", (2,))]
+    )
+    values = np.array([[1.5, -3.25]], dtype=ml_dtypes.bfloat16)
+
+    (result,) = results(workshop.load(config), [Row({"x": Tensor("x", "BF16", (1, 2), values.tobytes())})])
+
+    assert (values * ml_dtypes.bfloat16(2)).tobytes() == result.outputs[0].raw
+
+
+def test_arguments_and_results_are_found_by_name_and_by_index_together(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    config = sequence_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec("IN__1", "FP32", (1,)), TensorSpec("first", "FP32", (1,))],
+        outputs=[TensorSpec("OUT__0", "FP32", (1,))],
+        states=[StateSpec("STATE__2", "NEXT__1", "FP32", (1,))],
+    )
+    inputs = {"IN__1": wire("IN__1", [[2]]), "first": wire("first", [[10]])}
+
+    (result,) = results(workshop.load(config), [Row(inputs, slot=0, start=True)])
+
+    assert 8 == array(result, "OUT__0").item()
+    assert 10 == to_numpy(result.states["STATE__2"]).item()
+
+
+def test_a_state_listed_among_the_outputs_is_given_to_the_caller_too(workshop: Workshop) -> None:
+    workshop.script("folding", torch_modules.Folding())
+    config = sequence_config(
+        "folding",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1,))],
+        outputs=[TensorSpec("y", "FP32", (1,)), TensorSpec("total_next", "FP32", (1,))],
+        states=[StateSpec("total", "total_next", "FP32", (1,))],
+    )
+
+    (result,) = results(workshop.load(config), [Row({"x": wire("x", [[4]])}, slot=0, start=True)])
+
+    assert ["y", "total_next"] == [tensor.name for tensor in result.outputs]
+
+
+def test_control_tensors_are_arguments_and_null_rows_get_the_false_value(workshop: Workshop) -> None:
+    workshop.script("controlled", torch_modules.WithControls())
+    config = sequence_config(
+        "controlled",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("s", "s_next", "FP32", (1,))],
+        controls=[
+            ControlSpec("start", ControlKind.START, "FP32", (0, 1)),
+            ControlSpec("ready", ControlKind.READY, "FP32", (0, 1)),
+        ],
+        direct=True,
+    )
+    engine = workshop.load(config)
+
+    def row(slot: int, *, start: bool) -> Row:
+        given = {"start": wire("start", [[float(start)]]), "ready": wire("ready", [[1]])}
+        return Row({"x": wire("x", [[slot]])}, given, slot=slot, start=start)
+
+    first = results(engine, [Row({}, null=True), row(1, start=True), row(2, start=True)])
+    second = results(engine, [Row({}, null=True), Row({}, null=True), row(2, start=False)])
+
+    assert [1001, 1002] == [array(result, "y").item() for result in first]
+    assert [4] == [array(result, "y").item() for result in second]
+
+
+def test_an_absent_optional_input_leaves_the_argument_s_default(workshop: Workshop) -> None:
+    workshop.script("optional", torch_modules.WithOptional())
+    config = plain_config(
+        "optional",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,)), TensorSpec("bias", "FP32", (1,), optional=True)],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+    )
+    x, bias = wire("x", [[1]]), wire("bias", [[10]])
+
+    ran = results(workshop.load(config), [Row({"x": x, "bias": bias}), Row({"x": x})])
+
+    assert [11, 1] == [array(result, "y").item() for result in ran]
+
+
+def test_stateless_requests_with_several_rows_are_taken_apart_again(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+    config = plain_config(
+        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (2,))], outputs=[TensorSpec("y", "FP32", (2,))]
+    )
+    contents = [[[1, 2], [3, 4], [5, 6]], [[7, 8]], [[9, 10], [11, 12]]]
+
+    ran = results(workshop.load(config), [Row({"x": wire("x", content)}) for content in contents])
+
+    assert [(np.array(content) * 2).tolist() for content in contents] == [array(row, "y").tolist() for row in ran]
+
+
+def test_a_model_without_batch_dimension_runs_row_by_row(workshop: Workshop) -> None:
+    workshop.script("unbatched", torch_modules.Unbatched())
+    config = sequence_config(
+        "unbatched",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (2,))],
+        outputs=[TensorSpec("y", "FP32", (2,))],
+        states=[StateSpec("s", "s_next", "FP32", (2,))],
+        max_batch_size=0,
+    )
+    engine = workshop.load(config, slots=1)
+    rows = [Row({"x": wire("x", [1, 2])}, slot=0, start=start) for start in (True, False)]
+
+    ran = [results(engine, [row])[0] for row in rows]
+
+    assert [[1, 2], [2, 4]] == [array(result, "y").tolist() for result in ran]
+    assert (2,) == ran[1].states["s"].shape
+
+
+def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+    config = plain_config(
+        "doubled",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (-1, 1), reshape=(1, -1))],
+        outputs=[TensorSpec("y", "FP32", (-1,), reshape=(1, -1))],
+    )
+
+    (result,) = results(workshop.load(config), [Row({"x": wire("x", [[[1], [2], [3]]])})])
+
+    assert [[2, 4, 6]] == array(result, "y").tolist()
+
+
+def test_only_outputs_asked_for_are_returned_row_by_row(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec(name, "FP32", (1,)) for name in ("first", "second", "third")],
+        outputs=[TensorSpec("a", "FP32", (1,)), TensorSpec("b", "FP32", (1,))],
+    )
+    inputs = {name: wire(name, [[1]]) for name in ("first", "second", "third")}
+
+    ran = results(workshop.load(config), [Row(inputs, outputs=("b",)), Row(inputs), Row(inputs, outputs=("a",))])
+
+    assert [["b"], ["a", "b"], ["a"]] == [[tensor.name for tensor in result.outputs] for result in ran]
+
+
+def test_state_is_returned_only_where_it_is_wanted(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    engine = workshop.load(cell_config())
+
+    ran = engine.run([cell_row(0, 0), cell_row(1, 0)], [False, True]).rows
+
+    assert [set(), {"h", "c"}] == [set(row.states) for row in ran if isinstance(row, RowResult)]
+
+
+@pytest.mark.parametrize(
+    ("module", "outputs", "text"),
+    [
+        (torch_modules.HalfPrecision, ["y"], r"wrong output 'y': expected FP32 [1,2], got FP16 [1,2]"),
+        (torch_modules.Shorter, ["y"], r"wrong output 'y': expected FP32 [1,2], got FP32 [0,2]"),
+        (torch_modules.Doubled, ["y", "z"], "wrong output 'z': expected a value at position 1, got 1 values"),
+    ],
+)
+def test_a_wrong_output_names_what_was_expected_and_what_came(
+    workshop: Workshop, module: type[torch.nn.Module], outputs: list[str], text: str
+) -> None:
+    workshop.script("wrong", module())
+    config = plain_config(
+        "wrong",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (2,))],
+        outputs=[TensorSpec(name, "FP32", (2,)) for name in outputs],
+    )
+
+    failed = error(workshop.load(config), Row({"x": wire("x", [[1, 2]])}))
+
+    assert "INTERNAL" == failed.code
+    assert f"model 'wrong' returned a {text}" == failed.message
+
+
+def test_a_wrong_state_moves_no_state(workshop: Workshop) -> None:
+    workshop.script("growing", torch_modules.Growing())
+    config = sequence_config(
+        "growing",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        states=[StateSpec("seen", "seen_next", "FP32", (1,))],
+    )
+    engine = workshop.load(config)
+    before = engine.describe_state(0)
+
+    failed = error(engine, Row({"x": wire("x", [[1]])}, slot=0, start=True))
+
+    assert "wrong state 'seen_next': expected FP32 [1,1], got FP32 [1,2]" in failed.message
+    assert before == engine.describe_state(0)
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        ({}, "no state 'h'"),
+        (
+            {"h": wire("h", [1, 2, 3]), "c": wire("c", [1, 2])},
+            r"state 'c' is FP32 \[2\], but the model's is FP32 \[3\]",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_whole(
+    workshop: Workshop, states: dict[str, Tensor], text: str
+) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    engine = workshop.load(cell_config())
+    before = engine.describe_state(0)
+
+    with pytest.raises(ModelError, match=text):
+        engine.load_state(0, states)
+
+    assert before == engine.describe_state(0)
+
+
+def test_a_state_is_described_by_dtype_shape_mean_and_norm(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    engine = workshop.load(cell_config())
+    engine.load_state(0, {"h": wire("h", [3, 0, 0]), "c": wire("c", [3, 4, 2])})
+
+    assert "h FP32 [3] mean 1 norm 3; c FP32 [3] mean 3 norm 5.38516" == engine.describe_state(0)
+
+
+def bad_load(workshop: Workshop, config: ModelConfig, text: str) -> None:
+    with pytest.raises(LoadError, match=text):
+        workshop.load(config)
+
+
+def test_a_name_that_fits_no_argument_is_refused_with_the_arguments_names(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    names = ["first", "second", "nobody"]
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec(name, "FP32", (1,)) for name in names],
+        outputs=[TensorSpec("a", "FP32", (1,))],
+    )
+
+    bad_load(workshop, config, "'nobody' is no argument of forward.*the arguments are 'first', 'second', 'third'")
+
+
+def test_an_argument_that_nothing_fits_is_refused(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec("first", "FP32", (1,))],
+        outputs=[TensorSpec("a", "FP32", (1,))],
+    )
+
+    bad_load(workshop, config, "nothing in the configuration is argument 'second', 'third' of forward")
+
+
+def test_two_names_of_one_argument_are_refused(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+    config = plain_config(
+        "doubled",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,)), TensorSpec("IN__0", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+    )
+
+    bad_load(workshop, config, "'IN__0' and 'x' are both argument 'x' of forward")
+
+
+def test_two_outputs_of_one_place_are_refused(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled())
+    config = plain_config(
+        "doubled",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,)), TensorSpec("OUT__0", "FP32", (1,))],
+    )
+
+    bad_load(workshop, config, "outputs 'y' and 'OUT__0' both mean value 0")
+
+
+def test_a_damaged_model_file_is_a_load_error(workshop: Workshop) -> None:
+    (workshop.version_dir("doubled") / "model.pt").write_bytes(b"not a model")
+    config = plain_config(
+        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    bad_load(workshop, config, "failed to load model")
+
+
+def test_a_missing_model_file_is_a_load_error_that_names_what_was_looked_for(workshop: Workshop) -> None:
+    workshop.version_dir("doubled")
+    config = plain_config(
+        "doubled", "pytorch", inputs=[TensorSpec("x", "FP32", (1,))], outputs=[TensorSpec("y", "FP32", (1,))]
+    )
+
+    bad_load(workshop, config, "there is no model.pt or model.pt2 in ")
+
+
+def exported(
+    workshop: Workshop, name: str, module: torch.nn.Module, example: tuple[torch.Tensor, ...], *, dynamic: bool = True
+) -> None:
+    sizes = {0: torch.export.Dim("batch", min=1, max=64)} if dynamic else None
+    shapes = tuple(sizes for _ in example) if dynamic else None
+    program = torch.export.export(module, example, dynamic_shapes=shapes)
+    torch.export.save(program, workshop.version_dir(name) / "model.pt2")
+
+
+def test_an_exported_program_gives_what_the_script_gives(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    script = workshop.load(cell_config())
+    (workshop.version_dir("cell") / "model.pt").unlink()
+    exported(workshop, "cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)))
+    program = workshop.load(cell_config())
+
+    for step in range(3):
+        rows = [cell_row(slot, step) for slot in (5, 0, 3)]
+        assert list(map(raws, results(script, rows))) == list(map(raws, results(program, rows)))
+
+
+def test_a_program_exported_for_one_batch_size_is_refused_with_the_remedy(workshop: Workshop) -> None:
+    exported(workshop, "cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)), dynamic=False)
+
+    bad_load(
+        workshop, cell_config(), r"fixed batch of 2, but max_batch_size is 8; export it with a dynamic dimension 0"
+    )
+
+
+def test_the_configured_file_name_is_used(workshop: Workshop) -> None:
+    workshop.script("doubled", torch_modules.Doubled()).rename(workshop.version_dir("doubled") / "other.pt")
+    config = plain_config(
+        "doubled",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1,))],
+        outputs=[TensorSpec("y", "FP32", (1,))],
+        default_model_filename="other.pt",
+    )
+
+    assert 4 == array(results(workshop.load(config), [Row({"x": wire("x", [[2]])})])[0], "y").item()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_the_cpu_gives(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    host = workshop.load(cell_config())
+    request = LoadRequest(cell_config(), "{}", workshop.directory / "cell", "1", "cell_gpu", "cuda:0", 8)
+    device: Engine = find_backend("pytorch").load(request)
+
+    for step in range(3):
+        rows = [cell_row(slot, step) for slot in (5, 0, 3)]
+        assert list(map(raws, results(host, rows))) == list(map(raws, results(device, rows)))
+
+
+def test_a_gpu_that_is_not_there_is_a_load_error(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    request = LoadRequest(cell_config(), "{}", workshop.directory / "cell", "1", "cell_gpu", "cuda:99", 8)
+
+    with pytest.raises(LoadError, match="asks for cuda:99"):
+        find_backend("pytorch").load(request)

@@ -1,0 +1,201 @@
+"""The interface that a `model.py` imports: what Triton's documentation promises of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import REGISTRY, generate_latest
+
+from executor.engine import triton_python_backend_utils as pb_utils
+from executor.engine.backends import find_backend
+from shared.errors import ConfigError
+from tests.executor.engine.model_workshop import Workshop
+
+CONFIG: dict[str, Any] = {
+    "name": "m",
+    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [3]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_STRING", "dims": [-1]}],
+}
+
+
+def test_types_translate_both_ways() -> None:
+    assert np.float16 is pb_utils.triton_string_to_numpy("TYPE_FP16")
+    assert np.object_ is pb_utils.triton_string_to_numpy("TYPE_STRING")
+    for number, numpy_type in pb_utils.TRITON_TO_NUMPY_TYPE.items():
+        assert number == pb_utils.numpy_to_triton_type(pb_utils.triton_to_numpy_type(number))
+        assert number == pb_utils.Tensor("t", np.zeros(1, numpy_type)).triton_dtype()
+
+
+def test_configurations_are_searched_by_name() -> None:
+    assert CONFIG["input"][0] == pb_utils.get_input_config_by_name(CONFIG, "IN")
+    assert CONFIG["output"][0] == pb_utils.get_output_config_by_name(CONFIG, "OUT")
+    assert pb_utils.get_output_config_by_name(CONFIG, "IN") is None
+    assert not pb_utils.using_decoupled_model_transaction_policy(CONFIG)
+
+
+def test_byte_tensors_survive_their_wire_form() -> None:
+    elements = np.array([[b"a", b""], [b"\xff\0", b"long" * 10]], dtype=np.object_)
+    encoded = pb_utils.serialize_byte_tensor(elements)
+
+    assert encoded is not None
+    assert elements.reshape(-1).tolist() == pb_utils.deserialize_bytes_tensor(encoded).tolist()
+    assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
+
+
+def test_a_tensor_goes_to_torch_and_back_without_losing_anything() -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor("t", numbers)
+
+    from_capsule = pb_utils.Tensor.from_dlpack("c", tensor.to_dlpack())
+    from_torch = pb_utils.Tensor.from_dlpack("u", torch.from_numpy(numbers))
+
+    assert numbers.tolist() == torch.from_dlpack(tensor).tolist()
+    assert numbers.tolist() == from_capsule.as_numpy().tolist() == from_torch.as_numpy().tolist()
+    assert ("c", [2, 3], True) == (from_capsule.name(), from_capsule.shape(), from_capsule.is_cpu())
+
+
+def test_strings_have_no_dlpack() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="tensor 't' is BYTES, which DLPack does not have"):
+        pb_utils.Tensor("t", np.array([b"a"], dtype=np.object_)).to_dlpack()
+
+
+def test_responses_are_searched_by_name_and_carry_errors() -> None:
+    tensor = pb_utils.Tensor("y", np.zeros(1))
+    fine = pb_utils.InferenceResponse([tensor], parameters={"a": 1})
+    failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no", pb_utils.TritonError.NOT_FOUND))
+
+    assert tensor is pb_utils.get_output_tensor_by_name(fine, "y")
+    assert pb_utils.get_output_tensor_by_name(fine, "z") is None
+    assert (False, {"a": 1}) == (fine.has_error(), json.loads(fine.parameters()))
+    assert failed.has_error()
+    error = failed.error()
+    assert error is not None
+    assert ("NOT_FOUND", "no") == (error.code(), error.message())
+
+
+def test_a_request_of_the_model_s_own_can_be_made_but_not_executed() -> None:
+    request = pb_utils.InferenceRequest("id", 7, [pb_utils.Tensor("x", np.zeros(1))], ["y"], "other", flags=1)
+
+    assert ("id", 7, ["y"], 1) == (
+        request.request_id(),
+        request.correlation_id(),
+        request.requested_output_names(),
+        request.flags(),
+    )
+    assert pb_utils.get_input_tensor_by_name(request, "x") is request.inputs()[0]
+    with pytest.raises(pb_utils.TritonModelException, match="not supported"):
+        request.exec()
+
+
+def test_the_logger_writes_to_the_executor_s_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="seqmesh.model"):
+        pb_utils.Logger.log("a", pb_utils.Logger.WARNING)
+        pb_utils.Logger.log_info("b")
+        pb_utils.Logger.log_warn("c")
+        pb_utils.Logger.log_error("d")
+        pb_utils.Logger.log_verbose("100%")
+
+    assert [("WARNING", "a"), ("INFO", "b"), ("WARNING", "c"), ("ERROR", "d"), ("DEBUG", "100%")] == [
+        (record.levelname, record.message) for record in caplog.records if record.name == "seqmesh.model"
+    ]
+
+
+def test_metrics_of_a_model_are_served_with_the_executor_s() -> None:
+    """Two instances that make the same family share it, as in Triton."""
+    families = [pb_utils.MetricFamily("model_calls", "calls", pb_utils.MetricFamily.COUNTER) for _ in range(2)]
+    for family in families:
+        family.Metric({"kind": "a"}).increment(2)
+    families[0].Metric({"other": "b"}).increment(1)
+    gauge = pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.GAUGE).Metric()
+    gauge.set(5)
+    gauge.increment(-2)
+    histogram = pb_utils.MetricFamily("model_sizes", "sizes", pb_utils.MetricFamily.HISTOGRAM)
+    sizes = histogram.Metric({"m": "x"}, buckets=[1, 10])
+    for value in (0.5, 1, 5, 50):
+        sizes.observe(value)
+
+    text = generate_latest(REGISTRY).decode()
+
+    assert 'model_calls_total{kind="a"} 4.0' in text
+    assert 'model_calls_total{other="b"} 1.0' in text
+    assert "model_level 3.0" in text
+    assert 'model_sizes_bucket{le="1",m="x"} 2.0' in text
+    assert 'model_sizes_bucket{le="10",m="x"} 3.0' in text
+    assert 'model_sizes_bucket{le="+Inf",m="x"} 4.0' in text
+    assert 'model_sizes_sum{m="x"} 56.5' in text
+    with pytest.raises(pb_utils.TritonModelException, match="already exists as GAUGE"):
+        pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.COUNTER)
+    with pytest.raises(pb_utils.TritonModelException, match="cannot be incremented by -1"):
+        families[0].Metric({"kind": "a"}).increment(-1)
+
+
+def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
+    path = workshop.python(
+        "auto",
+        """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                assert config.as_dict()["name"] == "auto"
+                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [3]})
+                config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]})
+                config.set_max_batch_size(4)
+                config.set_dynamic_batching()
+                config.set_model_transaction_policy({"decoupled": False})
+                return config
+
+            def execute(self, requests): ...
+        """,
+    )
+    config = {"name": "auto", "input": [{"name": "IN", "dims": ["3"]}]}
+
+    assert {
+        "name": "auto",
+        "max_batch_size": 4,
+        "input": [{"name": "IN", "dims": ["3"], "data_type": "TYPE_FP32"}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
+        "dynamic_batching": {},
+        "model_transaction_policy": {"decoupled": False},
+    } == json.loads(find_backend("python").auto_complete(json.dumps(config), path.parent))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("config.set_max_batch_size(2); return config", "max_batch_size 8, but the model allows only 2"),
+        (
+            "config.add_input({'name': 'IN', 'data_type': 'TYPE_INT8', 'dims': [3]}); return config",
+            "specifies data_type TYPE_FP32 for input 'IN', the model TYPE_INT8",
+        ),
+        ("config.add_output({'name': 'NEW'}); return config", "output 'NEW' needs data_type, dims"),
+        ("config.set_dynamic_batching(); return config", "'dynamic_batching' cannot be set"),
+        ("return None", "must return the ModelConfig it was given, not NoneType"),
+    ],
+)
+def test_a_contradiction_in_auto_complete_config_is_a_config_error(workshop: Workshop, body: str, text: str) -> None:
+    path = workshop.python(
+        "auto",
+        f"""
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                {body}
+        """,
+    )
+    config = {**CONFIG, "name": "auto", "max_batch_size": 8, "sequence_batching": {}}
+
+    with pytest.raises(ConfigError, match="auto_complete_config of model 'auto'") as caught:
+        find_backend("python").auto_complete(json.dumps(config), path.parent)
+
+    assert text in caught.value.message
+
+
+def test_a_model_without_auto_complete_config_is_not_even_imported(workshop: Workshop) -> None:
+    path = workshop.python("auto", "raise RuntimeError('imported')")
+
+    assert '{"name": "auto"}' == find_backend("python").auto_complete('{"name": "auto"}', path.parent)

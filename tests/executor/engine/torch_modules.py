@@ -1,0 +1,132 @@
+"""Modules that the tests script or export. TorchScript reads annotations itself: no postponed ones in this file."""
+
+
+import torch
+from torch import Tensor, nn
+
+
+class Cell(nn.Module):
+    """An LSTM step over `x` [batch, 3]; exact, so that batches can be compared bit by bit."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c = c * 0.5 + x
+        h = h + c
+        return h * 2, h, c
+
+
+class CrossedStates(nn.Module):
+    """Two states whose output names sort the other way round than their input names."""
+
+    def forward(self, x: Tensor, alpha: Tensor, beta: Tensor) -> dict[str, Tensor]:
+        return {"y": alpha * 100 + beta, "zz_alpha": alpha + x, "aa_beta": beta + 10 * x}
+
+
+class CrossedTuple(nn.Module):
+    """The same by order: the output, then the states as they are declared."""
+
+    def forward(self, x: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return alpha * 100 + beta, alpha + x, beta + 10 * x
+
+
+class Indexed(nn.Module):
+    """Arguments and results that are found by NAME__INDEX only."""
+
+    def forward(self, first: Tensor, second: Tensor, third: Tensor) -> tuple[Tensor, Tensor]:
+        return first - second, third + first
+
+
+class Picky(nn.Module):
+    """Fails when any number of the batch is negative."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        if bool((x < 0).any()):
+            raise RuntimeError("negative number")
+        total = total + x
+        return total, total
+
+
+class Folding(nn.Module):
+    """Sums rows of any length into a state of fixed shape."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x.sum(1, keepdim=True)
+        return total, total
+
+
+class Growing(nn.Module):
+    """Keeps everything it has seen: a state of variable shape."""
+
+    def forward(self, x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.cat([seen, x], 1)
+        return seen.sum(1, keepdim=True), seen
+
+
+class Identity(nn.Module):
+    """Returns its input and adds it to its state with an exclusive or, in the dtype that they have."""
+
+    def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Texts(nn.Module):
+    """Remembers the last string and returns it before the new one."""
+
+    def forward(self, text: list[str], last: list[str]) -> tuple[list[str], list[str]]:
+        joined: list[str] = []
+        for i in range(len(text)):
+            joined.append(last[i] + text[i])
+        return joined, text
+
+
+class WithControls(nn.Module):
+    """Adds where READY; START is part of the result."""
+
+    def forward(self, x: Tensor, start: Tensor, ready: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        s = s + x * ready
+        return s + 1000 * start, s
+
+
+class WithOptional(nn.Module):
+    """One argument that may be absent."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is not None:
+            return x + bias
+        return x
+
+
+class Unbatched(nn.Module):
+    """No batch dimension."""
+
+    def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        s = s + x
+        return s, s
+
+
+class Doubled(nn.Module):
+    """Any shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Placed(nn.Module):
+    """Tells each row its position in the batch."""
+
+    def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(x.size(0)).unsqueeze(1).float()
+        return x * 0 + place, s
+
+
+class HalfPrecision(nn.Module):
+    """Returns another dtype than the configuration says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.half()
+
+
+class Shorter(nn.Module):
+    """Returns one row too few."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[1:]
