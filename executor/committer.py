@@ -89,6 +89,8 @@ class Committer:
             for group, codes in await self._send(self._groups(taken)):
                 done_ns = clock_ns()
                 for step, code in zip(group.steps, codes, strict=True):
+                    # A process that has lost count must not go on: its end makes others restore from Redis.
+                    assert code is not CommitCode.OUT_OF_ORDER, f"{step.sequence}: step {step.step} came too early"
                     group.owner.committed(step, code, sent_ns, done_ns)
             self._sending = 0
             self._room.set()

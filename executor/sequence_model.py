@@ -23,7 +23,6 @@ from executor.core.controls import ControlTensors
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.repository import ServedVersion
-from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared import logs
 from shared.errors import Code

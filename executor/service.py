@@ -78,26 +78,26 @@ async def _serve(
 
 async def _live(incarnation: Incarnation, control: Control, settings: ExecutorSettings, stop: Stop) -> None:
     """One incarnation: until its lease is lost (returns), or the stop (drains, returns)."""
-    life = asyncio.create_task(incarnation.run(), name="incarnation")
+    life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
     announcements = asyncio.create_task(_announce(incarnation, control), name="announcements")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
-        await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if announcements.done():
-            announcements.result()
-        if stop.requested and not life.done():
+        done, _ = await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+        if not life.done():
             await _leave(incarnation, settings)
     finally:
         for task in (life, announcements, stopping):
             task.cancel()
-        outcomes = await asyncio.gather(life, announcements, stopping, return_exceptions=True)
-    if isinstance(outcomes[0], BaseExceptionGroup):
-        _, others = outcomes[0].split(LeaseLostError)
-        if others is not None:
-            raise others
+        await asyncio.gather(life, announcements, stopping, return_exceptions=True)
+
+
+async def _until_lost(incarnation: Incarnation) -> None:
+    try:
+        await incarnation.run()
+    except* LeaseLostError:
         logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
-    elif isinstance(outcomes[0], Exception):
-        raise outcomes[0]
 
 
 async def _leave(incarnation: Incarnation, settings: ExecutorSettings) -> None:

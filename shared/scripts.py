@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, StepNumber, Term
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
 from shared.link import Link
 from shared.messages import StepFlag
@@ -90,8 +90,10 @@ class Outcome(IntEnum):
 
 
 class CommitCode(IntEnum):
-    """REFUSED: the sequence has another owner; drop it. OVER: committed, and the sequence's slot is free."""
+    """REFUSED: the sequence has another owner; drop it. OVER: committed, and the sequence's slot is free.
+    OUT_OF_ORDER: the step before was not committed; only a fault of ours can bring that about."""
 
+    OUT_OF_ORDER = -2
     REFUSED = -1
     BEFORE = 0
     COMMITTED = 1
@@ -161,7 +163,7 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
 
-NAMES = ("submit", "assign", "commit", "expire", "reclaim", "drain", "reject", "enqueue", "finish")
+NAMES = ("submit", "assign", "commit", "expire", "reclaim", "drain", "reject", "enqueue", "finish", "lead", "resign")
 
 
 class Scripts:
@@ -331,10 +333,13 @@ class Scripts:
         return Call("reclaim", keys, [term, executor, count, tombstone_ms, self._keys.base(shard)], int)
 
     def drain(
-        self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256
+        self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False
     ) -> Call[tuple[str, int, int]]:
-        """Moves inbox entries of a dead executor on: (last entry looked at, how many, how many stayed)."""
-        args = [executor, after, count, self._keys.base(shard)]
+        """Moves inbox entries that are not an executor's own on: (last entry looked at, how many, how many stayed).
+
+        alive  the executor still reads its inbox: control messages stay there for it
+        """
+        args = [executor, after, count, self._keys.base(shard), 1 if alive else 0]
         return Call("drain", [self._keys.inbox(shard, executor)], args, _read_drained)
 
     def reject(
@@ -348,6 +353,15 @@ class Scripts:
             keys += (own.record, own.parked, own.idle, own.checkpoint)
             args += (sequence, reply)
         return Call("reject", keys, args, list)
+
+    def lead(self, model: str, scheduler: SchedulerId, *, lease_ms: int, term: Term) -> Call[Term]:
+        """Takes the lead of a model (term 0) or keeps it; the term, or 0 when another scheduler leads."""
+        keys = [self._keys.leader(model), self._keys.terms]
+        return Call("lead", keys, [model, scheduler, lease_ms, term], Term)
+
+    def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
+        """Gives the lead of a model back; False when it was lost before."""
+        return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
 
     def enqueue(self, items: Sequence[WorkItem], *, bound: int) -> Call[list[bool]]:
         """Puts stateless requests (of one shard) on their work streams; False: that queue is full."""

@@ -16,6 +16,7 @@ local function assign(record, parked, inbox, owned, sid, executor, instance, slo
   end
   local epoch = redis.call('INCR', KEYS[2])
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
+  redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be')
   if got[2] then redis.call('XDEL', KEYS[3], got[2]) end
   redis.call('SADD', owned, sid)

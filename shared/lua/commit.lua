@@ -7,7 +7,8 @@
 --                  gateway, token, reply, request id, 1 to keep the reply for a retry,
 --                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
--- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused
+-- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused,
+--        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
 -- atomic everything of one step; and all replies for one gateway leave as one entry.
 -- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
 
@@ -53,7 +54,7 @@ local function commit(keys, step)
   local accepted, committed = number(got[3]), number(got[4])
   if step.n <= committed then return 0 end
   if step.n ~= committed + 1 then
-    return redis.error_reply('ORDER step ' .. step.n .. ' of ' .. step.sid .. ' after ' .. committed)
+    return -2
   end
   step.joined = got[9]
 

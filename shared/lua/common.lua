@@ -8,6 +8,7 @@
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
 --   vk  why it is void: f failed START, o lost            vr  version pin       du  1: the mesh holds its state
 --   be  entry id in the starts stream while waiting or moving
+--   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
 --   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits
 
 local START, END, IMPLICIT, DURABLE = 1, 2, 4, 8

@@ -1,10 +1,13 @@
--- Moves the entries of a dead executor's inbox to where their records say they belong. Order is kept by step numbers,
+-- Moves the entries of an executor's inbox to where their records say they belong. Order is kept by step numbers,
 -- not by places in a stream, so it may run in pieces, twice, and while new steps arrive.
 --
--- KEYS   1 the dead executor's inbox
+-- KEYS   1 the executor's inbox
 -- ARGV   1 executor   2 after this entry id   3 how many at most   4 prefix of every key of this shard
+--        5 1 if the executor lives: then its control messages stay
 -- reply  {last entry id looked at, entries looked at, entries left where they are}
--- Entries of sequences that the executor still owns (another model's leader has not reclaimed them yet) stay.
+-- Entries of sequences that the executor still owns (another model's leader has not reclaimed them yet) stay; those of
+-- an earlier ownership by the same executor come again with the epoch of the present one.
+-- Entries of an earlier sequence of the same id (left behind by an expiry) are nobody's and go.
 -- Records, parked streams and other inboxes follow from the entries; all carry the hash tag of the declared key.
 
 local function field(fields, name)
@@ -27,10 +30,11 @@ end
 local function stays(fields)
   local sid = field(fields, 'q')
   local n = number(field(fields, 'n'))
-  if n == 0 then return false end
-  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm')
-  if n <= number(got[6]) then return false end
-  if got[1] == 'l' and got[2] == ARGV[1] then return true end
+  if n == 0 then return ARGV[5] == '1' end
+  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe')
+  local epoch = number(field(fields, 'e'))
+  if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
+  if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
     forward(fields, ARGV[4] .. 'inbox:' .. got[2], got)
   elseif got[1] == 'w' or got[1] == 'm' then

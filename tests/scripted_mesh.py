@@ -1,0 +1,150 @@
+"""A mesh of which a test plays the gateway and the scheduler itself, call by call, on the real server.
+
+For tests of one service against the real scripts: what the other services would send is sent from here, in whatever
+order the test wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from redis.asyncio import Redis
+
+from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term, sequence_id
+from shared.keyspace import Keyspace
+from shared.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
+from shared.scripts import Assignment, Scripts, Submission, Submitted
+from shared.tensors import Tensor, from_numpy
+
+GATEWAY = "g-test"
+
+
+class ScriptedMesh:
+    """One gateway's and one scheduler's part, by hand, for one model.
+
+    A token is `<correlation id>/<n>`, n counting this mesh's submissions from 1, so that a reply says what it answers.
+    """
+
+    def __init__(self, redis: Redis, keys: Keyspace, model: str, version: str = "1") -> None:
+        self.redis = redis
+        self.keys = keys
+        self.scripts = Scripts(redis, keys)
+        self.model = model
+        self.version = version
+        self.term = Term(1)
+        self.submitted = 0
+        self._positions: dict[str, str] = {}
+        self._replies: dict[str, ReplyMessage] = {}
+
+    def sequence(self, correlation_id: CorrelationId) -> SequenceId:
+        """The mesh's name of a sequence of this model."""
+        return sequence_id(self.model, "", correlation_id)
+
+    async def open(self) -> None:
+        """Creates the gateway's reply streams."""
+        for shard in self.keys.shard_ids():
+            stream = self.keys.replies(shard, cast(Any, GATEWAY))
+            await self.redis.xadd(stream, {"opened": ""})
+            await self.redis.pexpire(stream, 60_000)
+            self._positions[stream] = "0-0"
+
+    def submission(
+        self,
+        correlation_id: CorrelationId,
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        flags: StepFlag = StepFlag.NONE,
+        *,
+        request_id: str = "",
+        expected_step: int | None = None,
+    ) -> Submission:
+        """A step as a gateway would submit it."""
+        self.submitted += 1
+        tensors: tuple[Tensor, ...] = tuple(from_numpy(name, array) for name, array in inputs.items())
+        message = InferMessage(
+            self.model,
+            self.version,
+            request_id,
+            correlation_id,
+            tensors,
+            arrived_ns=time.time_ns(),
+            keep_reply=bool(request_id) or expected_step is not None,
+        )
+        return Submission(
+            sequence=self.sequence(correlation_id),
+            flags=flags | StepFlag.DURABLE,
+            request_id=request_id,
+            expected_step=expected_step,
+            model=self.model,
+            version=self.version,
+            gateway=GATEWAY,
+            token=f"{correlation_id}/{self.submitted}",
+            timeout_us=0,
+            message=encode(message),
+        )
+
+    async def submit(
+        self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100
+    ) -> Submitted:
+        """Submits one step."""
+        shard = self.keys.shard_of(submission.sequence)
+        (outcome,) = await self.scripts.run(
+            self.scripts.submit([submission], shard=shard, backlog_max=backlog_max, in_flight_max=in_flight_max)
+        )
+        return outcome
+
+    async def assign(
+        self, correlation_id: CorrelationId, executor: ExecutorId, *, slot: int = 0, instance: int = 0
+    ) -> Epoch:
+        """Gives a waiting sequence to an executor."""
+        sequence = self.sequence(correlation_id)
+        place = Assignment(sequence, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
+        call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
+        (epoch,) = await self.scripts.run(call)
+        return epoch
+
+    async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000) -> None:
+        """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
+        for shard in self.keys.shard_ids():
+            while await self.scripts.run(
+                self.scripts.reclaim(
+                    dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms
+                )
+            ):
+                pass
+            after, looked_at = "0-0", 1
+            while looked_at:
+                after, looked_at, _ = await self.scripts.run(
+                    self.scripts.drain(dead, shard=shard, after=after, count=2)
+                )
+
+    async def reply(self, submission: Submission, *, timeout_s: float = 20.0) -> ReplyMessage:
+        """The reply to a submitted step, waiting for it."""
+        async with asyncio.timeout(timeout_s):
+            while submission.token not in self._replies:
+                await self._read(block_ms=100)
+        return self._replies.pop(submission.token)
+
+    async def unanswered(self, submission: Submission, *, for_ms: int) -> bool:
+        """Whether no reply to a step came within that time."""
+        deadline = time.monotonic() + for_ms / 1000
+        while time.monotonic() < deadline:
+            await self._read(block_ms=20)
+        return submission.token not in self._replies
+
+    async def record(self, correlation_id: CorrelationId) -> dict[str, str]:
+        """The sequence's record."""
+        raw = await cast(Any, self.redis).hgetall(self.keys.sequence(self.sequence(correlation_id)).record)
+        return {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+
+    async def _read(self, block_ms: int) -> None:
+        for stream, entries in await cast(Any, self.redis).xread(self._positions, block=block_ms) or ():
+            self._positions[stream.decode()] = entries[-1][0]
+            for _, fields in entries:
+                for token, data in fields.items():
+                    if token != b"opened":
+                        assert token.decode() not in self._replies, f"{token!r} was answered twice"
+                        self._replies[token.decode()] = decode_reply(data)

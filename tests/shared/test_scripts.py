@@ -1,0 +1,429 @@
+"""The atomic steps of the mesh, each on the real server: what DESIGN.md promises of them, script by script."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber, Term
+from shared.keyspace import Keyspace
+from shared.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.scripts import CommitCode, Outcome, StepCommit, SubmitCode, WorkDone, WorkItem
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
+
+ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+ONE = {"INPUT": np.ones((1, 1), np.int32)}
+REPLY = encode(ReplyMessage("1"))
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    return mesh
+
+
+pytestmark = pytest.mark.leaves_sequences
+
+
+async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep | InboxExpired]:
+    entries: list[InboxStep | InboxExpired] = []
+    for shard in mesh.keys.shard_ids():
+        for entry, fields in await cast(Any, mesh.redis).xrange(mesh.keys.inbox(shard, executor)):
+            entries.append(inbox_entry(entry, fields))
+    return entries
+
+
+async def steps(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep]:
+    return [entry for entry in await inbox(mesh, executor) if isinstance(entry, InboxStep)]
+
+
+async def commit(
+    mesh: ScriptedMesh,
+    executor: ExecutorId,
+    step: InboxStep,
+    *,
+    outcome: Outcome = Outcome.DONE,
+    epoch: int | None = None,
+    request_id: str = "",
+    idle_ms: int = 60_000,
+    tombstone_ms: int = 10_000,
+    checkpoint: bool = True,
+) -> CommitCode:
+    final = StepCommit(
+        sequence=step.sequence,
+        epoch=Epoch(epoch if epoch is not None else step.epoch),
+        step=step.step,
+        flags=step.flags,
+        outcome=outcome,
+        gateway=step.gateway,
+        token=step.token,
+        reply=encode(ReplyMessage("1", step=step.step)),
+        request_id=request_id,
+        keep_reply=bool(request_id),
+        entries=[step.entry] if checkpoint else [],
+        checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
+    )
+    shard = mesh.keys.shard_of(step.sequence)
+    (code,) = await mesh.scripts.run(
+        mesh.scripts.commit(
+            [final], shard=shard, executor=executor, model=mesh.model, idle_ms=idle_ms, tombstone_ms=tombstone_ms
+        )
+    )
+    return code
+
+
+async def start(mesh: ScriptedMesh, correlation_id: int = 7, executor: ExecutorId = ALICE) -> InboxStep:
+    """A sequence that has one committed step."""
+    await mesh.submit(mesh.submission(correlation_id, ONE, START))
+    await mesh.assign(correlation_id, executor)
+    (step,) = [s for s in await steps(mesh, executor) if s.sequence == mesh.sequence(correlation_id)]
+    assert await commit(mesh, executor, step) is CommitCode.COMMITTED
+    return step
+
+
+class TestSubmit:
+    async def test_a_first_step_without_start_is_refused_as_never_seen(self, mesh: ScriptedMesh) -> None:
+        outcome = await mesh.submit(mesh.submission(7, ONE))
+
+        assert (SubmitCode.NEVER_SEEN, 0) == (outcome.code, outcome.step)
+
+    async def test_steps_of_a_waiting_sequence_are_parked_and_reach_the_owner_in_order(self, mesh: ScriptedMesh) -> None:
+        for flags in (START, NONE, END):
+            outcome = await mesh.submit(mesh.submission(7, ONE, flags))
+            assert outcome.code is SubmitCode.WAITING
+
+        await mesh.assign(7, ALICE, slot=5)
+
+        assert [(1, START, 5), (2, NONE, 5), (3, END, 5)] == [
+            (s.step, s.flags, s.slot) for s in await steps(mesh, ALICE)
+        ]
+
+    async def test_42_and_the_string_42_are_two_sequences(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(42, ONE, START))
+
+        assert SubmitCode.NEVER_SEEN is (await mesh.submit(mesh.submission("42", ONE))).code
+
+    async def test_the_backlog_is_bounded_and_what_waits_stays(self, mesh: ScriptedMesh) -> None:
+        keys = Keyspace(mesh.keys.prefix, 1)
+        small = ScriptedMesh(mesh.redis, keys, "sum")
+        assert SubmitCode.WAITING is (await small.submit(small.submission(1, ONE, START), backlog_max=1)).code
+
+        refused = await small.submit(small.submission(2, ONE, START), backlog_max=1)
+
+        assert SubmitCode.BACKLOG_FULL is refused.code
+        assert "w" == (await small.record(1))["st"]
+        assert {} == await small.record(2)
+
+    async def test_steps_in_flight_are_bounded_per_sequence(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START), in_flight_max=2)
+        await mesh.submit(mesh.submission(7, ONE), in_flight_max=2)
+
+        assert SubmitCode.BUSY is (await mesh.submit(mesh.submission(7, ONE), in_flight_max=2)).code
+
+    async def test_a_step_after_an_accepted_end_hears_ended_and_a_start_goes_on_behind_it(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE, END))
+
+        assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
+        again = await mesh.submit(mesh.submission(7, ONE, START))
+        assert (SubmitCode.DELIVERED, 3) == (again.code, again.step)
+
+    async def test_an_implicit_start_gets_the_start_flag(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, StepFlag.IMPLICIT))
+        await mesh.assign(7, ALICE)
+
+        assert [START] == [s.flags for s in await steps(mesh, ALICE)]
+
+
+class TestRetry:
+    async def test_a_committed_step_is_answered_from_store(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, request_id="a")
+
+        again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+
+        assert (SubmitCode.REPEATED, 1) == (again.code, again.step)
+        assert encode(ReplyMessage("1", step=1)) == again.extra
+
+    async def test_a_step_in_flight_is_not_accepted_twice_and_both_callers_hear(self, mesh: ScriptedMesh) -> None:
+        first = mesh.submission(7, ONE, START, request_id="a")
+        second = mesh.submission(7, ONE, START, request_id="a")
+        await mesh.submit(first)
+        assert SubmitCode.JOINED is (await mesh.submit(second)).code
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+
+        await commit(mesh, ALICE, step, request_id="a")
+
+        assert 1 == (await mesh.reply(first)).step
+        assert 1 == (await mesh.reply(second)).step
+
+    async def test_an_end_is_answered_again_after_the_sequence_is_over(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        assert CommitCode.OVER is await commit(mesh, ALICE, step, request_id="only")
+
+        assert SubmitCode.REPEATED is (await mesh.submit(mesh.submission(7, ONE, START | END, request_id="only"))).code
+
+    async def test_sequence_step_names_the_step_without_a_request_id(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START, expected_step=1))
+        assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, START, expected_step=1))).code
+
+        wrong = await mesh.submit(mesh.submission(7, ONE, expected_step=3))
+
+        assert (SubmitCode.WRONG_STEP, b"2") == (wrong.code, wrong.extra)
+        assert 2 == (await mesh.submit(mesh.submission(7, ONE, expected_step=2))).step
+
+
+class TestCommit:
+    async def test_checkpoint_number_reply_and_inbox_change_together(self, mesh: ScriptedMesh) -> None:
+        submission = mesh.submission(7, ONE, START)
+        await mesh.submit(submission)
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+
+        await commit(mesh, ALICE, step)
+
+        own = mesh.keys.sequence(step.sequence)
+        checkpoint = await cast(Any, mesh.redis).hgetall(own.checkpoint)
+        record = await mesh.record(7)
+        assert {b"n": b"1", b"s:h": b"state 1"} == checkpoint
+        assert ("1", "1") == (record["cm"], record["ck"])
+        assert [] == await inbox(mesh, ALICE)
+        assert 1 == (await mesh.reply(submission)).step
+
+    async def test_the_idle_marker_has_no_ttl_while_a_step_is_in_flight(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        marker = mesh.keys.sequence(mesh.sequence(7)).idle
+        assert 0 < await mesh.redis.pttl(marker) <= 60_000
+
+        await mesh.submit(mesh.submission(7, ONE))
+
+        assert -1 == await mesh.redis.pttl(marker)
+
+    async def test_repeating_a_commit_changes_nothing(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+
+        assert CommitCode.BEFORE is await commit(mesh, ALICE, step)
+        assert "1" == (await mesh.record(7))["cm"]
+
+    async def test_an_old_epoch_is_refused_and_nothing_of_it_stays(self, mesh: ScriptedMesh) -> None:
+        submission = mesh.submission(7, ONE, START)
+        await mesh.submit(submission)
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
+        assert "0" == (await mesh.record(7))["cm"]
+        assert await mesh.unanswered(submission, for_ms=50)
+
+    async def test_end_frees_the_slot_once_and_leaves_a_tombstone_that_expires(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START | END))
+        epoch = await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+
+        assert CommitCode.OVER is await commit(mesh, ALICE, step)
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
+
+        shard = mesh.keys.shard_of(step.sequence)
+        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        assert [{b"q": b"sum||i7", b"e": str(epoch).encode(), b"k": b"e"}] == [fields for _, fields in feed]
+        assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).record) <= 10_000
+        assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_a_failed_start_closes_the_sequence_and_frees_its_slot(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.assign(7, ALICE)
+        first, second = await steps(mesh, ALICE)
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, first, outcome=Outcome.FAILED)
+        assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert CommitCode.OVER is await commit(mesh, ALICE, second, outcome=Outcome.VOID)
+        assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_a_new_sequence_under_an_old_id_gets_an_epoch_never_used_before(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START | END))
+        before = await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, tombstone_ms=1)
+        while await mesh.record(7):
+            pass
+        await mesh.submit(mesh.submission(7, ONE, START))
+
+        assert before < await mesh.assign(7, ALICE)
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
+
+    async def test_a_step_that_skips_one_changes_nothing(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.assign(7, ALICE)
+        _, second = await steps(mesh, ALICE)
+
+        assert CommitCode.OUT_OF_ORDER is await commit(mesh, ALICE, second)
+        assert "0" == (await mesh.record(7))["cm"]
+
+
+class TestTakeover:
+    async def test_uncommitted_steps_reach_the_new_owner_whatever_comes_in_between(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        for _ in range(3):
+            await mesh.submit(mesh.submission(7, ONE))
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        await mesh.scripts.run(
+            mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
+        )
+        await mesh.submit(mesh.submission(7, ONE))
+        after, _, _ = await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard, count=1))
+        await mesh.assign(7, BOB)
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard, after=after))
+
+        assert [2, 3, 4, 5, 6] == sorted(s.step for s in await steps(mesh, BOB))
+        assert [] == await inbox(mesh, ALICE)
+
+    async def test_entries_of_a_sequence_that_is_still_owned_stay(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+
+        assert 1 == (await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard)))[2]
+        assert [2] == [s.step for s in await steps(mesh, ALICE)]
+
+    async def test_committed_steps_without_a_checkpoint_are_moved_for_replay(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, checkpoint=False)
+
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+
+        assert [2] == [s.step for s in await steps(mesh, BOB)]
+        record = await mesh.record(7)
+        assert ("2", "1") == (record["cm"], record["ck"])
+
+    async def test_a_sequence_whose_state_only_the_dead_process_held_is_lost_and_says_so(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await start(mesh)
+        await cast(Any, mesh.redis).hset(mesh.keys.sequence(mesh.sequence(7)).record, "du", "0")
+
+        await mesh.take_over(ALICE)
+
+        assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_an_older_leader_is_fenced(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.submit(mesh.submission(8, ONE, START))
+        for shard in mesh.keys.shard_ids():
+            await mesh.scripts.run(
+                mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1)
+            )
+
+        with pytest.raises(ResponseError, match="FENCED"):
+            await mesh.assign(7, ALICE)
+        assert "w" == (await mesh.record(7))["st"]
+
+
+class TestExpiry:
+    async def expire(self, mesh: ScriptedMesh, sequence: SequenceId) -> bool:
+        call = mesh.scripts.expire(
+            [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1), tombstone_ms=10_000
+        )
+        (ended,) = await mesh.scripts.run(call)
+        return ended
+
+    async def test_only_the_markers_absence_ends_a_sequence(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        assert not await self.expire(mesh, step.sequence)
+
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        assert await self.expire(mesh, step.sequence)
+        assert not await self.expire(mesh, step.sequence)
+        assert [step.epoch] == [e.epoch for e in await inbox(mesh, ALICE) if isinstance(e, InboxExpired)]
+        refused = await mesh.submit(mesh.submission(7, ONE))
+        assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
+
+    async def test_a_sequence_with_a_step_in_flight_does_not_expire(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        assert not await self.expire(mesh, step.sequence)
+
+    async def test_a_step_that_comes_after_the_idle_time_is_refused_before_the_reaper_came(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        step = await start(mesh)
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE, START))).code
+
+
+class TestReject:
+    async def test_every_parked_step_hears_and_no_record_stays(self, mesh: ScriptedMesh) -> None:
+        first, second = mesh.submission(7, ONE, START), mesh.submission(7, ONE)
+        await mesh.submit(first)
+        await mesh.submit(second)
+        sequence = mesh.sequence(7)
+        late = encode(ReplyMessage("1", error_code="UNAVAILABLE", error="late"))
+
+        (answered,) = await mesh.scripts.run(
+            mesh.scripts.reject([(sequence, late)], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1))
+        )
+
+        assert 2 == answered
+        assert "late" == (await mesh.reply(first)).error
+        assert "late" == (await mesh.reply(second)).error
+        assert {} == await mesh.record(7)
+        assert Epoch(0) == await mesh.assign(7, ALICE)
+
+
+class TestWork:
+    async def test_a_queue_that_is_full_refuses_and_keeps_what_it_has(self, mesh: ScriptedMesh) -> None:
+        stream = mesh.keys.work("add", "1", 0)
+        item = WorkItem(stream, GATEWAY, "1", b"m")
+
+        assert [True, True, False] == await mesh.scripts.run(mesh.scripts.enqueue([item] * 3, bound=2))
+        assert 2 == await mesh.redis.xlen(stream)
+
+    async def test_only_the_holder_of_a_request_answers_it(self, mesh: ScriptedMesh) -> None:
+        redis = cast(Any, mesh.redis)
+        stream = mesh.keys.work("sum", "1", 0)
+        shard = mesh.keys.home_shard("sum")
+        await redis.xgroup_create(stream, "executors", id="0", mkstream=True)
+        await mesh.scripts.run(mesh.scripts.enqueue([WorkItem(stream, GATEWAY, "t", b"m")], bound=0))
+        ((_, ((entry, _),)),) = await redis.xreadgroup("executors", ALICE, {stream: ">"})
+        await redis.xclaim(stream, "executors", BOB, 0, [entry])
+        done = WorkDone(stream, entry.decode(), GATEWAY, "t", REPLY)
+
+        late = await mesh.scripts.run(mesh.scripts.finish([done], shard=shard, group="executors", consumer=ALICE))
+        held = await mesh.scripts.run(mesh.scripts.finish([done], shard=shard, group="executors", consumer=BOB))
+
+        assert ([False], [True]) == (late, held)
+        assert 0 == await redis.xlen(stream)
+
+
+async def test_scripts_are_loaded_again_when_the_server_has_forgotten_them(mesh: ScriptedMesh) -> None:
+    await mesh.submit(mesh.submission(7, ONE, START))
+    await mesh.redis.script_flush()
+
+    outcome = await mesh.submit(mesh.submission(7, ONE))
+
+    assert StepNumber(2) == outcome.step
