@@ -1,0 +1,1 @@
+"""The v2 protocol over gRPC: pure codec, servicer, streams, health, server."""

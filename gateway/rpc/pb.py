@@ -1,0 +1,29 @@
+"""The protobuf classes of the v2 protocol, from the `tritonclient` package: there is one definition, and it is theirs.
+
+The classes are made at run time and have no stubs, so to the type checker every message is `Any`; the names below say
+which message is meant. What is read out of a message gets its type where it is read.
+
+Importing any part of `tritonclient.grpc` imports the client too: 57 ms beside grpc and numpy, once per process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+pb: Any = service_pb2
+"""Messages of package `inference`."""
+pb_grpc: Any = service_pb2_grpc
+"""GRPCInferenceService: servicer base and registration."""
+
+InferRequest = Any
+"""inference.ModelInferRequest"""
+InferResponse = Any
+"""inference.ModelInferResponse"""
+StreamInferResponse = Any
+"""inference.ModelStreamInferResponse"""
+InferParameter = Any
+"""inference.InferParameter"""
+AnyMessage = Any
+"""Another message; the method's name says which."""

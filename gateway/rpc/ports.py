@@ -1,0 +1,72 @@
+"""What the gRPC side needs of the rest of the gateway. Its own tests put twins in these places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.admission import InferCall
+from gateway.statistics import ModelStatistics
+from gateway.waiting import Answer
+from shared.messages import ModelRecord, RepositoryEntry
+
+
+class Inference(Protocol):
+    """`gateway.inference.Inference`."""
+
+    def submit(self, call: InferCall) -> asyncio.Future[Answer]:
+        """Accepts in the order of the calls; never raises, every failure is the future's MeshError."""
+        ...
+
+
+class Catalog(Protocol):
+    """`gateway.catalog.Catalog`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the mesh can serve."""
+        ...
+
+    def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
+        """A loaded model and its READY versions. Raises MeshError."""
+        ...
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether somebody serves it. Raises RequestError for a version that is no number."""
+        ...
+
+
+class Repository(Protocol):
+    """`gateway.repository.Repository`."""
+
+    def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
+        """Every model version that an executor knows of."""
+        ...
+
+    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Loads a model on every executor. Raises MeshError."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unloads a model from every executor. Raises MeshError."""
+        ...
+
+
+class Statistics(Protocol):
+    """`gateway.statistics.Statistics`."""
+
+    async def read(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """Counters of READY versions. Raises MeshError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All of them, as the composition root gives them."""
+
+    inference: Inference
+    catalog: Catalog
+    repository: Repository
+    statistics: Statistics

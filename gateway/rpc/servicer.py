@@ -1,0 +1,195 @@
+"""GRPCInferenceService: every rpc of the v2 protocol that has a meaning in a mesh.
+
+Handlers decode, hand over, encode; what a request means is decided where HTTP asks too (`gateway.admission`,
+`gateway.catalog`, `gateway.repository`, `gateway.statistics`). An rpc without a meaning here answers UNIMPLEMENTED and
+says why.
+
+Source: triton-spec section 6.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gateway.metadata import EXTENSIONS, SERVER_NAME, SHARED_MEMORY_REFUSAL, server_version
+from gateway.rpc.codec import decode_request, encode_answer, requested_classes
+from gateway.rpc.descriptions import (
+    check_unload_parameters,
+    load_parameters,
+    model_metadata,
+    model_statistics,
+    repository_index,
+)
+from gateway.rpc.errors import abort
+from gateway.rpc.metadata import SESSION_KEY, call_metadata
+from gateway.rpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
+from gateway.rpc.ports import Ports
+from gateway.rpc.stream import SHUTTING_DOWN, InferStream
+from shared.errors import Code, MeshError, RequestError, UnavailableError
+from shared.model_config.proto import config_proto
+
+# ruff: noqa: N802  (handlers are named by the protocol)
+
+OUTSTANDING_MAX = 1024
+"""Unanswered requests of one stream. Above any sensible number of sequences that one client interleaves; 1024 waiting
+futures cost about a megabyte."""
+TRACE_REFUSAL = (
+    "trace settings cannot be changed by rpc: a mesh traces with OpenTelemetry, set up by the OTEL_ environment "
+    "variables of its services"
+)
+LOG_REFUSAL = "log settings cannot be changed by rpc: each service of a mesh has its own, --log-level and --log-format"
+Context = Any
+"""grpc.aio.ServicerContext; its methods carry no types."""
+Handler = Callable[[Any, Any, Any], Awaitable[Any]]
+
+_base: Any = pb_grpc.GRPCInferenceServiceServicer
+
+
+def answers_errors(handler: Handler) -> Handler:
+    """A handler whose MeshErrors become the call's status."""
+
+    @functools.wraps(handler)
+    async def answering(self: Any, request: AnyMessage, context: Context) -> AnyMessage:
+        try:
+            return await handler(self, request, context)
+        except MeshError as error:
+            await abort(context, error)
+
+    return answering
+
+
+def refuses(reason: str) -> Handler:
+    """A handler for an rpc that has no meaning in a mesh."""
+
+    async def refusing(_self: Any, _request: AnyMessage, context: Context) -> None:
+        await abort(context, RequestError(reason, Code.UNSUPPORTED))
+
+    return refusing
+
+
+class InferenceServicer(_base):
+    """Answers for one gateway.
+
+    outstanding_max  unanswered requests of one stream
+    """
+
+    def __init__(self, ports: Ports, *, outstanding_max: int = OUTSTANDING_MAX) -> None:
+        self._ports = ports
+        self._outstanding_max = outstanding_max
+        self._streams: set[InferStream] = set()
+        self._stopping = False
+
+    def is_ready(self) -> bool:
+        """Whether inference requests are worth sending here."""
+        return self._ports.catalog.is_ready and not self._stopping
+
+    def stop(self) -> None:
+        """Accepts no new request; open streams end when what they brought is answered."""
+        self._stopping = True
+        for stream in self._streams:
+            stream.stop()
+
+    # -- inference --------------------------------------------------------------------------------------------------
+
+    @answers_errors
+    async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
+        """One request, one answer. When the caller leaves, the step goes on and its answer is dropped."""
+        if self._stopping:
+            raise UnavailableError(SHUTTING_DOWN)
+        call = decode_request(request, call_metadata(context.invocation_metadata()))
+        classes = requested_classes(request)
+        answer = await self._ports.inference.submit(call)
+        if answer.session_id is not None:
+            context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
+        return encode_answer(answer, classes)
+
+    async def ModelStreamInfer(self, requests: object, context: Context) -> None:
+        """Any number of requests, for any models; see `gateway.rpc.stream`. Reads by `context.read`."""
+        if self._stopping:
+            await abort(context, UnavailableError(SHUTTING_DOWN))
+        metadata = call_metadata(context.invocation_metadata())
+        stream = InferStream(context, self._ports.inference.submit, metadata, outstanding_max=self._outstanding_max)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+
+    # -- server and models ------------------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Whether this process runs its loop, which it does when it answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Whether the mesh behind this gateway can serve."""
+        return pb.ServerReadyResponse(ready=self.is_ready())
+
+    @answers_errors
+    async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """An unknown model is not ready; that is no error."""
+        ready = not self._stopping and self._ports.catalog.is_model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Name, version and extensions."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS)
+
+    @answers_errors
+    async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Inputs and outputs as clients see them."""
+        return model_metadata(*self._ports.catalog.record(request.name, request.version))
+
+    @answers_errors
+    async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """The configuration as the executor completed it."""
+        record, _ = self._ports.catalog.record(request.name, request.version)
+        return pb.ModelConfigResponse(config=config_proto(record.config_json))
+
+    @answers_errors
+    async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Counters of READY versions, summed over the executors."""
+        return model_statistics(await self._ports.statistics.read(request.name, request.version))
+
+    # -- repository -------------------------------------------------------------------------------------------------
+
+    @answers_errors
+    async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Every model version that an executor knows of."""
+        refuse_repository_name(request)
+        return repository_index(self._ports.repository.index(ready_only=request.ready))
+
+    @answers_errors
+    async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Returns when every executor has loaded the model."""
+        refuse_repository_name(request)
+        config_json, files = load_parameters(request.parameters)
+        await self._ports.repository.load(request.model_name, config_json=config_json, files=files)
+        return pb.RepositoryModelLoadResponse()
+
+    @answers_errors
+    async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Returns when no executor has the model any more."""
+        refuse_repository_name(request)
+        check_unload_parameters(request.parameters)
+        await self._ports.repository.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    # -- without a meaning in a mesh --------------------------------------------------------------------------------
+
+    SystemSharedMemoryStatus = refuses(SHARED_MEMORY_REFUSAL)
+    SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
+    SystemSharedMemoryUnregister = refuses(SHARED_MEMORY_REFUSAL)
+    CudaSharedMemoryStatus = refuses(SHARED_MEMORY_REFUSAL)
+    CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
+    CudaSharedMemoryUnregister = refuses(SHARED_MEMORY_REFUSAL)
+    TraceSetting = refuses(TRACE_REFUSAL)
+    LogSettings = refuses(LOG_REFUSAL)
+
+
+def refuse_repository_name(request: AnyMessage) -> None:
+    """Raises RequestError when one of several repositories is named: a mesh has one."""
+    if request.repository_name:
+        raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)

@@ -1,0 +1,178 @@
+"""One ModelStreamInfer call: requests in the order read, answers in the same order, and nothing kept beyond that.
+
+One reader and one writer per stream, and no task per message:
+
+    reader   reads a message, decodes it and submits it before it awaits anything else: the order in which requests
+             are accepted is the order in which the client wrote them, which keeps a sequence's steps in order
+    writer   takes the oldest unanswered request, waits for its future, writes; so an answer that is early waits for
+             those before it, errors included (head-of-line, as Triton does for models that are not decoupled)
+
+The writer is the call's handler; the reader is its child. A read is never cancelled: the core still writes into the
+buffers of a read that its coroutine has given up. A read ends by itself when the client half-closes or leaves, and
+when the call ends.
+
+The number of unanswered requests is bounded; at the bound the stream is not read, and HTTP/2 flow control makes the
+client wait. The bound must be well above the number of sequences that a client interleaves on one stream: at the
+bound, an END that would free a slot may stand behind a START that waits for one, until one of them times out.
+
+Source: triton-spec section 6, Streaming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from gateway.admission import InferCall
+from gateway.rpc.codec import (
+    NO_CLASSES,
+    decode_request,
+    encode_stream_answer,
+    encode_stream_error,
+    requested_classes,
+)
+from gateway.rpc.errors import abort
+from gateway.rpc.metadata import CallMetadata
+from gateway.rpc.pb import InferRequest, StreamInferResponse
+from gateway.waiting import Answer
+from shared.errors import MeshError, UnavailableError
+
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+
+Submit = Callable[[InferCall], asyncio.Future[Answer]]
+_aio: Any = grpc.aio  # the checker does not see all that it exports
+END_OF_REQUESTS = _aio.EOF
+StreamContext = Any
+"""grpc.aio.ServicerContext[ModelInferRequest, ModelStreamInferResponse]; its methods carry no types."""
+Outstanding = tuple[str, "asyncio.Future[Answer] | MeshError", Mapping[str, int]]
+"""A request's id; its answer to come, or the error that it never got beyond; its outputs that are to be classified."""
+
+
+class InferStream:
+    """State of one stream, between its reader and its writer."""
+
+    def __init__(self, context: StreamContext, submit: Submit, metadata: CallMetadata, *, outstanding_max: int) -> None:
+        self._context = context
+        self._submit = submit
+        self._metadata = metadata
+        self._outstanding_max = outstanding_max
+        self._outstanding: deque[Outstanding] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Task[None] | None = None
+        self._work: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._closed = False
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Serves the stream until the client half-closes and has every answer, leaves, or the server stops.
+
+        Ends the call with an error's status where the client asked for that (`triton_grpc_error`) and where the server
+        stops. Answers that nobody waits for any more are abandoned; accepted steps run all the same.
+        """
+        self._reader = self._loop.create_task(self._read_requests(), name="grpc stream reader")
+        self._reader.add_done_callback(self._reading_ended)
+        try:
+            await self._write_responses()
+        finally:
+            self._closed = True
+            self._abandon()
+            wake(self._room)
+            if self._reader.done():
+                self._reading_ended(self._reader)
+
+    def stop(self) -> None:
+        """Accepts nothing more; the call ends with UNAVAILABLE once what was accepted is answered."""
+        self._stopping = True
+        wake(self._work)
+        wake(self._room)
+
+    # -- reader -----------------------------------------------------------------------------------------------------
+
+    async def _read_requests(self) -> None:
+        read, outstanding = self._context.read, self._outstanding
+        while not (self._closed or self._stopping):
+            if len(outstanding) >= self._outstanding_max:
+                await self._wait_for_room()
+                continue
+            request = await read()
+            if request is END_OF_REQUESTS or self._closed or self._stopping:
+                return
+            self._accept(request)
+
+    def _accept(self, request: InferRequest) -> None:
+        """Hands a request on and queues what will answer it. Awaits nothing: see the module's text on order."""
+        answer: asyncio.Future[Answer] | MeshError
+        classes = NO_CLASSES
+        try:
+            classes = requested_classes(request)
+            answer = self._submit(decode_request(request, self._metadata))
+        except MeshError as error:
+            answer = error
+        self._outstanding.append((request.id, answer, classes))
+        wake(self._work)
+
+    async def _wait_for_room(self) -> None:
+        self._room = self._loop.create_future()
+        await self._room
+        self._room = None
+
+    def _reading_ended(self, reader: asyncio.Task[None]) -> None:
+        # Once the call is over nobody asks how its last read ended; asking here keeps asyncio from reporting it.
+        if self._closed and not reader.cancelled():
+            reader.exception()
+        wake(self._work)
+
+    # -- writer -----------------------------------------------------------------------------------------------------
+
+    async def _write_responses(self) -> None:
+        write, outstanding, reader = self._context.write, self._outstanding, self._reader
+        assert reader is not None, "the reader starts before the writer"
+        while True:
+            if outstanding:
+                response = await self._response_to(*outstanding[0])
+                outstanding.popleft()
+                wake(self._room)
+                await write(response)
+            elif reader.done():
+                reader.result()
+                break
+            elif self._stopping:
+                break
+            else:
+                await self._wait_for_work()
+        if self._stopping:
+            await abort(self._context, UnavailableError(SHUTTING_DOWN))
+
+    async def _response_to(
+        self, request_id: str, answer: asyncio.Future[Answer] | MeshError, classes: Mapping[str, int]
+    ) -> StreamInferResponse:
+        try:
+            if isinstance(answer, MeshError):
+                raise answer
+            return encode_stream_answer(await answer, classes)
+        except MeshError as error:
+            if self._metadata.status_on_error:
+                await abort(self._context, error)
+            return encode_stream_error(error, request_id)
+
+    async def _wait_for_work(self) -> None:
+        self._work = self._loop.create_future()
+        await self._work
+        self._work = None
+
+    def _abandon(self) -> None:
+        for _, answer, _ in self._outstanding:
+            if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
+                answer.exception()  # as above: nobody else will ask
+        self._outstanding.clear()
+
+
+def wake(waiter: asyncio.Future[None] | None) -> None:
+    """Lets the one coroutine go on that waits for this, if any does."""
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

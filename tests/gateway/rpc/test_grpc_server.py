@@ -1,0 +1,145 @@
+"""The transport: health for those who balance load, limits, and a stop that loses nothing accepted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.rpc.pb import pb, pb_grpc
+from gateway.rpc.server import GrpcLimits, GrpcServer, channel_options, serve_grpc
+from gateway.rpc.servicer import InferenceServicer
+from gateway.rpc.stream import END_OF_REQUESTS
+from shared.errors import UnavailableError
+
+messages: Any = health_pb2
+Status: Any = messages.HealthCheckResponse
+Servicers = Callable[[], InferenceServicer]
+
+
+def health_stub(channel: grpc.aio.Channel) -> Any:
+    stubs: Any = health_pb2_grpc
+    return stubs.HealthStub(channel)
+
+
+def asking(service: str = "") -> Any:
+    return messages.HealthCheckRequest(service=service)
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
+async def test_health_follows_readiness(rpc_server: GrpcServer, catalog: Any, service: str) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        health = health_stub(channel)
+        assert Status.SERVING == (await health.Check(asking(service))).status
+
+        catalog.is_ready = False
+
+        assert Status.NOT_SERVING == (await health.Check(asking(service))).status
+
+
+async def test_an_unknown_service_is_not_found(rpc_server: GrpcServer) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_stub(channel).Check(asking("other"))
+
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert Status.SERVICE_UNKNOWN == (await health_stub(channel).Watch(asking("other")).read()).status
+
+
+async def test_every_watcher_is_told_of_a_change_also_when_another_has_left(
+    rpc_server: GrpcServer, catalog: Any
+) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        first, second = (health_stub(channel).Watch(asking()) for _ in range(2))
+        assert [Status.SERVING] * 2 == [(await watch.read()).status for watch in (first, second)]
+        first.cancel()
+
+        catalog.is_ready = False
+
+        assert Status.NOT_SERVING == (await second.read()).status
+
+
+async def test_stopping_tells_the_watchers_finishes_the_calls_and_takes_no_new_ones(
+    twin: Any, make_servicer: Servicers
+) -> None:
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        watch = health_stub(channel).Watch(asking())
+        await watch.read()
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+
+        stopping = asyncio.create_task(server.stop(30))
+
+        assert Status.NOT_SERVING == (await watch.read()).status
+        assert await watch.read() is END_OF_REQUESTS
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(), wait_for_ready=False)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        twin.finish(0)
+        assert (await call).id == "r1"
+        async with asyncio.timeout(20):
+            await stopping
+
+
+async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, make_servicer: Servicers) -> None:
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        unary, stream = stub.ModelInfer(pb.ModelInferRequest()), stub.ModelStreamInfer()
+        await stream.write(pb.ModelInferRequest())
+        await twin.wait_for_calls(2)
+
+        await server.stop(0.1)
+
+        for call in (unary, stream):
+            assert await call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        assert all(future.cancelled() for future in twin.futures)
+
+
+async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make_servicer: Servicers) -> None:
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, limits=GrpcLimits(receive_bytes=10_000))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        large = pb.ModelInferRequest()
+        large.inputs.add(name="INPUT", datatype="UINT8", shape=[20_000])
+        large.raw_input_contents.append(b"x" * 20_000)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ModelInfer(large)
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+    await server.stop(0)
+
+
+async def test_messages_beyond_grpcs_own_default_pass_both_ways(rpc_server: GrpcServer) -> None:
+    """Without a bound of ours the limit is INT32_MAX; grpc's own would be 4 MiB."""
+    size = 6 << 20
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}", options=options) as channel:
+        made = pb.ModelInferRequest()
+        made.inputs.add(name="INPUT", datatype="UINT8", shape=[size])
+        made.raw_input_contents.append(bytes(size))
+
+        response = await pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(made)
+
+    assert size == len(response.raw_output_contents[0])
+
+
+async def test_a_port_that_is_taken_is_refused(rpc_server: GrpcServer, make_servicer: Servicers) -> None:
+    """Two gateways on one port would each get some of the connections."""
+    with pytest.raises(UnavailableError, match=f"gRPC cannot listen on 127.0.0.1:{rpc_server.port}"):
+        await serve_grpc(make_servicer(), host="127.0.0.1", port=rpc_server.port)
+
+
+def test_keepalive_is_tritons_by_default() -> None:
+    options = dict(channel_options(GrpcLimits()))
+
+    assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
