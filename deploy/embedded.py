@@ -110,9 +110,14 @@ def server_command(program: Path, data_dir: Path, port: int, host: str = "127.0.
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that nothing listened on a moment ago."""
-    with socket.create_server((host, 0)) as listener:
+    with socket.create_server((host, 0), family=family_of(host)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """IPv6 for an address with colons, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def serves(host: str, port: int, pid: int) -> bool:

@@ -18,6 +18,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,7 +30,7 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from deploy.embedded import find_server, free_port, server_command, serves
+from deploy.embedded import family_of, find_server, free_port, server_command, serves
 from deploy.settings import UpSettings
 from deploy.supervision import (
     Action,
@@ -83,6 +84,7 @@ class MeshState(msgspec.Struct):
     redis_url: str
     ready: bool
     children: list[ChildState]
+    key_prefix: str = "seqmesh"
 
 
 class LauncherError(click.ClickException):
@@ -120,6 +122,7 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
     with locked(settings.data_dir):
         plans = plan(settings, commands)
+        refuse_taken_ports(settings.host, plans)
         return asyncio.run(Launcher(settings, plans).run())
 
 
@@ -159,6 +162,20 @@ def plan(settings: UpSettings, commands: ServiceCommand) -> list[ChildPlan]:
             plans.append(ChildPlan(state, [*commands(service), *flags], environment))
     plans.extend(gateway_plan(settings, number, commands, environment) for number in range(settings.gateways))
     return plans
+
+
+def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
+    """Raises `LauncherError` for a gateway's port that somebody listens on: their readiness would pass for ours."""
+    for child in (child.state for child in plans if child.state.service == "gateway"):
+        ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
+        for name, port in ports.items():
+            try:
+                socket.create_server((host, port), family=family_of(host)).close()
+            except OSError as refused:
+                raise LauncherError(
+                    f"{child.name} cannot listen on {host}:{port} ({refused.strerror}): "
+                    f"stop what runs there, or give another --{name}-port"
+                ) from refused
 
 
 def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
@@ -318,6 +335,7 @@ class Launcher:
             redis_url=self._redis_url(),
             ready=self._ready,
             children=[child.state for child in self._plans.values()],
+            key_prefix=self._settings.key_prefix,
         )
         new = self._state_path.with_suffix(".new")
         new.touch(mode=0o600)

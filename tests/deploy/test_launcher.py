@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state
+from deploy.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state, up
+from deploy.settings import UpSettings
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
@@ -173,6 +175,17 @@ def test_no_child_outlives_a_launcher_that_is_killed(launch: Launch) -> None:
     launcher.process.kill()
 
     assert all_end(processes)
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port: int = somebody.getsockname()[1]
+        settings = UpSettings(data_dir=tmp_path / "mesh", http_port=0, grpc_port=port, metrics_port=0)
+
+        with pytest.raises(LauncherError, match=rf"gateway-1 cannot listen on 127\.0\.0\.1:{port}.*--grpc-port"):
+            up(settings)
+
+    assert not (tmp_path / "mesh" / "mesh.json").exists()
 
 
 def test_two_launchers_never_share_a_data_directory(tmp_path: Path) -> None:
