@@ -1,8 +1,9 @@
 """Counters of model versions, which executors add up in Redis (`keyspace.stats`), as the protocols report them.
 
 Fields of the hash: `success_count`, `success_ns`, the same with `fail`, `queue`, `compute_input`, `compute_infer` and
-`compute_output`; `inference_count`, `execution_count`, `last_inference_ms`; and per batch size `batch:<size>:count`,
-`batch:<size>:compute_input_ns`, `..._infer_ns`, `..._output_ns`. Source: triton-spec 5.7.
+`compute_output`; `fail_<reason>` in Triton's words for the reason; `inference_count`, `execution_count`,
+`last_inference_ms`; and per batch size `batch:<size>:count`, `batch:<size>:compute_input_ns`, `..._infer_ns`,
+`..._output_ns`. Source: triton-spec 5.7.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from shared.redis_client import CONNECTION_LOST
 
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 """In the protocol's order; the mesh has no response cache, so the last two stay 0."""
+
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Why requests fail (triton-spec 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class ModelStatistics:
 
     last_inference  wall clock, ms since 1970
     durations       by the names in `DURATIONS`
+    failures        failed requests by the reasons in `FAILURE_REASONS`
     """
 
     name: str
@@ -55,6 +60,7 @@ class ModelStatistics:
     execution_count: int = 0
     durations: Mapping[str, Duration] = field(default_factory=dict[str, Duration])
     batches: Sequence[BatchStatistics] = ()
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Statistics:
@@ -112,6 +118,7 @@ def statistics_of(model: str, version: str, counters: Mapping[str, int]) -> Mode
         execution_count=counters.get("execution_count", 0),
         durations={name: duration(name) for name in DURATIONS},
         batches=[_batch(size, counters) for size in sizes],
+        failures={reason: counters.get(f"fail_{reason}", 0) for reason in FAILURE_REASONS},
     )
 
 

@@ -1,0 +1,98 @@
+"""Reading request bodies within bounds, and the few headers that a request is read by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope
+
+from gateway.rest.compression import too_large, unpack
+from shared.errors import Code, MeshError, RequestError
+
+TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
+
+
+class ClientLeftError(MeshError):
+    """The connection was closed before the request was complete or answered; there is nobody to tell."""
+
+    code = Code.CANCELLED
+
+
+@dataclass(slots=True)
+class Headers:
+    """What the gateway reads of a request's headers."""
+
+    content_length: int | None = None
+    content_encoding: str = ""
+    accept_encoding: str = ""
+    header_length: int | None = None
+    session_id: str | None = None
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def read_headers(scope: Scope) -> Headers:
+    """The headers of a request. Raises RequestError for a length that is no number."""
+    headers = Headers()
+    trace: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        match name:
+            case b"content-length":
+                headers.content_length = _number("Content-Length", value)
+            case b"inference-header-content-length":
+                headers.header_length = _number("Inference-Header-Content-Length", value)
+            case b"content-encoding":
+                headers.content_encoding = value.decode("latin-1")
+            case b"accept-encoding":
+                headers.accept_encoding = value.decode("latin-1")
+            case b"inference-session-id":
+                headers.session_id = value.decode("utf-8", "replace")
+            case b"traceparent" | b"tracestate":
+                trace[TRACE_HEADERS[name]] = value.decode("latin-1")
+            case _:
+                pass
+    headers.trace = trace
+    return headers
+
+
+def _number(name: str, value: bytes) -> int:
+    if not value.isdigit():
+        raise RequestError(f"Unable to parse {name}, got: {value.decode('latin-1')}")
+    return int(value)
+
+
+async def read_body(receive: Receive, headers: Headers, *, size_max: int) -> bytes:
+    """The whole body, unpacked; never more than `size_max` bytes of it are held.
+
+    raises  RequestError for a larger one, ClientLeftError when it ends early
+    """
+    if headers.content_length is not None and headers.content_length > size_max:
+        raise too_large(headers.content_length, size_max)
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientLeftError("the client left before the request was complete")
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        body = await _read_rest(receive, body, size_max)
+    if len(body) > size_max:
+        raise too_large(len(body), size_max)
+    if headers.content_encoding:
+        return unpack(body, headers.content_encoding, size_max=size_max)
+    return body
+
+
+async def _read_rest(receive: Receive, first: bytes, size_max: int) -> bytes:
+    parts = [first]
+    size = len(first)
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError("the client left before the request was complete")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > size_max:
+            raise too_large(size, size_max)
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)

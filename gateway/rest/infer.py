@@ -1,0 +1,90 @@
+"""POST .../infer: body to call, wait, answer to body."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission import InferCall
+from gateway.catalog import Catalog
+from gateway.inference import Answer, Inference
+from gateway.rest.body import ClientLeftError, Headers, read_body, read_headers
+from gateway.rest.compression import choose, pack
+from gateway.rest.reply import BINARY, JSON, Header, send_bytes
+from gateway.rest.request import Envelope, OutputForms, decode_infer, decode_raw
+from gateway.rest.response import encode_answer
+
+WATCH_AFTER_S = 1.0
+"""Only a request that takes longer than this is watched for a client that leaves: the watch costs a task."""
+
+
+class Infer:
+    """The inference endpoint. size_max: largest body, unpacked, bytes."""
+
+    def __init__(self, inference: Inference, catalog: Catalog, *, size_max: int) -> None:
+        self._inference = inference
+        self._catalog = catalog
+        self._size_max = size_max
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        headers = read_headers(scope)
+        body = await read_body(receive, headers, size_max=self._size_max)
+        call, forms = self._decode(scope, headers, body)
+        answer = await answer_while_present(self._inference.submit(call), receive)
+        content, header_length = encode_answer(answer, forms)
+        extra: list[Header] = [JSON] if header_length is None else [BINARY]
+        if header_length is not None:
+            extra.append((b"inference-header-content-length", b"%d" % header_length))
+        if answer.session_id is not None:
+            extra.append((b"inference-session-id", answer.session_id.encode()))
+        encoding = choose(headers.accept_encoding) if headers.accept_encoding else ""
+        if encoding:
+            content = pack(content, encoding)
+            extra.append((b"content-encoding", encoding.encode()))
+        await send_bytes(send, 200, content, extra)
+
+    def _decode(self, scope: Scope, headers: Headers, body: bytes) -> tuple[InferCall, OutputForms]:
+        path = scope["path_params"]
+        envelope = Envelope(
+            model=path["model"],
+            version=str(path.get("version", "")),
+            header_length=headers.header_length,
+            session_id=headers.session_id,
+            trace_headers=headers.trace,
+        )
+        if headers.header_length == 0:
+            record, _ = self._catalog.find(envelope.model, envelope.version)
+            return decode_raw(body, envelope, record.config)
+        return decode_infer(body, envelope)
+
+
+async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:
+    """The answer; or ClientLeftError as soon as a client leaves who has been waiting for a while.
+
+    The step itself goes on: it was accepted.
+    """
+    if future.done():
+        return future.result()
+    watches: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        future.cancel()
+
+    def begin() -> None:
+        watches.append(asyncio.get_running_loop().create_task(watch(), name="client watch"))
+
+    timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, begin)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if watches and watches[0].done():
+            raise ClientLeftError("the client left before the answer came") from None
+        raise
+    finally:
+        timer.cancel()
+        for task in watches:
+            task.cancel()

@@ -1,0 +1,168 @@
+"""Everything about models but inference: readiness, metadata, configuration, statistics, repository."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.catalog import Catalog
+from gateway.metadata import TensorMetadata, platform_of, tensor_metadata
+from gateway.repository import Repository
+from gateway.rest.body import read_body, read_headers
+from gateway.rest.reply import JSON, send_bytes, send_error, send_json
+from gateway.rest.request import Json, parse_object
+from gateway.statistics import DURATIONS, BatchStatistics, Duration, ModelStatistics, Statistics
+from shared.errors import Code, RequestError
+from shared.messages import RepositoryEntry
+
+FILE_PREFIX = "file:"
+
+
+class Models:
+    """Handlers; each answers one route. size_max: largest body, bytes."""
+
+    def __init__(self, catalog: Catalog, repository: Repository, statistics: Statistics, *, size_max: int) -> None:
+        self._catalog = catalog
+        self._repository = repository
+        self._statistics = statistics
+        self._size_max = size_max
+
+    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET .../ready: 200, or 400 for a model that is unknown or not served now (triton-spec 5.1)."""
+        if self._catalog.is_model_ready(*model_and_version(scope)):
+            await send_bytes(send, 200, b"")
+        else:
+            await send_error(send, RequestError("Model version not ready"))
+
+    async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET .../{model}: tensors, versions, platform."""
+        record, versions = self._catalog.record(*model_and_version(scope))
+        config = record.config
+        await send_json(
+            send,
+            {
+                "name": config.name,
+                "versions": versions,
+                "platform": platform_of(config),
+                "inputs": [described(tensor_metadata(config, spec)) for spec in config.inputs],
+                "outputs": [described(tensor_metadata(config, spec)) for spec in config.outputs],
+            },
+        )
+
+    async def config(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET .../config: the normalised configuration."""
+        record, _ = self._catalog.record(*model_and_version(scope))
+        await send_bytes(send, 200, record.config_json.encode(), (JSON,))
+
+    async def stats(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET .../stats: counters of one version, one model or all."""
+        statistics = await self._statistics.read(*model_and_version(scope))
+        await send_json(send, {"model_stats": [statistics_document(each) for each in statistics]})
+
+    async def index(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v2/repository/index."""
+        document = await self._document(scope, receive)
+        ready = document.get("ready", False)
+        if not isinstance(ready, bool):
+            raise RequestError("Invalid value for 'ready': expected a boolean")
+        await send_json(send, [index_line(entry) for entry in self._repository.index(ready_only=ready)])
+
+    async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v2/repository/models/{model}/load."""
+        config_json, files = load_parameters(await self._document(scope, receive))
+        await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
+        await send_bytes(send, 200, b"")
+
+    async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v2/repository/models/{model}/unload. There are no ensembles, so there are no dependents."""
+        parameters = (await self._document(scope, receive)).get("parameters", {})
+        if not isinstance(parameters.get("unload_dependents", False), bool):
+            raise RequestError("Invalid value for 'unload_dependents': expected a boolean")
+        await self._repository.unload(scope["path_params"]["model"])
+        await send_bytes(send, 200, b"")
+
+    async def named_repository(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Load and unload in a repository by name: there is only one."""
+        raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)
+
+    async def _document(self, scope: Scope, receive: Receive) -> Json:
+        body = await read_body(receive, read_headers(scope), size_max=self._size_max)
+        document = parse_object(body) if body.strip() else {}
+        if not isinstance(document.get("parameters", {}), dict):
+            raise RequestError("Unable to parse 'parameters': attempt to access JSON non-object as object")
+        return document
+
+
+def model_and_version(scope: Scope) -> tuple[str, str]:
+    """Path parameters; "" for what is not in the path."""
+    path = scope["path_params"]
+    return path.get("model", ""), str(path.get("version", ""))
+
+
+def described(tensor: TensorMetadata) -> Json:
+    """A tensor in a model's metadata."""
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+
+
+def index_line(entry: RepositoryEntry) -> Json:
+    """A line of the repository index; a model that was never loaded has only its name."""
+    line = {"name": entry.model, "version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {key: value for key, value in line.items() if value}
+
+
+def load_parameters(document: Json) -> tuple[str, dict[str, bytes]]:
+    """Configuration and override files of a load request."""
+    config_json = ""
+    files: dict[str, bytes] = {}
+    parameters: Mapping[str, Any] = document.get("parameters", {})
+    for key, value in parameters.items():
+        if not isinstance(value, str):
+            raise RequestError(f"attempt to access JSON non-string as string for parameter '{key}'")
+        if key == "config":
+            config_json = value
+        elif key.startswith(FILE_PREFIX):
+            files[key.removeprefix(FILE_PREFIX)] = _decoded(key, value)
+        else:
+            raise RequestError(f"unrecognized load parameter '{key}': use 'config' or 'file:<version>/<file name>'")
+    return config_json, files
+
+
+def _decoded(key: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise RequestError(f"failed to decode parameter '{key}': its content must be base64: {error}") from error
+
+
+def statistics_document(statistics: ModelStatistics) -> Json:
+    """One version's statistics (triton-spec 5.7)."""
+    return {
+        "name": statistics.name,
+        "version": statistics.version,
+        "last_inference": statistics.last_inference,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
+        "inference_stats": {name: duration(statistics.durations[name]) for name in DURATIONS},
+        "response_stats": {},
+        "batch_stats": [batch(each) for each in statistics.batches],
+        "memory_usage": [],
+    }
+
+
+def duration(value: Duration) -> Json:
+    """A count and its nanoseconds."""
+    return {"count": value.count, "ns": value.ns}
+
+
+def batch(value: BatchStatistics) -> Json:
+    """The executions of one batch size."""
+    return {
+        "batch_size": value.batch_size,
+        "compute_input": duration(value.compute_input),
+        "compute_infer": duration(value.compute_infer),
+        "compute_output": duration(value.compute_output),
+    }

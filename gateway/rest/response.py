@@ -1,0 +1,63 @@
+"""An answer to a response's body. Pure; source: triton-spec 5.4.
+
+Binary outputs go out as the executor wrote them; numbers in JSON are written straight from their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from gateway.classification import classify
+from gateway.rest.json_tensors import json_of_tensor
+from gateway.rest.request import OutputForms
+from gateway.waiting import Answer
+
+
+def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON when binary data follows it (else None).
+
+    raises  RequestError for an output that has no form of the kind that was asked for
+    """
+    config = answer.model.config
+    outputs: list[dict[str, Any]] = []
+    blobs: list[bytes] = []
+    finite = True
+    for output in answer.message.outputs:
+        form = forms.of(output.name)
+        tensor = classify(output, form.classes, batched=config.max_batch_size > 0) if form.classes else output
+        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if form.binary:
+            described["parameters"] = {"binary_data_size": len(tensor.raw)}
+            blobs.append(tensor.raw)
+        else:
+            data = described["data"] = json_of_tensor(tensor)
+            finite = finite and (isinstance(data, list) or _is_finite(data))
+        outputs.append(described)
+    document: dict[str, Any] = {"model_name": config.name, "model_version": answer.version}
+    if answer.request_id:
+        document["id"] = answer.request_id
+    if answer.parameters:
+        document["parameters"] = answer.parameters
+    document["outputs"] = outputs
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY) if finite else _with_non_finite(document)
+    if not any(blobs):
+        return head, None
+    return b"".join((head, *blobs)), len(head)
+
+
+def _is_finite(data: NDArray[Any]) -> bool:
+    return data.dtype.kind != "f" or bool(np.isfinite(data).all())
+
+
+def _with_non_finite(document: dict[str, Any]) -> bytes:
+    """JSON with `NaN` and `Infinity`, as Triton writes them and clients read them; orjson would write null."""
+    return json.dumps(document, default=_plain, separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    return cast("NDArray[Any]", value).tolist() if isinstance(value, np.ndarray) else dict(value)

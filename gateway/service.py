@@ -1,0 +1,207 @@
+"""The gateway's composition root: builds the parts, serves both protocols, and stops without losing an answer.
+
+Background tasks: `dispatch` sends, `replies` reads, `heartbeat` keeps the reply streams alive, `catalog` watches the
+mesh. If one of them fails the whole gateway ends: it holds nothing but waiting callers, and another one takes over.
+
+Stopping: not ready any more and nothing new begins; the ports close; what is in flight is answered within the grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from gateway.catalog import Catalog
+from gateway.dispatch import Bounds, Dispatch
+from gateway.http_server import listen, serve_http
+from gateway.inference import Inference
+from gateway.metrics import Gauge, Metrics
+from gateway.replies import Replies
+from gateway.repository import Repository
+from gateway.rest.app import build_app, build_metrics_app
+from gateway.rest.infer import Infer
+from gateway.rest.models import Models
+from gateway.rest.server import Server
+from gateway.rpc.ports import Ports
+from gateway.rpc.server import GrpcLimits, serve_grpc
+from gateway.rpc.servicer import InferenceServicer
+from gateway.settings import GatewaySettings
+from gateway.statistics import Statistics
+from shared import logs
+from shared.ids import GatewayId
+from shared.keyspace import Keyspace
+from shared.lifecycle import Stop, Tasks
+from shared.membership import Membership
+from shared.redis_client import connect, join_mesh
+from shared.scripts import Scripts
+from shared.tracing import Tracing, setup
+
+GRACE_S = 25.0
+"""For what is in flight when the stop comes; below the 30 s after which orchestrators kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """The ports that a gateway really listens on."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What both protocols use."""
+
+    inference: Inference
+    catalog: Catalog
+    repository: Repository
+    statistics: Statistics
+    dispatch: Dispatch
+    replies: Replies
+
+
+async def serve(
+    settings: GatewaySettings,
+    tasks: Tasks,
+    stop: Stop,
+    *,
+    on_ready: Callable[[Addresses], None] | None = None,
+    grace_s: float = GRACE_S,
+) -> None:
+    """Runs a gateway until it is told to stop. on_ready: called when every port is open."""
+    name = settings.name_of("gateway")
+    keys = Keyspace(settings.key_prefix, settings.shards)
+    patient = connect(settings.redis_url)
+    try:
+        await join_mesh(patient, keys)
+    finally:
+        await patient.aclose()
+    # Nothing is repeated by the connection itself: whether a request may be sent twice is for `dispatch` to say.
+    redis = connect(settings.redis_url, retries=0)
+    tracing = setup("gateway", name)
+    try:
+        async with running_core(settings, name, redis, keys, tracing, tasks) as core:
+            await _serve_ports(settings, core, tasks, stop, on_ready, grace_s)
+    finally:
+        await redis.aclose()
+        await asyncio.to_thread(tracing.shutdown)
+
+
+@asynccontextmanager
+async def running_core(
+    settings: GatewaySettings, name: str, redis: Redis, keys: Keyspace, tracing: Tracing, tasks: Tasks
+) -> AsyncGenerator[Core]:
+    """The core with its background tasks; on leaving they end, and this gateway's keys go."""
+    gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
+    catalog = Catalog(Membership(redis, keys))
+    where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
+    replies = Replies(redis, keys, gateway, where=where)
+    bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
+    dispatch = Dispatch(redis, Scripts(redis, keys), keys, replies, gateway, bounds)
+    inference = Inference(
+        catalog,
+        dispatch,
+        replies,
+        keys,
+        tracing,
+        in_flight_max=settings.max_requests_in_flight,
+        timeout_ms=settings.request_timeout_ms,
+    )
+    await replies.open()
+    await catalog.refresh()
+    background = [
+        tasks.start(replies.run(), name="replies"),
+        tasks.start(replies.heartbeat(), name="heartbeat"),
+        tasks.start(dispatch.run(), name="dispatch"),
+        tasks.start(catalog.run(), name="catalog"),
+    ]
+    try:
+        yield Core(
+            inference, catalog, Repository(redis, keys, catalog), Statistics(redis, keys, catalog), dispatch, replies
+        )
+    finally:
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await replies.close()
+
+
+async def _serve_ports(
+    settings: GatewaySettings,
+    core: Core,
+    tasks: Tasks,
+    stop: Stop,
+    on_ready: Callable[[Addresses], None] | None,
+    grace_s: float,
+) -> None:
+    server = Server(core.catalog, Metrics(core.statistics, gauges_of(core)), stop)
+    size_max = settings.http_max_input_size
+    app = build_app(
+        Infer(core.inference, core.catalog, size_max=size_max),
+        Models(core.catalog, core.repository, core.statistics, size_max=size_max),
+        server,
+    )
+    http = listen(settings.host, settings.http_port)
+    metrics = listen(settings.host, settings.metrics_port)
+    ports = Ports(core.inference, core.catalog, core.repository, core.statistics)
+    grpc = await serve_grpc(
+        InferenceServicer(ports),
+        host=settings.host,
+        port=settings.grpc_port,
+        limits=GrpcLimits(receive_bytes=settings.http_max_input_size),
+    )
+    addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
+    http_task = tasks.start(serve_http(app, http, stop=stop.wait, grace_s=grace_s), name="http")
+    drained = asyncio.Event()
+    metrics_app = build_metrics_app(server)
+    metrics_task = tasks.start(serve_http(metrics_app, metrics, stop=drained.wait, grace_s=1.0), name="metrics")
+    logs.info(
+        "gateway ready",
+        host=settings.host,
+        http=addresses.http_port,
+        grpc=addresses.grpc_port,
+        metrics=addresses.metrics_port,
+    )
+    if on_ready is not None:
+        on_ready(addresses)
+    try:
+        await stop.wait()
+        core.inference.accepts = False
+        logs.info("draining", in_flight=core.inference.in_flight)
+        await asyncio.gather(grpc.stop(grace_s), http_task)
+    finally:
+        drained.set()
+    await metrics_task
+
+
+def gauges_of(core: Core) -> list[Gauge]:
+    """This gateway's own numbers."""
+    return [
+        Gauge(
+            "seqmesh_gateway_requests_in_flight",
+            "gauge",
+            "Requests of this gateway that wait for an answer",
+            lambda: core.inference.in_flight,
+        ),
+        Gauge(
+            "seqmesh_gateway_submitted_total",
+            "counter",
+            "Requests that this gateway has sent to Redis",
+            lambda: core.dispatch.sent,
+        ),
+        Gauge(
+            "seqmesh_gateway_round_trips_total",
+            "counter",
+            "Round trips in which they were sent",
+            lambda: core.dispatch.round_trips,
+        ),
+    ]
