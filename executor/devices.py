@@ -44,6 +44,6 @@ def find_devices(choice: str) -> Devices:
         return Devices()
     if importlib.util.find_spec("torch") is None:
         return Devices()
-    from executor.engine.torch_devices import gpu_count
+    from executor.engine.torch_devices import gpu_count  # noqa: PLC0415 - imports torch, seconds and 200 MB
 
     return Devices(tuple(range(gpu_count())))

@@ -30,7 +30,7 @@ from shared.ids import ExecutorId, SequenceId, SlotIndex
 from shared.messages import InboxExpired, InboxStep, InferMessage, StepFlag
 from shared.model_config.values import Direct, ModelConfig, Oldest
 from shared.scripts import CommitCode, Outcome, StepCommit
-from shared.tracing import Tracing
+from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 
 def monotonic_us() -> int:
@@ -163,6 +163,8 @@ class SequenceModel:
 
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         """A commit came back (see `CommitOwner`)."""
+        if step.traceparent:
+            self.tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
         if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
             return
         owned = self.table.get(step.sequence)
@@ -275,7 +277,7 @@ class InstanceLoop:
         began_ns = time.time_ns()
         try:
             result = await self.worker.run(rows, want_state)
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, model=self._model.model, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model.model}' failed: {failure}")
             result = BatchResult([None if member is None else error for member in members], Timings(0, 0, 0))
@@ -330,7 +332,7 @@ class InstanceLoop:
                 continue
             commits.append(self._commit(member, row))
             self._count(member.queued.message, row, result.timings, began_ns, ended_ns)
-            self._trace(member.queued.message, began_ns, ended_ns, len(members))
+            self._trace(member, began_ns, ended_ns, len(members))
         self._model.committer.put(self._model, commits)
         self._offer_all(concluded)
 
@@ -353,11 +355,12 @@ class InstanceLoop:
             reply=answer(row, version=self._model.version, executor=self._model.executor, step=since_start),
             request_id=message.request_id,
             keep_reply=message.keep_reply,
-            entries=self._table.checkpointed(owned) if self._closes(member, ok) else (),
+            entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
             checkpoint=checkpoint_fields(row.states) if isinstance(row, RowResult) else (),
+            traceparent=message.traceparent,
         )
 
-    def _closes(self, member: Member, ok: bool) -> bool:
+    def _closes(self, member: Member, *, ok: bool) -> bool:
         """Whether this step's commit leaves nothing to replay. A failed step did not move the state: Redis still has
         the right one exactly if the step before was checkpointed (or if there is no state any more)."""
         if ok:
@@ -413,9 +416,19 @@ class InstanceLoop:
             now_ms=ended_ns // 1_000_000,
         )
 
-    def _trace(self, message: InferMessage, began_ns: int, ended_ns: int, batch_size: int) -> None:
-        if not message.traceparent:
+    def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
+        """The step's spans up to here; `checkpoint` follows when its commit comes back."""
+        step, parent = member.queued.step, member.queued.message.traceparent
+        if not parent:
             return
         tracing = self._model.tracing
-        tracing.record(message.traceparent, "queue", message.arrived_ns, began_ns)
-        tracing.record(message.traceparent, "compute", began_ns, ended_ns, batch_size=batch_size)
+        delivered_ns = entry_time_ns(step.entry)
+        links = [takeover_traceparent(step.sequence, step.epoch)] if member.owned.taken_over else []
+        member.owned.taken_over = False
+        tracing.record(parent, SpanName.SCHEDULE, member.queued.message.arrived_ns, delivered_ns)
+        tracing.record(parent, SpanName.QUEUE, delivered_ns, began_ns)
+        tracing.record(
+            parent, SpanName.COMPUTE, began_ns, ended_ns, links, batch_size=batch_size, slot=step.slot, step=step.step
+        )
+        if StepFlag.END in step.flags:
+            tracing.record(tracing.root_of(step.sequence), SpanName.END, began_ns, ended_ns, step=step.step)

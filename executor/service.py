@@ -19,7 +19,7 @@ from shared.redis_client import connect, join_mesh
 from shared.tracing import Tracing, setup
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter: a model's thread must not hold up the step loop for 5 ms (the default)."""
+"""How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""
 
 
 async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:

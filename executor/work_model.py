@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -31,7 +32,7 @@ from shared.messages import InferMessage, decode_infer
 from shared.model_config.values import DynamicBatching, ModelConfig
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts, WorkDone
-from shared.tracing import Tracing
+from shared.tracing import SpanName, Tracing
 
 GROUP = "executors"
 BATCHES_AHEAD = 2
@@ -106,7 +107,7 @@ class WorkModel:
         self._stopping = True
         await self._finished.wait()
 
-    async def claim_from_others(self, alive: Set[str]) -> None:
+    async def claim_from_others(self, alive: AbstractSet[str]) -> None:
         """Takes over requests that executors without a lease had pulled."""
         for stream, level in self._streams.items():
             consumers = await self._redis.xinfo_consumers(stream, GROUP)
@@ -240,7 +241,7 @@ class WorkModel:
         began_ns = time.time_ns()
         try:
             result = await worker.run(rows, [False] * len(rows))
-        except Exception as failure:
+        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, model=self.model, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self.model}' failed: {failure}")
             result = BatchResult([error for _ in rows], Timings(0, 0, 0))
@@ -252,8 +253,9 @@ class WorkModel:
             answers.append((request, answer(row, version=self.version, executor=self._executor)))
             self._count(request, row, result.timings, began_ns, ended_ns)
             if request.message.traceparent:
-                self._tracing.record(request.message.traceparent, "queue", request.message.arrived_ns, began_ns)
-                self._tracing.record(request.message.traceparent, "compute", began_ns, ended_ns, batch_size=len(batch))
+                parent = request.message.traceparent
+                self._tracing.record(parent, SpanName.QUEUE, request.message.arrived_ns, began_ns)
+                self._tracing.record(parent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=len(batch))
         await self._finish(answers)
 
     async def _finish(self, answers: Sequence[tuple[QueuedRequest, bytes]]) -> None:

@@ -107,6 +107,7 @@ class StepCommit:
     reply       encoded `ReplyMessage`, sent on by the script; gateway "" sends it nowhere
     entries     inbox entries that this step's checkpoint makes unnecessary; empty: no checkpoint with this step
     checkpoint  state tensors by name, encoded; empty when the state did not change
+    traceparent  of the step's span; stays with the caller
     """
 
     sequence: SequenceId
@@ -121,6 +122,7 @@ class StepCommit:
     keep_reply: bool = False
     entries: Sequence[str] = ()
     checkpoint: Sequence[tuple[str, bytes]] = field(default_factory=tuple)
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

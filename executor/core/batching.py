@@ -1,7 +1,7 @@
 """Which steps run together: Triton's direct, oldest and dynamic rules over (what is ready, now).
 
-Pure: the caller brings the time and performs what comes out. A decision is either the members of a batch or the time
-to look again. Times are microseconds of one monotonic clock.
+Pure: the caller brings the time and performs what comes out. A decision is the members of a batch or the time to look
+again. Times are microseconds of one monotonic clock.
 
 Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.4, 1.5, 3.2).
 """

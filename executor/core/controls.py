@@ -28,12 +28,12 @@ class ControlTensors:
         key = (start, end, ready)
         flags = self._made.get(key)
         if flags is None:
-            flags = self._made[key] = {c.name: self._flag(c, start, end, ready) for c in self._flags}
+            flags = self._made[key] = {c.name: self._flag(c, start=start, end=end, ready=ready) for c in self._flags}
         if self._correlation is None:
             return flags
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, correlation_id)}
 
-    def _flag(self, control: ControlSpec, start: bool, end: bool, ready: bool) -> Tensor:
+    def _flag(self, control: ControlSpec, *, start: bool, end: bool, ready: bool) -> Tensor:
         on = {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: ready}[control.kind]
         false_true = control.false_true or (0, 1)
         value = np.array(false_true[on], dtype=NUMPY_TYPE[control.datatype])

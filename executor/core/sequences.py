@@ -47,6 +47,7 @@ class OwnedSequence:
     replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
     open_entries    inbox entries since the last checkpoint, this one's included once it runs
     start_step      step of the START of the present run; 0 when it is not known
+    taken_over      another executor ran it before, and no step of it has run here yet
     """
 
     sequence: SequenceId
@@ -60,6 +61,7 @@ class OwnedSequence:
     replay_until: StepNumber = StepNumber(0)
     start_step: StepNumber = StepNumber(0)
     since_checkpoint: int = 0
+    taken_over: bool = False
     open_entries: list[str] = field(default_factory=list[str])
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
 
@@ -124,6 +126,7 @@ class SequenceTable:
         if owned is None or not owned.restoring or owned.epoch != found.epoch:
             return None
         owned.restoring = False
+        owned.taken_over = True
         owned.next_step = StepNumber(found.checkpointed + 1)
         owned.replay_until = found.committed
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)

@@ -1,0 +1,193 @@
+"""Owned sequences: order comes from step numbers, ownership from epochs, whatever the order of arrival."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
+from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.messages import InboxStep, InferMessage, StepFlag
+
+SEQUENCE = SequenceId("m||i7")
+MESSAGE = InferMessage("m", "1", "", 7, ())
+
+
+def step(
+    number: int,
+    *,
+    flags: StepFlag = StepFlag.NONE,
+    epoch: int = 1,
+    committed: int = 0,
+    sequence: SequenceId = SEQUENCE,
+    slot: int = 0,
+) -> QueuedStep:
+    inbox = InboxStep(
+        entry=f"{epoch}-{number}",
+        sequence=sequence,
+        step=StepNumber(number),
+        flags=flags,
+        epoch=Epoch(epoch),
+        instance=InstanceIndex(0),
+        slot=SlotIndex(slot),
+        committed=StepNumber(committed),
+        gateway="g",
+        token=str(number),
+        message=b"",
+    )
+    return QueuedStep(inbox, MESSAGE, 0, None)
+
+
+def found(*, checkpointed: int, committed: int, epoch: int = 1, void: VoidCause | None = None) -> Restored:
+    return Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(1), void)
+
+
+def run_all(table: SequenceTable, owned: OwnedSequence) -> list[int]:
+    """Runs every step that is ready; the order in which they ran."""
+    ran: list[int] = []
+    while (head := owned.head) is not None:
+        assert head is table.begin(owned)
+        ran.append(head.step.step)
+        table.conclude(owned)
+    return ran
+
+
+def test_a_start_that_needs_no_state_may_run_at_once() -> None:
+    owned = SequenceTable().accept(step(1, flags=StepFlag.START))
+
+    assert owned is not None
+    assert owned.head is not None
+    assert not owned.restoring
+
+
+def test_a_sequence_seen_in_the_middle_is_restored_before_anything_runs() -> None:
+    table = SequenceTable()
+    owned = table.accept(step(5, committed=4))
+    assert owned is not None
+    assert owned.restoring
+    assert owned.head is None
+
+    table.restored(SEQUENCE, found(checkpointed=4, committed=4))
+
+    assert [5] == run_all(table, owned)
+
+
+def test_steps_between_checkpoint_and_commit_are_replayed() -> None:
+    table = SequenceTable()
+    for number in (4, 5, 3):
+        table.accept(step(number, committed=4))
+
+    owned = table.restored(SEQUENCE, found(checkpointed=2, committed=4))
+
+    assert owned is not None
+    assert StepNumber(4) == owned.replay_until
+    assert [3, 4, 5] == run_all(table, owned)
+
+
+def test_what_redis_has_committed_does_not_run_again() -> None:
+    table = SequenceTable()
+    for number in (2, 3, 4):
+        table.accept(step(number, committed=1))
+
+    owned = table.restored(SEQUENCE, found(checkpointed=3, committed=3))
+
+    assert owned is not None
+    assert [4] == run_all(table, owned)
+
+
+def test_an_older_epoch_is_stale_and_a_newer_one_begins_afresh() -> None:
+    table = SequenceTable()
+    table.accept(step(1, flags=StepFlag.START, epoch=5))
+
+    assert table.accept(step(2, epoch=4)) is None
+    newer = table.accept(step(3, epoch=9, committed=2))
+
+    assert newer is not None
+    assert newer.restoring
+    assert [StepNumber(3)] == list(newer.steps)
+
+
+def test_a_step_that_comes_twice_runs_once() -> None:
+    table = SequenceTable()
+    owned = table.accept(step(1, flags=StepFlag.START))
+    assert owned is not None
+
+    assert table.accept(step(1, flags=StepFlag.START)) is None
+    assert [1] == run_all(table, owned)
+    assert table.accept(step(1)) is None
+
+
+def test_who_comes_into_a_slot_drives_out_who_has_ended_there() -> None:
+    table = SequenceTable()
+    table.accept(step(1, flags=StepFlag.START, slot=3))
+    other = SequenceId("m||i8")
+
+    table.accept(step(1, flags=StepFlag.START, slot=3, sequence=other, epoch=2))
+
+    assert table.get(SEQUENCE) is None
+    at = table.at(InstanceIndex(0), SlotIndex(3))
+    assert at is not None
+    assert other == at.sequence
+
+
+def test_a_sequence_is_dropped_only_at_its_own_epoch() -> None:
+    table = SequenceTable()
+    table.accept(step(1, flags=StepFlag.START, epoch=5))
+
+    assert table.drop(SEQUENCE, Epoch(4)) is None
+    assert table.drop(SEQUENCE, Epoch(5)) is not None
+    assert 0 == len(table)
+
+
+def test_a_failed_start_voids_the_sequence_until_a_start_succeeds() -> None:
+    table = SequenceTable()
+    owned = table.accept(step(1, flags=StepFlag.START))
+    table.accept(step(2, flags=StepFlag.START))
+    assert owned is not None
+
+    table.begin(owned)
+    table.conclude(owned, failed_start=True)
+    assert owned.void is VoidCause.FAILED
+
+    table.begin(owned)
+    table.conclude(owned, started=True)
+    assert owned.void is None
+
+
+def test_entries_stay_open_until_a_checkpoint_closes_all_of_them() -> None:
+    table = SequenceTable()
+    owned = table.accept(step(1, flags=StepFlag.START))
+    table.accept(step(2))
+    assert owned is not None
+
+    run_all(table, owned)
+
+    assert ["1-1", "1-2"] == table.checkpointed(owned)
+    assert [] == owned.open_entries
+
+
+@given(
+    order=st.permutations(range(1, 9)),
+    repeats=st.lists(st.integers(1, 8), max_size=8),
+    checkpointed=st.integers(0, 8),
+    restored_after=st.integers(0, 16),
+)
+def test_steps_run_once_and_in_order_however_they_arrive(
+    order: list[int], repeats: list[int], checkpointed: int, restored_after: int
+) -> None:
+    """Any order of arrival, any duplicates, and the restore at any moment give the same run."""
+    table = SequenceTable()
+    ran: list[int] = []
+    arrivals = [*order, *repeats]
+    for index, number in enumerate(arrivals):
+        owned = table.accept(step(number, epoch=3, committed=8))
+        if index == restored_after:
+            table.restored(SEQUENCE, found(checkpointed=checkpointed, committed=8, epoch=3))
+        if owned is not None:
+            ran += run_all(table, owned)
+    table.restored(SEQUENCE, found(checkpointed=checkpointed, committed=8, epoch=3))
+    last = table.get(SEQUENCE)
+    assert last is not None
+    ran += run_all(table, last)
+
+    assert list(range(checkpointed + 1, 9)) == ran

@@ -1,0 +1,292 @@
+"""An executor against the real server: order, state, failures, takeover. The test plays gateway and scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from executor.devices import Devices
+from executor.incarnation import Connections, Incarnation, LeaseLostError
+from executor.repository import Repository, close
+from executor.settings import ExecutorSettings
+from shared.ids import ExecutorId
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.messages import ReplyMessage, StepFlag
+from shared.redis_client import connect
+from shared.tensors import to_numpy
+from shared.tracing import Tracing
+from tests.scripted_mesh import ScriptedMesh
+
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+
+MODEL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    '''A running sum; -1 fails, and so does a START of 0.'''
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            start = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            if value[0, 0] == -1 or (start and value[0, 0] == 0):
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")))
+                continue
+            total = pb_utils.get_input_tensor_by_name(request, "SUM_IN").as_numpy() + value
+            responses.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("OUTPUT", total), pb_utils.Tensor("SUM_OUT", total)]))
+        return responses
+"""
+
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  oldest { max_candidate_sequences: 4 }
+  state [ { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+}
+parameters { key: "checkpoint_interval" value { string_value: "INTERVAL" } }
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """An executor that a test started."""
+
+    incarnation: Incarnation
+    task: asyncio.Task[None]
+
+    @property
+    def executor(self) -> ExecutorId:
+        return self.incarnation.executor
+
+
+Life = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+def value(number: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"INPUT": np.array([[number]], np.int64)}
+
+
+def total(reply: ReplyMessage) -> int:
+    assert "" == reply.error, reply
+    return int(to_numpy(reply.outputs[0])[0, 0])
+
+
+@pytest.fixture
+def interval() -> int:
+    """The model's checkpoint interval; a test overrides it by parametrising."""
+    return 1
+
+
+@pytest.fixture
+def models(tmp_path: Path, interval: int) -> Path:
+    version = tmp_path / "models" / "sum" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL)
+    (version.parent / "config.pbtxt").write_text(CONFIG.replace("INTERVAL", str(interval)))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 2), "sum")
+    await mesh.open()
+    yield mesh
+    membership = Membership(redis, mesh.keys)
+    for member in await membership.members():
+        await membership.remove(member.registration.executor)
+
+
+@pytest.fixture
+async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
+    """Runs executors of the test's model, each with its own engines, as its context lasts."""
+    settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=2, models=(models,))
+
+    @asynccontextmanager
+    async def life(name: str) -> AsyncGenerator[Running]:
+        connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), Keyspace(key_prefix, 2))
+        repository = Repository(settings.models, Devices())
+        repository.load("sum")
+        incarnation = Incarnation(replace(settings, name=name), connections, repository, Tracing(), "0-0")
+        running = asyncio.create_task(incarnation.run())
+        try:
+            while not any(m.registration.name == name for m in await connections.membership.members()):
+                await asyncio.sleep(0)
+            yield Running(incarnation, running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            for model in repository.loaded.values():
+                await close(model)
+            await connections.close()
+
+    return life
+
+
+async def end(mesh: ScriptedMesh, correlation_id: int) -> int:
+    """Ends a sequence, adding nothing."""
+    last = mesh.submission(correlation_id, value(0), END)
+    await mesh.submit(last)
+    return total(await mesh.reply(last))
+
+
+async def test_steps_submitted_before_and_after_the_assignment_run_in_order(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        submissions = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 9)]
+        for index, submission in enumerate(submissions):
+            await mesh.submit(submission)
+            if index == 3:
+                await mesh.assign(7, a.executor)
+
+        sums = [total(await mesh.reply(submission)) for submission in submissions]
+
+        assert np.cumsum(range(1, 9)).tolist() == sums
+        assert 36 == await end(mesh, 7)
+
+
+async def test_neighbours_in_a_batch_do_not_see_each_other(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        for correlation_id in range(1, 5):
+            await mesh.submit(mesh.submission(correlation_id, value(correlation_id), START))
+            await mesh.assign(correlation_id, a.executor, slot=correlation_id - 1)
+        second = [mesh.submission(i, value(100 * i)) for i in range(1, 5)]
+        for submission in second:
+            await mesh.submit(submission)
+
+        assert [101, 202, 303, 404] == [total(await mesh.reply(submission)) for submission in second]
+        for correlation_id in range(1, 5):
+            await end(mesh, correlation_id)
+
+
+async def test_a_failing_step_is_answered_and_the_sequence_goes_on_from_its_state(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        bad, good = mesh.submission(7, value(-1)), mesh.submission(7, value(2))
+        await mesh.submit(bad)
+        await mesh.submit(good)
+
+        assert ("INTERNAL", "no") == ((failed := await mesh.reply(bad)).error_code, failed.error)
+        assert 7 == total(await mesh.reply(good))
+        await end(mesh, 7)
+
+
+async def test_after_a_failed_start_the_queued_steps_fail_and_the_slot_is_free(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        begin, follow = mesh.submission(7, value(0), START), mesh.submission(7, value(2))
+        await mesh.submit(begin)
+        await mesh.submit(follow)
+        await mesh.assign(7, a.executor)
+
+        assert "no" == (await mesh.reply(begin)).error
+        assert "must specify the START flag" in (failed := await mesh.reply(follow)).error
+        assert "failed" == failed.reason
+        assert "f" == (await mesh.record(7))["st"]
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMesh, executor: Life) -> None:
+    """Also with steps that were committed but not checkpointed: they are replayed and not answered again."""
+    async with executor("a") as a:
+        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert [1, 3, 6, 10, 15] == [total(await mesh.reply(submission)) for submission in before]
+    in_flight = mesh.submission(7, value(6))
+    await mesh.submit(in_flight)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor, slot=2)
+        after = mesh.submission(7, value(7))
+        await mesh.submit(after)
+
+        assert [21, 28] == [total(await mesh.reply(in_flight)), total(await mesh.reply(after))]
+        assert 28 == await end(mesh, 7)
+
+
+async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:
+    """The old owner computes a step whose commit is refused; the new owner's result is the only one."""
+    async with executor("a") as a, executor("b") as b:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        while (await mesh.record(7)).get("cm") != "1":
+            await asyncio.sleep(0)
+        step = mesh.submission(7, value(2))
+        await mesh.submit(step)
+        await mesh.take_over(a.executor)
+        await mesh.assign(7, b.executor)
+
+        assert 7 == total(await mesh.reply(step))
+        assert 7 == await end(mesh, 7)
+
+
+async def test_a_lease_that_has_ended_ends_the_incarnation(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        await mesh.redis.delete(mesh.keys.executor_lease(a.executor))
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await a.task
+
+        assert ended.group_contains(LeaseLostError)
+
+
+async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a, executor("b") as b:
+        await mesh.submit(mesh.submission(7, value(1), START))
+        await mesh.assign(7, a.executor)
+        rest = [mesh.submission(7, value(1)) for _ in range(20)]
+        for submission in rest:
+            await mesh.submit(submission)
+        await a.incarnation.leave()
+
+        members = {m.registration.executor: m for m in await Membership(mesh.redis, mesh.keys).members()}
+        assert members[a.executor].registration.leaving
+        assert not members[a.executor].alive
+        await mesh.take_over(a.executor)
+        await mesh.assign(7, b.executor)
+
+        assert list(range(2, 22)) == [total(await mesh.reply(submission)) for submission in rest]
+        await end(mesh, 7)
+
+
+async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        for n in range(1, 4):
+            await mesh.submit(mesh.submission(7, value(n), START if n == 1 else NONE))
+        await mesh.submit(mesh.submission(7, value(-1)))
+        await mesh.assign(7, a.executor)
+        await end(mesh, 7)
+        await a.incarnation.leave()
+
+    counts = await cast(Any, mesh.redis).hgetall(mesh.keys.stats("sum", "1"))
+    assert (b"4", b"1", b"4") == (counts[b"success_count"], counts[b"fail_count"], counts[b"inference_count"])
+
+
+async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
+    ids: set[ExecutorId] = set()
+    for _ in range(2):
+        async with executor("same") as life:
+            ids.add(life.executor)
+
+    assert 2 == len(ids)
