@@ -1,0 +1,296 @@
+"""The command line of `seqmesh demo`: finds or starts a mesh, runs the texts twice, compares, gives the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from tritonclient.grpc import aio as triton
+from tritonclient.utils import InferenceServerException
+
+from deploy.demo.local_mesh import LocalMesh, Victim
+from deploy.demo.screen import Screen, TextView
+from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
+from deploy.demo.texts import pieces_of, sample_texts
+from deploy.demo.transcript import Answer, Difference, Takeover, felt, first_differences
+from deploy.launcher import LauncherError, MeshState, read_state
+from deploy.private_mesh import private_mesh
+
+HELP = """Texts streamed through a mesh, while one of its executors is killed.
+
+Streams the texts word by word, all at once, through the sample model text_lstm, which says after every word how the
+text may go on; its memory of the text is the mesh's, the client sends words only. Does so twice: once undisturbed,
+once killing (SIGKILL) an executor half way. Then compares both runs, bit for bit. Exit code 0: all answers are equal.
+
+TEXT: your own texts, in quotes, instead of the sample texts.
+
+Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, starts one of its own with two executors, and stops
+it afterwards. Nobody is killed in a mesh that runs elsewhere (--url), or that has one executor only.
+"""
+OWNER_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line said. url: host:port of a gateway's gRPC, "" when not given. texts: each in its pieces."""
+
+    url: str
+    data_dir: Path
+    private: bool
+    texts: list[tuple[bytes, ...]]
+    pace_s: float
+    kill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to stream to. mesh: its processes when they run on this machine, else None."""
+
+    url: str
+    mesh: MeshState | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The answers of one run, per text; the executor that was killed meanwhile, if any, and when."""
+
+    transcripts: list[list[Answer]]
+    victim: Victim | None = None
+    killed_s: float = 0.0
+
+
+@click.command("demo", help=HELP, context_settings={"max_content_width": 110})
+@click.option("--url", default="", metavar="HOST:PORT", help="gRPC address of a running mesh's gateway.")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path(".seqmesh"),
+    envvar="SEQMESH_DATA_DIR",
+    show_default=True,
+    show_envvar=True,
+    help="Where `seqmesh up` runs, if it runs on this machine.",
+)
+@click.option("--private", is_flag=True, help="Start a mesh of its own even where one runs.")
+@click.option(
+    "--texts", "count", type=click.IntRange(1, 32), default=6, show_default=True, help="How many sample texts."
+)
+@click.option(
+    "--pace-ms",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    metavar="MS",
+    help="Pause of each text after each answer, for people who read along.",
+)
+@click.option("--kill/--no-kill", default=True, show_default=True, help="Kill an executor in the second run.")
+@click.argument("text", nargs=-1)
+def demo(
+    url: str, data_dir: Path, *, private: bool, count: int, pace_ms: int, kill: bool, text: tuple[str, ...]
+) -> None:
+    """See HELP."""
+    try:
+        texts = [pieces_of(one) for one in text or sample_texts(count)]
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
+    chosen = Options(url, data_dir, private, texts, pace_ms / 1000, kill)
+    if chosen.url and chosen.private:
+        raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
+    with place(chosen) as where:
+        same = asyncio.run(show(chosen, where))
+    sys.exit(0 if same else 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`seqmesh demo`; exits."""
+    demo.main(args=None if arguments is None else list(arguments), prog_name="seqmesh demo")
+
+
+@contextmanager
+def place(options: Options) -> Generator[Place]:
+    """Where to stream to; a mesh of our own lives as long as the block."""
+    running = None if options.private else running_mesh(options.data_dir)
+    if options.url:
+        yield Place(options.url, running if running is not None and is_gateway_of(running, options.url) else None)
+        return
+    if running is not None:
+        yield Place(grpc_address(running), running)
+        return
+    click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
+    with private_mesh(executors=2) as mesh:
+        yield Place(grpc_address(mesh), mesh)
+
+
+def running_mesh(data_dir: Path) -> MeshState | None:
+    """The mesh that a launcher runs in that directory; None when there is none (any more)."""
+    try:
+        mesh = read_state(data_dir)
+        os.kill(mesh.pid, 0)
+    except (LauncherError, ProcessLookupError):
+        return None
+    if not mesh.ready:
+        raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")
+    return mesh
+
+
+def grpc_address(mesh: MeshState) -> str:
+    """Where the mesh's first gateway speaks gRPC."""
+    gateway = next(child for child in mesh.children if child.service == "gateway")
+    return f"{mesh.host}:{gateway.grpc_port}"
+
+
+def is_gateway_of(mesh: MeshState, url: str) -> bool:
+    """Whether the address is one of the mesh's gateways, by whatever name of this machine."""
+    host, _, port = url.rpartition(":")
+    local = host in {mesh.host, "localhost", "127.0.0.1", "[::1]", socket.gethostname()}
+    ports = {str(child.grpc_port) for child in mesh.children if child.service == "gateway"}
+    return local and port in ports
+
+
+async def show(options: Options, where: Place) -> bool:
+    """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
+    client = triton.InferenceServerClient(where.url)
+    try:
+        if not await client.is_model_ready(MODEL):
+            raise click.ClickException(
+                f"{where.url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
+            )
+        async with local_mesh(where) as mesh:
+            return await both_runs(Stage(client, options.texts, options.pace_s, mesh), where, kill=options.kill)
+    except InferenceServerException as failure:
+        raise click.ClickException(f"no answer from {where.url}: {failure.message()}") from failure
+    except StepFailedError as failure:
+        raise click.ClickException(str(failure)) from failure
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def local_mesh(where: Place) -> AsyncGenerator[LocalMesh | None]:
+    """The processes behind the address, when they run on this machine."""
+    if where.mesh is None:
+        yield None
+        return
+    mesh = await LocalMesh.join(where.mesh, MODEL)
+    try:
+        yield mesh
+    finally:
+        await mesh.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What both runs have in common. texts: the pieces of each."""
+
+    client: triton.InferenceServerClient
+    texts: list[tuple[bytes, ...]]
+    pace_s: float
+    mesh: LocalMesh | None
+
+
+async def both_runs(stage: Stage, where: Place, *, kill: bool) -> bool:
+    """Runs, compares, tells; whether all answers were equal."""
+    words = sum(map(len, stage.texts))
+    click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {where.url}\n")
+    mercy = await reason_for_mercy(stage.mesh) if kill else "as you wish"
+    click.echo("first run, undisturbed: the text so far, and how the model thinks it goes on")
+    undisturbed = await run(stage, kill=False)
+    click.echo(f"\nsecond run: nobody is killed ({mercy})" if mercy else "\nsecond run: an executor is killed half way")
+    disturbed = await run(stage, kill=not mercy)
+    click.echo("")
+    if disturbed.victim is not None:
+        tell_takeover(disturbed.victim, felt(disturbed.transcripts, disturbed.victim.held, disturbed.killed_s))
+    differences = first_differences(undisturbed.transcripts, disturbed.transcripts)
+    tell_verdict(differences, words)
+    return not differences
+
+
+async def reason_for_mercy(mesh: LocalMesh | None) -> str:
+    """Why no executor can be killed; "" when one can."""
+    if mesh is None:
+        return "the mesh does not run on this machine, or not in --data-dir"
+    if mesh.executors < 2:
+        return "the mesh has one executor only: start it with `seqmesh up --executors 2`, or use --private"
+    if not await mesh.executors_ready():
+        return "some executors are still not ready"
+    return ""
+
+
+async def run(stage: Stage, *, kill: bool) -> Run:
+    """Streams all texts once, as new sequences."""
+    nonce = secrets.token_hex(4)
+    ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
+    screen = Screen([TextView(len(text)) for text in stage.texts])
+    killed: list[tuple[Victim, float]] = []
+
+    async def kill_one() -> None:
+        assert stage.mesh is not None
+        killed_s = time.monotonic()
+        victim = await stage.mesh.kill_one(ids)
+        killed.append((victim, killed_s))
+        screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(victim.held)}")
+
+    async with owners_shown(stage.mesh, ids, screen):
+        at_half: Callable[[], Awaitable[None]] | None = kill_one if kill else None
+        transcripts = await stream_texts(stage.client, stage.texts, ids, screen, pace_s=stage.pace_s, at_half=at_half)
+    return Run(transcripts, *killed[0]) if killed else Run(transcripts)
+
+
+@asynccontextmanager
+async def owners_shown(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen) -> AsyncGenerator[None]:
+    """Keeps the screen's owners as they are in the mesh, where that can be known."""
+
+    async def watch(mesh: LocalMesh) -> None:
+        while True:
+            for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
+                # A text that is over, or on its way to another executor, keeps its last owner's name.
+                view.owner = owner or view.owner
+            await asyncio.sleep(OWNER_INTERVAL_S)
+
+    watcher = asyncio.create_task(watch(mesh), name="owners") if mesh is not None else None
+    try:
+        yield
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+
+
+def tell_takeover(victim: Victim, takeover: Takeover) -> None:
+    """How long callers waited."""
+    waits = ", ".join(f"text {text + 1} {wait_s:.2f} s" for text, wait_s in takeover.longest_wait_s.items())
+    if waits:
+        click.echo(f"takeover: the callers of {victim.name} waited once for their answer: {waits}")
+    else:
+        click.echo(f"takeover: {victim.name} held none of the texts")
+    if takeover.others_wait_s is not None:
+        click.echo(f"          the others waited at most {takeover.others_wait_s:.2f} s for theirs")
+    click.echo(f"          before the kill an answer took {takeover.usual_wait_s:.3f} s (median)")
+
+
+def tell_verdict(differences: Sequence[Difference], words: int) -> None:
+    """Equal, or where the runs part."""
+    if not differences:
+        click.secho(f"equal: all {words} answers of the second run are those of the first, bit for bit", fg="green")
+        return
+    click.secho("DIFFERENT:", fg="red", bold=True)
+    for difference in differences:
+        click.echo(
+            f"  text {difference.text + 1} from word {difference.piece + 1} on: "
+            f"first run {difference.expected}, second run {difference.got}"
+        )
+
+
+def numbered(texts: Sequence[int]) -> str:
+    """Texts by the numbers that people read."""
+    if not texts:
+        return "no text"
+    numbers = ", ".join(str(text + 1) for text in texts)
+    return f"text {numbers}" if len(texts) == 1 else f"texts {numbers}"

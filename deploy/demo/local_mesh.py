@@ -1,0 +1,103 @@
+"""A mesh whose processes run on this machine: who holds which text, and how one of its executors is killed.
+
+Reads the launcher's mesh.json for process ids and, for the rest, what the mesh itself keeps in Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from deploy.launcher import MeshState
+from shared.ids import ExecutorId, SequenceId, sequence_id
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.redis_client import connect
+
+EXECUTORS_TIMEOUT_S = 60.0
+"""A gateway is ready with the first executor; the others need some seconds more to load their models."""
+POLL_INTERVAL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An executor that was killed, and the texts (indexes) that it held."""
+
+    name: str
+    pid: int
+    held: tuple[int, ...]
+
+
+class LocalMesh:
+    """One mesh of this machine. Close it after use."""
+
+    def __init__(self, state: MeshState, model: str, shards: int) -> None:
+        self._model = model
+        self._pids = {child.name: child.pid for child in state.children if child.service == "executor"}
+        self._redis = connect(state.redis_url)
+        self._keys = Keyspace(state.key_prefix, shards)
+        self._membership = Membership(self._redis, self._keys)
+
+    @classmethod
+    async def join(cls, state: MeshState, model: str) -> Self:
+        """Connects; takes the number of shards from the mesh."""
+        async with connect(state.redis_url) as redis:
+            shards = await cast(Any, redis).hget(Keyspace(state.key_prefix).mesh, "shards")
+        return cls(state, model, int(shards))
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        await self._redis.aclose()
+
+    @property
+    def executors(self) -> int:
+        """How many executors the launcher runs."""
+        return len(self._pids)
+
+    async def executors_ready(self) -> bool:
+        """Waits until every executor has the model; False when that takes too long."""
+        try:
+            async with asyncio.timeout(EXECUTORS_TIMEOUT_S):
+                while await self._serving() < self.executors:  # noqa: ASYNC110 -- what is waited for is in Redis
+                    await asyncio.sleep(POLL_INTERVAL_S)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _serving(self) -> int:
+        """How many live executors of the launcher serve the model."""
+        return sum(
+            member.usable
+            and member.registration.name in self._pids
+            and any(served.model == self._model for served in member.registration.models)
+            for member in await self._membership.members()
+        )
+
+    async def owners(self, correlation_ids: Sequence[str]) -> list[str]:
+        """The name of the executor that holds each sequence; "" for one that has no owner at the moment."""
+        sequences = [sequence_id(self._model, "", given) for given in correlation_ids]
+        names = {m.registration.executor: m.registration.name for m in await self._membership.members()}
+        owners = await asyncio.gather(*(self._owner(sequence) for sequence in sequences))
+        return [names.get(owner, "") for owner in owners]
+
+    async def _owner(self, sequence: SequenceId) -> ExecutorId:
+        owner = await cast(Any, self._redis).hget(self._keys.sequence(sequence).record, "ow")
+        return ExecutorId(owner.decode() if owner else "")
+
+    async def kill_one(self, correlation_ids: Sequence[str]) -> Victim:
+        """Kills (SIGKILL) the executor that holds most of the sequences."""
+        owners = await self.owners(correlation_ids)
+        name = busiest(owners, self._pids)
+        os.kill(self._pids[name], signal.SIGKILL)
+        return Victim(name, self._pids[name], tuple(i for i, owner in enumerate(owners) if owner == name))
+
+
+def busiest(owners: Iterable[str], executors: Iterable[str]) -> str:
+    """The executor that holds most; the first by name among equals."""
+    held = Counter(owners)
+    return min(executors, key=lambda name: (-held[name], name))

@@ -1,0 +1,107 @@
+"""What the user sees while texts are streamed: a live line per text on a terminal, now and then a line elsewhere.
+
+`TextView.line` is pure; `Screen` writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import click
+
+REDRAW_INTERVAL_S = 0.04
+"""A terminal needs no more than 25 pictures a second."""
+PATIENCE_S = 0.3
+"""An answer that takes longer than this is shown as waited for."""
+PLAIN_EVERY = 12
+"""Without a terminal, every twelfth piece of a text is told."""
+TEXT_MIN_COLUMNS = 10
+
+
+@dataclass(slots=True)
+class TextView:
+    """What is known of one text at the moment.
+
+    answered, total  pieces
+    owner            name of the executor that holds it; "" when unknown
+    waiting_since_s  when the piece under way was sent; None when none is
+    """
+
+    total: int
+    text: str = ""
+    continuation: str = ""
+    answered: int = 0
+    owner: str = ""
+    waiting_since_s: float | None = None
+
+    def waits_s(self, now_s: float) -> float:
+        """How long the piece under way has been waited for."""
+        return 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+
+    def line(self, number: int, columns: int, now_s: float) -> str:
+        """One line of exactly `columns` characters before styling: who, how far, the text's end, the prediction."""
+        head = f"{number:>2} {self.owner:<12.12} {self.answered:>3}/{self.total:<3} "
+        waits_s = self.waits_s(now_s)
+        tail = f" ... {waits_s:.1f} s" if waits_s > PATIENCE_S else self.continuation
+        room = max(TEXT_MIN_COLUMNS, columns - len(head) - 26)
+        text = printable(self.text)[-room:].rjust(room)
+        color = "yellow" if waits_s > PATIENCE_S else "cyan"
+        return click.style(head, dim=True) + text + click.style(printable(tail)[:25], fg=color)
+
+
+class Screen:
+    """The views of a run, drawn as they change.
+
+    out  by default standard output; live lines only when it is a terminal
+    """
+
+    def __init__(self, views: Sequence[TextView], out: TextIO | None = None) -> None:
+        self.views = views
+        self._out = out or sys.stdout
+        self._live = self._out.isatty()
+        self._drawn_lines = 0
+        self._drawn_s = 0.0
+
+    def answered(self, text: int) -> None:
+        """Shows that a text has got an answer."""
+        view = self.views[text]
+        if self._live:
+            self.refresh()
+        elif view.answered % PLAIN_EVERY == 0 or view.answered == view.total:
+            owner = f" on {view.owner}" if view.owner else ""
+            end, continuation = printable(view.text)[-40:], printable(view.continuation)
+            self._write(f"  text {text + 1}{owner}, {view.answered}/{view.total}: ...{end}[{continuation}]\n")
+
+    def refresh(self, *, force: bool = False) -> None:
+        """Draws the live lines anew, unless that was done a moment ago."""
+        now_s = time.monotonic()
+        if not self._live or (not force and now_s - self._drawn_s < REDRAW_INTERVAL_S):
+            return
+        columns = shutil.get_terminal_size().columns - 1
+        lines = [view.line(number, columns, now_s) for number, view in enumerate(self.views, 1)]
+        up = f"\x1b[{self._drawn_lines}A" if self._drawn_lines else ""
+        self._write(up + "".join(f"\r\x1b[2K{line}\n" for line in lines))
+        self._drawn_lines, self._drawn_s = len(lines), now_s
+
+    def say(self, text: str) -> None:
+        """A line of its own; the live lines go on below it."""
+        if self._drawn_lines:
+            # The first live line gives its place to the text, and all are drawn anew below.
+            self._write(f"\x1b[{self._drawn_lines}A\r\x1b[J")
+            self._drawn_lines = 0
+        self._write(text + "\n")
+        self.refresh(force=True)
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def printable(text: str) -> str:
+    """The text on one line: what would move the cursor becomes a blank."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,176 @@
+"""`seqmesh demo`: its pure parts, and once as the user would run it."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.demo.command import demo, is_gateway_of, numbered, running_mesh
+from deploy.demo.local_mesh import busiest
+from deploy.demo.screen import Screen, TextView
+from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
+from deploy.demo.transcript import Answer, felt, first_differences
+from deploy.launcher import ChildState, LauncherError, MeshState
+from deploy.private_mesh import environment_without_settings, private_mesh
+
+
+def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> Answer:
+    return Answer(text[:1].encode(), text.encode(), sent_s, sent_s + waited_s)
+
+
+def mesh_of(*gateway_ports: int) -> MeshState:
+    gateways = [ChildState("gateway", "gateway", 1, "", grpc_port=port) for port in gateway_ports]
+    return MeshState(1, "127.0.0.1", "redis://127.0.0.1:1/0", ready=True, children=gateways)
+
+
+@given(st.text(st.characters(max_codepoint=127)).filter(str.strip))
+def test_pieces_joined_are_the_text(text: str) -> None:
+    assert text == b"".join(pieces_of(text)).decode()
+
+
+def test_pieces_end_with_the_blanks_behind_the_word() -> None:
+    assert (b"Down ", b"the  ", b"rabbit-hole.") == pieces_of("Down the  rabbit-hole.")
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "caf\u00e9"])
+def test_a_text_that_the_model_cannot_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"words|ASCII"):
+        pieces_of(text)
+
+
+def test_sample_texts_begin_again_when_more_are_asked_for() -> None:
+    assert (*SAMPLE_TEXTS, SAMPLE_TEXTS[0]) == sample_texts(len(SAMPLE_TEXTS) + 1)
+
+
+def test_equal_runs_have_no_difference_whatever_the_waiting_times() -> None:
+    first = [[answer("a", waited_s=0.1)], [answer("b")]]
+    second = [[answer("a", waited_s=3.0)], [answer("b")]]
+
+    assert [] == first_differences(first, second)
+
+
+def test_a_difference_tells_where_a_text_parts() -> None:
+    first = [[answer("a"), answer("b"), answer("c")], [answer("x")]]
+    second = [[answer("a"), answer("B"), answer("C")], [answer("x")]]
+
+    (difference,) = first_differences(first, second)
+
+    assert (0, 1, "'b'", "'B'") == (difference.text, difference.piece, difference.expected, difference.got)
+
+
+def test_a_missing_answer_is_a_difference() -> None:
+    (difference,) = first_differences([[answer("a"), answer("b")]], [[answer("a")]])
+
+    assert (1, "no answer") == (difference.piece, difference.got)
+
+
+def test_waiting_is_told_apart_by_who_held_the_text() -> None:
+    held = [answer("a", sent_s=0.0, waited_s=0.01), answer("b", sent_s=0.9, waited_s=3.5)]
+    other = [answer("x", sent_s=0.0, waited_s=0.03), answer("y", sent_s=1.5, waited_s=0.2)]
+
+    takeover = felt([held, other], held=[0], killed_s=1.0)
+
+    assert {0: 3.5} == pytest.approx(takeover.longest_wait_s)
+    assert 0.2 == pytest.approx(takeover.others_wait_s)
+    assert 0.03 == pytest.approx(takeover.usual_wait_s)
+
+
+def test_nobody_else_waits_when_the_killed_executor_held_every_text() -> None:
+    assert felt([[answer("a")]], held=[0], killed_s=0.0).others_wait_s is None
+
+
+def test_the_executor_with_most_texts_is_chosen_and_the_first_among_equals() -> None:
+    assert "b" == busiest(["a", "b", "b", ""], ["a", "b", "c"])
+    assert "a" == busiest(["b", "a"], ["b", "a"])
+
+
+@pytest.mark.parametrize(("texts", "words"), [((), "no text"), ((2,), "text 3"), ((0, 2), "texts 1, 3")])
+def test_texts_are_counted_from_one_for_people(texts: tuple[int, ...], words: str) -> None:
+    assert words == numbered(texts)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("waiting_since_s", [None, 0.0])
+def test_a_live_line_fits_the_terminal(columns: int, waiting_since_s: float | None) -> None:
+    view = TextView(40, "word " * 100, "c" * 24, 7, "executor-with-a-long-name", waiting_since_s)
+
+    line = re.sub(r"\x1b\[[0-9;]*m", "", view.line(1, columns, now_s=5.0))
+
+    assert columns >= len(line)
+
+
+def test_a_live_line_says_how_long_an_answer_is_waited_for() -> None:
+    assert "... 2.5 s" in TextView(40, waiting_since_s=1.0).line(1, 80, now_s=3.5)
+
+
+def test_what_would_move_the_cursor_becomes_a_blank() -> None:
+    assert "one two" in TextView(1, "one\ntwo").line(1, 80, now_s=0.0)
+
+
+def test_without_a_terminal_every_line_is_plain_and_the_last_piece_is_told() -> None:
+    out = io.StringIO()
+    view = TextView(5, "Down the rabbit-hole", "s and down", 5, "executor-1")
+
+    Screen([view], out).answered(0)
+
+    assert "  text 1 on executor-1, 5/5: ...Down the rabbit-hole[s and down]\n" == out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_ours"),
+    [("127.0.0.1:8001", True), ("localhost:8011", True), ("127.0.0.1:9001", False), ("elsewhere.example:8001", False)],
+)
+def test_only_a_gateway_of_this_machines_mesh_lets_an_executor_be_killed(url: str, is_ours: bool) -> None:
+    assert is_ours == is_gateway_of(mesh_of(8001, 8011), url)
+
+
+def test_a_directory_without_a_mesh_has_none(tmp_path: Path) -> None:
+    assert running_mesh(tmp_path) is None
+
+
+def test_an_address_and_a_private_mesh_exclude_each_other() -> None:
+    result = CliRunner().invoke(demo, ["--url", "127.0.0.1:1", "--private"])
+
+    assert 2 == result.exit_code
+    assert "give one of them" in result.output
+
+
+def test_a_text_that_cannot_be_read_is_refused_before_anything_starts() -> None:
+    result = CliRunner().invoke(demo, ["--private", "caf\u00e9"])
+
+    assert 2 == result.exit_code
+    assert "ASCII" in result.output
+
+
+def test_the_callers_settings_do_not_reach_a_private_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEQMESH_REDIS_URL", "redis://somebody-elses-data/0")
+
+    assert "SEQMESH_REDIS_URL" not in environment_without_settings()
+
+
+def test_a_private_mesh_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(LauncherError, match="no model repository"),
+        private_mesh(executors=1, models=(tmp_path / "absent",)),
+    ):
+        pytest.fail("it cannot have started")
+
+
+@pytest.mark.timeout(300)
+def test_killing_an_executor_half_way_changes_no_answer() -> None:
+    """The whole demo, with a mesh of its own: two runs, one kill, equal answers, exit code 0."""
+    command = [sys.executable, "-m", "deploy.cli", "demo", "--private", "--texts=4", "--pace-ms=0"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "is killed; it held text" in done.stdout
+    assert "equal: all" in done.stdout
