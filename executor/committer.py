@@ -17,6 +17,7 @@ from shared import logs
 from shared.ids import ExecutorId, ShardId
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_STEPS_MAX
+from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, CommitCode, Scripts, StepCommit
 
@@ -47,8 +48,9 @@ class _Group:
 class Committer:
     """The commits of one executor incarnation."""
 
-    def __init__(self, scripts: Scripts, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
+    def __init__(self, scripts: Scripts, link: Link, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
         self._scripts = scripts
+        self._link = link
         self._keys = keys
         self._executor = executor
         self._tombstone_ms = tombstone_ms
@@ -80,22 +82,28 @@ class Committer:
 
     async def run(self, clock_ns: Callable[[], int]) -> None:
         """Sends what gathers, for ever."""
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            taken, self._waiting = self._waiting, deque()
-            self._sending = len(taken)
-            sent_ns = clock_ns()
-            for group, codes in await self._send(self._groups(taken)):
-                done_ns = clock_ns()
-                for step, code in zip(group.steps, codes, strict=True):
-                    # A process that has lost count must not go on: its end makes others restore from Redis.
-                    assert code is not CommitCode.OUT_OF_ORDER, f"{step.sequence}: step {step.step} came too early"
-                    group.owner.committed(step, code, sent_ns, done_ns)
-            self._sending = 0
-            self._room.set()
-            if not self._waiting:
-                self._idle.set()
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                await self._send_waiting(clock_ns)
+        finally:
+            await self._link.close()
+
+    async def _send_waiting(self, clock_ns: Callable[[], int]) -> None:
+        taken, self._waiting = self._waiting, deque()
+        self._sending = len(taken)
+        sent_ns = clock_ns()
+        for group, codes in await self._send(self._groups(taken)):
+            done_ns = clock_ns()
+            for step, code in zip(group.steps, codes, strict=True):
+                # A process that has lost count must not go on: its end makes others restore from Redis.
+                assert code is not CommitCode.OUT_OF_ORDER, f"{step.sequence}: step {step.step} came too early"
+                group.owner.committed(step, code, sent_ns, done_ns)
+        self._sending = 0
+        self._room.set()
+        if not self._waiting:
+            self._idle.set()
 
     def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
         """One group per model and shard, in order of arrival, none larger than a script should carry."""
@@ -115,7 +123,8 @@ class Committer:
         remaining = groups
         while remaining:
             try:
-                outcomes = await self._scripts.run_all([self._call(group) for group in remaining])
+                await self._link.connect()
+                outcomes = await self._scripts.run_all([self._call(group) for group in remaining], self._link)
             except CONNECTION_LOST as error:
                 logs.warning("commit delayed", cause=str(error), steps=sum(len(group.steps) for group in remaining))
                 await asyncio.sleep(RETRY_DELAY_S)

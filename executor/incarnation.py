@@ -12,10 +12,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from executor.checkpoints import read_checkpoints
 from executor.committer import Committer
@@ -26,6 +26,7 @@ from executor.work_model import WorkModel
 from shared import logs
 from shared.ids import ExecutorId, SequenceId, model_of
 from shared.keyspace import Keyspace
+from shared.link import REPLY_TIMEOUT_S, Link
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, InboxStep, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
@@ -80,7 +81,11 @@ class Incarnation:
         self._tracing = tracing
         self._control_position = control_position
         self._committer = Committer(
-            connections.scripts, connections.keys, self.executor, settings.tombstone_seconds * 1000
+            connections.scripts,
+            Link(connections.commands),
+            connections.keys,
+            self.executor,
+            settings.tombstone_seconds * 1000,
         )
         self._sequence_models: dict[tuple[str, str], SequenceModel] = {}
         self._work_models: dict[tuple[str, str], WorkModel] = {}
@@ -192,22 +197,31 @@ class Incarnation:
                 raise LeaseLostError(self.executor)
 
     async def _read_inbox(self) -> None:
-        blocking = cast(Any, self._connections.blocking)
-        while True:
-            try:
-                read = await blocking.xread(
-                    self._positions, count=self._settings.inbox_read_count, block=INBOX_BLOCK_MS
-                )
-            except CONNECTION_LOST as error:
-                logs.warning("inbox reading delayed", executor=self.executor, cause=str(error))
-                await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            for stream, entries in read or ():
-                self._positions[stream.decode()] = entries[-1][0].decode()
-                for entry, fields in entries:
-                    await self._take(entry, fields)
+        link = Link(self._connections.blocking)
+        try:
+            while True:
+                try:
+                    await link.connect()
+                    await self._read_entries(link)
+                except CONNECTION_LOST as error:
+                    logs.warning("inbox reading delayed", executor=self.executor, cause=str(error))
+                    await asyncio.sleep(RETRY_DELAY_S)
+        finally:
+            await link.close()
 
-    async def _take(self, entry: bytes, fields: dict[bytes, bytes]) -> None:
+    async def _read_entries(self, link: Link) -> None:
+        """One blocking read of all inboxes; positions move on only with what was taken in."""
+        head = ("XREAD", "COUNT", self._settings.inbox_read_count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
+        command = (*head, *self._positions, *self._positions.values())
+        (read,) = await link.exchange([command], timeout_s=REPLY_TIMEOUT_S + INBOX_BLOCK_MS / 1000)
+        if isinstance(read, ResponseError):
+            raise read
+        for stream, entries in read or ():
+            for entry, flat in entries:
+                await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+            self._positions[stream.decode()] = entries[-1][0].decode()
+
+    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
         item = inbox_entry(entry, fields)
         if isinstance(item, InboxStep):
             message = decode_infer(item.message)

@@ -7,11 +7,13 @@ failed), and the caller knows which of its commands may be repeated. It also cos
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 REPLY_TIMEOUT_S = 30.0
@@ -38,20 +40,22 @@ class Link:
     async def exchange(self, commands: Sequence[Iterable[Any]], *, timeout_s: float = REPLY_TIMEOUT_S) -> list[Any]:
         """Sends the commands in one write and reads as many replies; an error reply is a ResponseError in its place.
 
-        timeout_s  per reply; give a blocking command's own time on top
+        timeout_s  for all of it; give a blocking command's own time on top
         raises     one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
         """
         connection = self._connection
         replies: list[Any] = []
         try:
-            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            for _ in commands:
-                try:
-                    replies.append(await connection.read_response(timeout=timeout_s, disconnect_on_error=False))
-                except RedisConnectionError:
-                    raise
-                except ResponseError as error:
-                    replies.append(error)
+            # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
+            packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]
+            async with asyncio.timeout(timeout_s):
+                await connection.send_packed_command(packed, check_health=False)
+                for _ in commands:
+                    try:
+                        # math.inf: the time limit is ours, one for the whole exchange.
+                        replies.append(await connection.read_response(timeout=math.inf, disconnect_on_error=False))
+                    except ResponseError as error:
+                        replies.append(error)
         except BaseException:
             # A half-read connection would give the next exchange this one's replies.
             await connection.disconnect(nowait=True)

@@ -7,7 +7,7 @@ opaque message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import IntFlag
 
 import msgspec
@@ -127,8 +127,7 @@ class ControlMessage(msgspec.Struct, frozen=True):
     files: dict[str, bytes] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class InboxStep:
+class InboxStep(msgspec.Struct, frozen=True):
     """A step as the owner's inbox brings it. `entry` is its place in the inbox, to be removed with its checkpoint."""
 
     entry: str
@@ -144,8 +143,7 @@ class InboxStep:
     message: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class InboxExpired:
+class InboxExpired(msgspec.Struct, frozen=True):
     """Control message: the sequence of that epoch is over; its state may go."""
 
     entry: str
@@ -153,7 +151,7 @@ class InboxExpired:
     epoch: Epoch
 
 
-def inbox_entry(entry: bytes, fields: dict[bytes, bytes]) -> InboxStep | InboxExpired:
+def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | InboxExpired:
     """Reads an inbox entry (see `submit.lua` for the fields)."""
     if fields.get(b"k") == b"expired":
         return InboxExpired(entry.decode(), SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"])))

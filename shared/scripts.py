@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
 from typing import Any, Generic, TypeVar, cast
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
@@ -40,8 +41,7 @@ class SubmitCode(IntEnum):
     WRONG_STEP = -8
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A step on its way into a sequence.
 
     expected_step  `sequence_step` of the request (1 at START), or None
@@ -60,8 +60,7 @@ class Submission:
     message: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """code; step: the accepted step's number, or the last committed one (since START) for a refusal;
     extra: the stored reply (REPEATED), the expected step (WRONG_STEP)."""
 
@@ -70,8 +69,7 @@ class Submitted:
     extra: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """A sequence's new place."""
 
     sequence: SequenceId
@@ -100,8 +98,7 @@ class CommitCode(IntEnum):
     OVER = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StepCommit:
+class StepCommit(msgspec.Struct, frozen=True):
     """One step to be made final.
 
     reply       encoded `ReplyMessage`, sent on by the script; gateway "" sends it nowhere
@@ -121,12 +118,11 @@ class StepCommit:
     request_id: str = ""
     keep_reply: bool = False
     entries: Sequence[str] = ()
-    checkpoint: Sequence[tuple[str, bytes]] = field(default_factory=tuple)
+    checkpoint: Sequence[tuple[str, bytes]] = ()
     traceparent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkItem:
+class WorkItem(msgspec.Struct, frozen=True):
     """A stateless request for its work stream. queue_bound: of its own queue policy, 0 for none."""
 
     stream: str
@@ -136,8 +132,7 @@ class WorkItem:
     queue_bound: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkDone:
+class WorkDone(msgspec.Struct, frozen=True):
     """A stateless request's answer."""
 
     stream: str

@@ -3,7 +3,8 @@
 Pure: the caller brings the time and performs what comes out. A decision is the members of a batch or the time to look
 again. Times are microseconds of one monotonic clock.
 
-Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.4, 1.5, 3.2).
+Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.4, 1.5,
+3.2).
 """
 
 from __future__ import annotations
