@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,24 +23,20 @@ from numpy.typing import NDArray
 from executor.engine import shapes
 from executor.engine import triton_python_backend_utils as interface
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
-from executor.engine.controls import false_control
+from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.python_model import error_text, import_model_class, keep_importable, model_dir_known, model_path
 from executor.engine.python_state import SlotStates, States
 from executor.engine.row_shapes import RowShapes
 from shared.errors import Code, LoadError
 from shared.model_config.values import Direct, StateSpec, TensorSpec
-from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, to_numpy
+from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
 
 log = logging.getLogger(__name__)
 
-NULL_ROW = Row(inputs={}, null=True)
 _CODES = frozenset(Code)
 
-Column = list[interface.Tensor | None]
-"""One name's tensor for each row of a batch; None where a row has none."""
 
-
-class RowFailure(Exception):
+class WrongResponseError(Exception):
     """One row's response is wrong."""
 
 
@@ -66,6 +62,8 @@ class PythonEngine:
             state.output_name for state in self._states.specs
         }
         self._sources = Sources(
+            model=config.name,
+            version=request.version,
             inputs={spec.name: spec for spec in config.inputs},
             false_controls={
                 control.name: false_control(control, batched=self._batched)
@@ -90,15 +88,13 @@ class PythonEngine:
             "model_version": request.version,
             "model_name": request.config.name,
         }
+        if not callable(getattr(model_class, "execute", None)):
+            raise LoadError(f"model '{request.config.name}': TritonPythonModel has no method execute")
         try:
             with model_dir_known(self._model_dir):
                 model = model_class()
-                if not callable(getattr(model, "execute", None)):
-                    raise LoadError(f"model '{request.config.name}': TritonPythonModel has no method execute")
                 if hasattr(model, "initialize"):
                     model.initialize(arguments)
-        except LoadError:
-            raise
         except Exception as error:  # the model's own code
             raise LoadError(
                 f"Failed to initialize model instance '{request.instance_name}', message: {error_text(error)}"
@@ -114,7 +110,7 @@ class PythonEngine:
             return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0))
         states = self._current_states(batch) if self._has_state else []
         columns = Columns(self._sources, batch, states)
-        requests = [RowRequest(row, columns, position, self._config.name) for position, row in enumerate(batch)]
+        requests = [RowRequest(row, columns, position) for position, row in enumerate(batch)]
         called = time.perf_counter_ns()
         responses = self._responses(requests)
         returned = time.perf_counter_ns()
@@ -194,7 +190,7 @@ class PythonEngine:
         token = interface.current_model_dir.set(self._model_dir)
         try:
             responses = self._model.execute(requests)
-        except Exception as error:  # the model's own code: every row of the call fails, as in Triton
+        except Exception as error:  # noqa: BLE001 - the model's own code: every row of the call fails, as in Triton
             return self._call_error(error_text(error))
         finally:
             interface.current_model_dir.reset(token)
@@ -202,11 +198,12 @@ class PythonEngine:
             return self._call_error(
                 f"execute must return a list with one InferenceResponse per request, not {type(responses).__name__}"
             )
-        if len(responses) != len(requests):
+        given = cast("Sequence[object]", responses)
+        if len(given) != len(requests):
             return self._call_error(
-                f"execute must return one InferenceResponse per request: expected {len(requests)}, got {len(responses)}"
+                f"execute must return one InferenceResponse per request: expected {len(requests)}, got {len(given)}"
             )
-        return responses
+        return given
 
     def _call_error(self, text: str) -> RowError:
         return RowError(
@@ -222,34 +219,32 @@ class PythonEngine:
             return self._call_error(
                 f"execute must return an InferenceResponse for every request, not {type(response).__name__}"
             )
-        error = response.error()
-        if error is not None:
-            code = error.code() if error.code() in _CODES else Code.INTERNAL
-            return RowError(code, error.message())
+        if response.failure is not None:
+            return _reported(response.failure)
         try:
             given = self._given(response)
             outputs = self._row_outputs(row, count, given)
             if before is None or row.slot is None:
                 return RowResult(outputs)
             states = self._next_states(before, given)
-        except (RowFailure, interface.TritonModelException) as failure:
-            return RowError(Code.INTERNAL, str(failure))
+        except (WrongResponseError, interface.TritonModelException) as wrong:
+            return RowError(Code.INTERNAL, str(wrong))
         self._states.put(row.slot, states)
-        return RowResult(outputs, states if wanted else {})
+        return RowResult(outputs, states) if wanted else RowResult(outputs)
 
     def _given(self, response: interface.InferenceResponse) -> dict[str, interface.Tensor]:
         given: dict[str, interface.Tensor] = {}
-        for tensor in response.output_tensors():
-            if not isinstance(tensor, interface.Tensor):
-                raise RowFailure(
+        for tensor in response.given:
+            if not _is_tensor(tensor):
+                raise WrongResponseError(
                     f"model '{self._config.name}' returned a {type(tensor).__name__} among its output tensors"
                 )
-            given[tensor.name()] = tensor
-        if not self._known_outputs.issuperset(given):
-            unknown = next(name for name in given if name not in self._known_outputs)
-            raise RowFailure(
-                f"model '{self._config.name}' returned output '{unknown}', which its configuration does not declare"
-            )
+            name = tensor.name()
+            if name not in self._known_outputs:
+                raise WrongResponseError(
+                    f"model '{self._config.name}' returned output '{name}', which its configuration does not declare"
+                )
+            given[name] = tensor
         return given
 
     def _row_outputs(self, row: Row, count: int, given: Mapping[str, interface.Tensor]) -> list[Tensor]:
@@ -266,7 +261,9 @@ class PythonEngine:
             if tensor is not None:
                 outputs.append(check.wire(tensor, count))
             elif asked:
-                raise RowFailure(f"model '{self._config.name}' did not return the requested output '{check.name}'")
+                raise WrongResponseError(
+                    f"model '{self._config.name}' did not return the requested output '{check.name}'"
+                )
         return outputs
 
     def _next_states(self, before: States, given: Mapping[str, interface.Tensor]) -> States:
@@ -289,11 +286,15 @@ class Sources:
     def __init__(
         self,
         *,
+        model: str,
+        version: str,
         inputs: Mapping[str, TensorSpec],
         false_controls: Mapping[str, Tensor],
         states: Mapping[str, StateSpec],
         batched: bool,
     ) -> None:
+        self.model = model
+        self.version = int(version) if version.isdecimal() else -1
         self.inputs = inputs
         self.false_controls = false_controls
         self.states = states
@@ -301,7 +302,7 @@ class Sources:
         self.names = (*inputs, *false_controls, *states)
 
 
-class Columns(dict[str, Column]):
+class Columns(dict[str, interface.Column]):
     """A batch's tensors by name, each made for all rows when first asked for."""
 
     def __init__(self, sources: Sources, batch: Sequence[Row], states: Sequence[States | None]) -> None:
@@ -310,11 +311,11 @@ class Columns(dict[str, Column]):
         self._batch = batch
         self._states = states
 
-    def __missing__(self, name: str) -> Column:
+    def __missing__(self, name: str) -> interface.Column:
         column = self[name] = self._column(name)
         return column
 
-    def _column(self, name: str) -> Column:
+    def _column(self, name: str) -> interface.Column:
         sources = self.sources
         if name in sources.inputs:
             return self._input_column(name, sources.inputs[name])
@@ -328,7 +329,7 @@ class Columns(dict[str, Column]):
             return self._state_column(name)
         return [None] * len(self._batch)
 
-    def _input_column(self, name: str, spec: TensorSpec) -> Column:
+    def _input_column(self, name: str, spec: TensorSpec) -> interface.Column:
         tensors = [row.inputs.get(name) for row in self._batch]
         if spec.reshape is not None:
             tensors = [None if tensor is None else self._reshaped(spec, tensor) for tensor in tensors]
@@ -339,11 +340,10 @@ class Columns(dict[str, Column]):
         shape = (*leading, *shapes.for_model(spec, tensor.shape[len(leading) :]))
         return Tensor(tensor.name, tensor.datatype, shape, tensor.raw)
 
-    def _state_column(self, name: str) -> Column:
+    def _state_column(self, name: str) -> interface.Column:
         leading = (1,) if self.sources.batched else ()
         tensors = [None if states is None else states[name] for states in self._states]
-        column = _made(name, self._nulls_filled(tensors), leading)
-        return column
+        return _made(name, self._nulls_filled(tensors), leading)
 
     def _nulls_filled(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
         """Zeros of the first real row's shape for the null rows (one row of it, if that request brings several)."""
@@ -352,18 +352,13 @@ class Columns(dict[str, Column]):
         sample = next((tensor for tensor in tensors if tensor is not None), None)
         if sample is None:
             return tensors
-        zeros = Tensor(sample.name, sample.datatype, sample.shape, _zeros(sample))
+        null = Tensor(sample.name, sample.datatype, sample.shape, zeros(sample.datatype, sample.shape))
         return [
-            zeros if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
+            null if tensor is None and row.null else tensor for tensor, row in zip(tensors, self._batch, strict=True)
         ]
 
 
-def _zeros(sample: Tensor) -> bytes:
-    # Four zero bytes are a BYTES element of length 0.
-    return bytes(element_count(sample.shape) * ELEMENT_BYTES.get(sample.datatype, 4))
-
-
-def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> Column:
+def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> interface.Column:
     """The interface's tensors; those of one shape share one buffer, and each is writable."""
     first = tensors[0]
     if first is not None and first.datatype != "BYTES":
@@ -372,8 +367,8 @@ def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = (
         if len(parts) == len(tensors):
             datatype = first.datatype
             arrays = _buffer(datatype, parts).reshape((len(parts), *leading, *shape))
-            make = interface.made_tensor
-            return [make(name, array, datatype) for array in arrays]
+            made = interface.TypedTensor
+            return [made(name, array, datatype) for array in arrays]
     return [None if tensor is None else _single(name, tensor, leading) for tensor in tensors]
 
 
@@ -382,7 +377,7 @@ def _single(name: str, tensor: Tensor, leading: shapes.Shape) -> interface.Tenso
         array = to_numpy(tensor).reshape((*leading, *tensor.shape))
     else:
         array = _buffer(tensor.datatype, [tensor.raw]).reshape((*leading, *tensor.shape))
-    return interface.made_tensor(name, array, tensor.datatype)
+    return interface.TypedTensor(name, array, tensor.datatype)
 
 
 def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
@@ -392,18 +387,31 @@ def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
 class RowRequest(interface.InferenceRequest):
     """A row, as the model sees it."""
 
-    def __init__(self, row: Row, columns: Columns, position: int, model_name: str) -> None:  # the base keeps its own
+    __slots__ = ("_row",)
+
+    def __init__(self, row: Row, columns: Columns, position: int) -> None:  # what the base keeps is in the row
         self._row = row
-        self._columns = columns
-        self._position = position
-        self._model_name = model_name
+        self.columns = columns
+        self.position = position
 
     def inputs(self) -> list[interface.Tensor]:
-        tensors = [self._columns[name][self._position] for name in self._columns.sources.names]
+        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
+        tensors = [self.columns[name][self.position] for name in self.columns.sources.names]
         return [tensor for tensor in tensors if tensor is not None]
 
-    def _input(self, name: str) -> interface.Tensor | None:
-        return self._columns[name][self._position]
+    def model_name(self) -> str:
+        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
+        return self.columns.sources.model
+
+    def model_version(self) -> int:
+        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
+        return self.columns.sources.version
+
+    def preferred_memory(self) -> None:
+        return None
+
+    def trace(self) -> None:
+        return None
 
     def request_id(self) -> str:
         return self._row.request_id
@@ -448,11 +456,11 @@ class OutputCheck:
         self._client_shape: shapes.Shape = ()
 
     def wire(self, tensor: interface.Tensor, count: int) -> Tensor:
-        """count: rows of the request. Raises RowFailure that says what was expected, and what the model returned."""
-        array = interface.content(tensor)
+        """count: rows of the request. Raises WrongResponseError with what was expected, and what came."""
+        array = tensor.array
         if array.dtype is not self._seen_type or array.shape != self._seen_shape or count != self._seen_count:
             self._check(tensor, count)
-            array = interface.content(tensor)
+            array = tensor.array
             if self._spec.datatype not in ("BYTES", "BF16"):
                 self._seen_type, self._seen_shape, self._seen_count = array.dtype, array.shape, count
         if self._spec.datatype == "BYTES":
@@ -460,17 +468,30 @@ class OutputCheck:
         return Tensor(self.name, self._spec.datatype, self._client_shape, array.tobytes())
 
     def _check(self, tensor: interface.Tensor, count: int) -> None:
-        datatype, shape = interface.datatype_of(tensor), interface.content(tensor).shape
+        datatype, shape = interface.datatype_of(tensor), tensor.array.shape
         dims = shapes.declared_by_model(self._spec)
         leading = (count,) if self._batched else ()
         row_shape = shape[len(leading) :]
         expected = (*leading, *dims)
         if datatype != self._spec.datatype or not shapes.fits(shape, expected):
-            raise RowFailure(
+            raise WrongResponseError(
                 f"model '{self._model}' returned a wrong output '{self.name}': expected {self._spec.datatype} "
                 f"{shapes.text(expected)}, got {datatype} {shapes.text(shape)}"
             )
         self._client_shape = (*leading, *shapes.for_client(self._spec, row_shape))
+
+
+def _is_tensor(value: object) -> bool:
+    """Asked of a value whose type a model may have promised wrongly."""
+    return isinstance(value, interface.Tensor)
+
+
+def _reported(failure: object) -> RowError:
+    """The error that a model made a response of; by Triton's habit it may also be a plain message."""
+    if not isinstance(failure, interface.TritonError):
+        return RowError(Code.INTERNAL, str(failure))
+    code = failure.code() if failure.code() in _CODES else Code.INTERNAL
+    return RowError(code, failure.message())
 
 
 def _as_output(state: StateSpec) -> TensorSpec:

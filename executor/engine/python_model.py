@@ -15,7 +15,7 @@ import itertools
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -60,7 +60,7 @@ def keep_importable(directory: Path) -> None:
 
 
 @contextmanager
-def model_dir_known(directory: str) -> Iterator[None]:
+def model_dir_known(directory: str) -> Generator[None]:
     """`get_model_dir` answers with this directory inside of the block."""
     token = current_model_dir.set(directory)
     try:
@@ -94,7 +94,7 @@ def _executed(path: Path) -> ModuleType:
 
 
 @contextmanager
-def _importing_from(directory: Path) -> Iterator[None]:
+def _importing_from(directory: Path) -> Generator[None]:
     """The directory first on `sys.path`; the siblings that were imported meanwhile are the importer's alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()

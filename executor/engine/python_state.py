@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from executor.engine import shapes
-from executor.engine.initial_state import initial_state
-from shared.errors import ModelError
+from executor.engine.state_tensors import check_checkpoint, initial_state
 from shared.model_config.values import StateSpec
 from shared.tensors import Tensor, to_numpy
 
@@ -51,17 +50,6 @@ class SlotStates:
     def describe(self, slot: int) -> str:
         """One line: each state's name, dtype, shape, mean and norm."""
         return "; ".join(f"{name} {_description(tensor)}" for name, tensor in self.at(slot).items())
-
-
-def check_checkpoint(spec: StateSpec, tensor: Tensor | None) -> None:
-    """Raises ModelError unless a checkpoint's tensor can be this state."""
-    if tensor is None:
-        raise ModelError(f"the checkpoint has no state '{spec.input_name}'")
-    if tensor.datatype != spec.datatype or not shapes.fits(tensor.shape, spec.dims):
-        raise ModelError(
-            f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shapes.text(tensor.shape)}, "
-            f"but the model's is {spec.datatype} {shapes.text(spec.dims)}"
-        )
 
 
 def _description(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     """Whether a shape is one of those that `dims` allows (-1 allows any size)."""
-    return len(shape) == len(dims) and all(size == dim or dim == -1 for size, dim in zip(shape, dims, strict=True))
+    return len(shape) == len(dims) and all(dim in (size, -1) for size, dim in zip(shape, dims, strict=True))
 
 
 def declared_by_model(spec: TensorSpec) -> Shape:

@@ -66,7 +66,7 @@ def program_arguments(program: torch.export.ExportedProgram) -> list[Argument]:
     """Forward's arguments as the program was exported: all are required."""
     positional = program.call_spec.in_spec.children()[0].num_children if program.call_spec.in_spec else 0
     return [
-        Argument(name, position if position < positional else None, True)
+        Argument(name, position if position < positional else None, required=True)
         for position, name in enumerate(argument_names(program))
     ]
 

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from executor.engine import shapes
 from executor.engine.arena import Places, StateArena, text_shape
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
-from executor.engine.controls import false_control
+from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
 from executor.engine.torch_binding import (
     Binding,
@@ -32,21 +33,20 @@ from executor.engine.torch_binding import (
     program_arguments,
     script_arguments,
 )
-from executor.engine.torch_signature import load_program, model_file, script_deprecation_ignored
+from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.errors import Code, LoadError
 from shared.model_config.values import ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
-from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count, pack_bytes
+from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
 ERROR_TEXT_MAX = 4096
 """Characters of a model's own error text in a reply: TorchScript's can quote pages of source."""
 
-NULL_ROW = Row(inputs={}, null=True)
 
 Forward = Callable[..., Any]
 
 
-class BatchFailure(Exception):
+class BatchFailedError(Exception):
     """A batch has no results; each of its rows is to be tried alone."""
 
     def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
@@ -64,8 +64,8 @@ def load(request: LoadRequest) -> TorchEngine:
         program = load_program(path)
         _check_batch_dimension(config, program)
         if device.type != "cpu":
-            program = torch.export.passes.move_to_device_pass(program, device)
-        forward: Forward = program.module()
+            program = move_to_device_pass(program, device)
+        forward: Forward = cast("Forward", program.module())
         arguments = program_arguments(program)
     else:
         script = _load_script(path, device)
@@ -103,10 +103,11 @@ def _set_threads(config: ModelConfig) -> None:
 def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
     try:
         with script_deprecation_ignored():
-            module = torch.jit.load(str(path), map_location=device)
+            module = cast("torch.jit.ScriptModule", torch.jit.load(str(path), map_location=device))
     except (RuntimeError, ValueError, OSError) as error:
         raise LoadError(f"failed to load model '{path}': {error}") from error
-    return module.eval()
+    module.eval()
+    return module
 
 
 def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:
@@ -116,7 +117,7 @@ def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedPr
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     for name in program.graph_signature.user_inputs:
         value = values.get(name)
-        if isinstance(value, torch.Tensor) and value.dim() and isinstance(value.shape[0], int):
+        if isinstance(value, torch.Tensor) and value.dim() and is_fixed(value.shape[0]):
             raise LoadError(
                 f"model '{config.name}': argument '{name}' was exported with a fixed batch of {value.shape[0]}, but "
                 f"max_batch_size is {config.max_batch_size}; export it with a dynamic dimension 0 (torch.export.Dim)"
@@ -225,7 +226,7 @@ class TorchEngine:
         try:
             for index, result in self._attempt(rows, members, key, want_state, clock):
                 results[index] = result
-        except BatchFailure as failure:
+        except BatchFailedError as failure:
             if len(members) == 1:
                 results[next(iter(members))] = failure.error
                 return
@@ -240,7 +241,7 @@ class TorchEngine:
         want_state: Sequence[bool],
         clock: _StepClock,
     ) -> list[tuple[int, RowResult]]:
-        """Runs one group. Raises BatchFailure, with no state moved, when it has no complete result."""
+        """Runs one group. Raises BatchFailedError, with no state moved, when it has no complete result."""
         clock.start()
         if self._keeps_positions:
             batch = [rows[index] if index in members else NULL_ROW for index in range(max(members) + 1)]
@@ -319,7 +320,7 @@ class TorchEngine:
         if shape is None:
             return None
         name = source.name
-        null = _zeros(source.datatype, shape) if self._keeps_positions else b""
+        null = zeros(source.datatype, shape) if self._keeps_positions else b""
         parts = [null if row.null else row.inputs[name].raw for row in batch]
         wanted = shapes.for_model(source, shape)
         return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
@@ -330,12 +331,12 @@ class TorchEngine:
         try:
             strings = [element.decode() for part in parts for element in bytes_elements(part)]
         except ValueError as error:
-            raise BatchFailure(
+            raise BatchFailedError(
                 f"model '{self._config.name}': a BYTES input of a TorchScript model must be UTF-8: {error}",
                 Code.INVALID_ARG,
             ) from error
         if len(strings) != element_count(shape):
-            raise BatchFailure(
+            raise BatchFailedError(
                 f"model '{self._config.name}': {len(strings)} BYTES elements do not fill {shapes.text(shape)}",
                 Code.INVALID_ARG,
             )
@@ -346,7 +347,7 @@ class TorchEngine:
         try:
             return self._forward(*positional, **named)
         except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
-            raise BatchFailure(
+            raise BatchFailedError(
                 f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
             ) from error
 
@@ -354,17 +355,18 @@ class TorchEngine:
 
     def _value(self, returned: Any, name: str) -> Any:
         if isinstance(returned, dict):
-            if name not in returned:
-                raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, returned))}")
-            return returned[name]
-        values = returned if _is_several(returned) else (returned,)
+            by_key = cast("dict[str, Any]", returned)
+            if name not in by_key:
+                raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, by_key))}")
+            return by_key[name]
+        values = _several(returned)
         position = self._returned[name]
         if position >= len(values):
             raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
         return values[position]
 
-    def _wrong(self, name: str, expected: str, got: str) -> BatchFailure:
-        return BatchFailure(
+    def _wrong(self, name: str, expected: str, got: str) -> BatchFailedError:
+        return BatchFailedError(
             f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
         )
 
@@ -419,10 +421,11 @@ class TorchEngine:
 
     def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
         dims = shapes.declared_by_model(spec)
-        if not isinstance(value, list) or len(value) % total:
-            got = f"{len(value)} strings for {total} rows" if isinstance(value, list) else type(value).__name__
-            raise self._wrong(spec.name, "List[str]", got)
-        strings: list[str] = value
+        if not isinstance(value, list):
+            raise self._wrong(spec.name, "List[str]", type(value).__name__)
+        strings = cast("list[str]", value)
+        if len(strings) % total:
+            raise self._wrong(spec.name, f"the same number for each of {total} rows", f"{len(strings)} strings")
         per_row = len(strings) // total
         try:
             shape = shapes.for_client(spec, text_shape(dims, per_row))
@@ -451,7 +454,7 @@ class TorchEngine:
                 value = value.unsqueeze(0)
             problem = state.problem(value, total)
             if problem is not None:
-                raise BatchFailure(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
+                raise BatchFailedError(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
             values.append(value)
         return values
 
@@ -486,13 +489,11 @@ class _StepClock:
         return Timings(self._input, self._infer, self._output)
 
 
-def _zeros(datatype: str, shape: shapes.Shape) -> bytes:
-    # Four zero bytes are a BYTES element of length 0.
-    return bytes(element_count(shape) * ELEMENT_BYTES.get(datatype, 4))
-
-
-def _is_several(returned: Any) -> bool:
-    """Whether forward returned several values, rather than one tensor or one list of strings."""
-    return isinstance(returned, tuple) or (
-        isinstance(returned, list) and bool(returned) and not isinstance(returned[0], str)
-    )
+def _several(returned: Any) -> Sequence[Any]:
+    """What forward returned as a sequence of values; one tensor, or one list of strings, is one value."""
+    if isinstance(returned, tuple):
+        return cast("tuple[Any, ...]", returned)
+    values = cast("list[Any]", returned) if isinstance(returned, list) else []
+    if values and not isinstance(values[0], str):
+        return values
+    return [returned]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def script_deprecation_ignored() -> Iterator[None]:
+def script_deprecation_ignored() -> Generator[None]:
     """Keeps torch's advice to move from TorchScript to torch.export out of an operator's log: we serve both."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\..* is deprecated", category=DeprecationWarning)
@@ -222,7 +222,8 @@ def _signature_of_graph(path: Path, config: dict[str, Any]) -> Signature:
     batch_size = int(config.get("max_batch_size", 0))
     batching: dict[str, Any] = config.get("sequence_batching") or {}
     states: list[dict[str, Any]] = batching.get("state") or []
-    reserved = {control["name"] for control in batching.get("control_input") or []}
+    controls: list[dict[str, Any]] = batching.get("control_input") or []
+    reserved: set[str] = {control["name"] for control in controls}
     reserved |= {state.get("input_name", "") for state in states}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [
@@ -250,10 +251,16 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
 def argument_names(program: torch.export.ExportedProgram) -> list[str]:
     """Forward's argument names, in the order of the program's inputs. Raises LoadError for nested arguments."""
     signature = program.module_call_graph[0].signature
-    names = getattr(signature, "forward_arg_names", None) or list(program.graph_signature.user_inputs)
+    # Older torch does not record the names; the graph's are the same unless an argument shadows a builtin.
+    names: list[str] = getattr(signature, "forward_arg_names", None) or [*map(str, program.graph_signature.user_inputs)]
     if len(names) != len(program.graph_signature.user_inputs):
         raise LoadError(f"forward({', '.join(names)}) takes more than plain tensors; each argument must be one tensor")
-    return [str(name) for name in names]
+    return names
+
+
+def is_fixed(size: object) -> bool:
+    """Whether a size in a program's graph is a number, rather than a symbol for any number."""
+    return isinstance(size, int)
 
 
 def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence[str]) -> list[str]:
@@ -266,5 +273,5 @@ def _output_names(program: torch.export.ExportedProgram, state_outputs: Sequence
 
 
 def _tensor_signature(name: str, value: torch.Tensor, *, batched: bool) -> TensorSignature:
-    dims = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+    dims = tuple(size if is_fixed(size) else -1 for size in value.shape)
     return TensorSignature(name, DATATYPE[value.dtype], dims[1:] if batched else dims)

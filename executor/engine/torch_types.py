@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 
@@ -60,4 +61,4 @@ def raw_of(tensor: torch.Tensor) -> memoryview:
     storage = STORAGE_TYPE.get(host.dtype)
     if storage is not None:
         host = host.view(storage)
-    return memoryview(host.numpy().reshape(-1)).cast("B") if host.numel() else memoryview(b"")
+    return memoryview(cast("Any", host.numpy().reshape(-1))).cast("B") if host.numel() else memoryview(b"")

@@ -12,17 +12,42 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.model_metrics import MetricFamily as MetricFamily
-from executor.engine.model_metrics import TritonModelException as TritonModelException
+from executor.engine.model_metrics import MetricFamily, TritonModelException
 from shared.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
+
+__all__ = [
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+"""What Triton documents; the rest is for the engine."""
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -99,40 +124,34 @@ class TritonError:
 
 
 class Tensor:
-    """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16."""
+    """A named tensor. Object and string arrays are BYTES; a bfloat16 array (ml_dtypes) is BF16.
 
-    __slots__ = ("_array", "_datatype", "_name")
+    array     the content; of BF16, its bits as uint16
+    datatype  wire name; None until it is told from the array, when it is first asked for
+    (both for the engine: a model uses the methods)
+    """
+
+    __slots__ = ("_name", "array", "datatype")
 
     def __init__(self, name: str, numpy_array: NDArray[Any]) -> None:
         self._name = name
-        self._array = numpy_array
-        self._datatype: str | None = None  # told from the array when it is asked for
-        if not isinstance(numpy_array, np.ndarray):
-            self._array = np.asarray(numpy_array)
-
-    @classmethod
-    def _of(cls, name: str, array: NDArray[Any], datatype: str) -> Tensor:
-        """One whose datatype is known already (BF16: the array holds its bits as uint16)."""
-        tensor = object.__new__(cls)
-        tensor._name = name
-        tensor._array = array
-        tensor._datatype = datatype
-        return tensor
+        self.array: NDArray[Any] = np.asarray(numpy_array)
+        self.datatype: str | None = None
 
     def name(self) -> str:
         return self._name
 
     def as_numpy(self) -> NDArray[Any]:
         """The content. Raises TritonModelException for BF16, which numpy does not have."""
-        if self._datatype == "BF16":
+        if self.datatype == "BF16":
             raise TritonModelException(
                 f"tensor '{self._name}' is BF16, which numpy does not have; use to_dlpack(), for instance "
                 "torch.from_dlpack(tensor)"
             )
-        return self._array
+        return self.array
 
     def shape(self) -> list[int]:
-        return list(self._array.shape)
+        return list(self.array.shape)
 
     def triton_dtype(self) -> int:
         """The number of Triton's datatype; `triton_to_numpy_type` takes it."""
@@ -148,12 +167,12 @@ class Tensor:
     def __dlpack__(self, **options: Any) -> Any:
         if datatype_of(self) == "BYTES":
             raise TritonModelException(f"tensor '{self._name}' is BYTES, which DLPack does not have")
-        if self._datatype == "BF16":
-            import torch  # only a model that uses BF16 needs it
+        if self.datatype == "BF16":
+            import torch
 
-            bits = torch.from_numpy(np.ascontiguousarray(self._array).view(np.int16))
+            bits: Any = torch.from_numpy(np.ascontiguousarray(self.array).view(np.int16))
             return bits.view(torch.bfloat16).__dlpack__(**options)
-        return cast("Any", self._array).__dlpack__(**options)
+        return cast("Any", self.array).__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -163,12 +182,28 @@ class Tensor:
         """A tensor from a DLPack capsule, or from anything that speaks DLPack; a GPU's is copied to the host."""
         if _is_plain_host_array(tensor):
             return Tensor(name, np.from_dlpack(tensor))
-        import torch  # a bare capsule, a GPU's tensor and BF16 need it
+        import torch
 
-        content = torch.from_dlpack(tensor).cpu().contiguous()
+        given: Any = torch.from_dlpack(tensor)
+        content = given.cpu().contiguous()
         if content.dtype is torch.bfloat16:
-            return Tensor._of(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
+            return TypedTensor(name, content.view(torch.int16).numpy().view(np.uint16), "BF16")
         return Tensor(name, content.numpy())
+
+
+class TypedTensor(Tensor):
+    """One whose datatype is known already: a request's."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, array: NDArray[Any], datatype: str) -> None:  # all that the base would set
+        self._name = name
+        self.array = array
+        self.datatype = datatype
+
+
+Column = list[Tensor | None]
+"""One name's tensor for each request of a batch; None where a request has none."""
 
 
 def _is_plain_host_array(tensor: Any) -> bool:
@@ -178,52 +213,67 @@ def _is_plain_host_array(tensor: Any) -> bool:
 
 def datatype_of(tensor: Tensor) -> str:
     """The wire name of a tensor's datatype. Raises TritonModelException for one that Triton does not have."""
-    if tensor._datatype is None:  # pyright: ignore[reportPrivateUsage]
-        tensor._datatype = _told_from(tensor)  # pyright: ignore[reportPrivateUsage]
-    return tensor._datatype  # pyright: ignore[reportPrivateUsage]
+    if tensor.datatype is None:
+        tensor.datatype = _told_from(tensor)
+    return tensor.datatype
 
 
 def _told_from(tensor: Tensor) -> str:
-    array = tensor._array  # pyright: ignore[reportPrivateUsage]
+    array = tensor.array
     datatype = DATATYPE_OF.get(array.dtype)
     if datatype is not None:
         return datatype
     if array.dtype.kind in "OSU":
         return "BYTES"
     if array.dtype.name == "bfloat16":
-        tensor._array = array.view(np.uint16)  # pyright: ignore[reportPrivateUsage]
+        tensor.array = array.view(np.uint16)
         return "BF16"
     swapped = DATATYPE_OF.get(array.dtype.newbyteorder("<"))
     if swapped is None:
         raise TritonModelException(f"Unsupported numpy type {array.dtype} of tensor '{tensor.name()}'")
-    tensor._array = array.astype(array.dtype.newbyteorder("<"))  # pyright: ignore[reportPrivateUsage]
+    tensor.array = array.astype(array.dtype.newbyteorder("<"))
     return swapped
-
-
-def made_tensor(name: str, array: NDArray[Any], datatype: str) -> Tensor:
-    """A tensor whose datatype is known (BF16: the array holds its bits as uint16)."""
-    return Tensor._of(name, array, datatype)  # pyright: ignore[reportPrivateUsage]
-
-
-def content(tensor: Tensor) -> NDArray[Any]:
-    """The array underneath, of BF16 as well."""
-    return tensor._array  # pyright: ignore[reportPrivateUsage]
 
 
 def raw_content(tensor: Tensor) -> bytes:
     """A tensor's bytes as the wire wants them. Raises TritonModelException for a BYTES element of another type."""
     if datatype_of(tensor) != "BYTES":
-        return tensor._array.tobytes()  # pyright: ignore[reportPrivateUsage]
+        return tensor.array.tobytes()
     try:
-        return pack_bytes(tensor._array.reshape(-1).tolist())  # pyright: ignore[reportPrivateUsage]
+        return pack_bytes(tensor.array.reshape(-1).tolist())
     except TypeError as error:
         raise TritonModelException(
             f"tensor '{tensor.name()}' is BYTES, but not all of its elements are bytes or str: {error}"
         ) from error
 
 
+class _Given(dict[str, Column]):
+    """The columns of a request that a model made itself."""
+
+    def __missing__(self, name: str) -> Column:
+        return [None]
+
+
 class InferenceRequest:
-    """A request, as the model gets it. One that a model makes itself cannot be executed: see `exec`."""
+    """A request, as the model gets it. One that a model makes itself cannot be executed: see `exec`.
+
+    columns, position  where its tensors are: in `columns[name][position]`; every name has a column (for the engine)
+    """
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_model_name",
+        "_model_version",
+        "_parameters",
+        "_preferred_memory",
+        "_request_id",
+        "_requested_output_names",
+        "_timeout",
+        "_trace",
+        "columns",
+        "position",
+    )
 
     def __init__(
         self,
@@ -241,7 +291,8 @@ class InferenceRequest:
     ) -> None:
         self._request_id = request_id
         self._correlation_id = correlation_id
-        self._inputs = {tensor.name(): tensor for tensor in inputs}
+        self.columns: dict[str, Column] = _Given({tensor.name(): [tensor] for tensor in inputs})
+        self.position = 0
         self._requested_output_names = requested_output_names
         self._model_name = model_name
         self._model_version = model_version
@@ -253,10 +304,7 @@ class InferenceRequest:
 
     def inputs(self) -> list[Tensor]:
         """All tensors: inputs, controls and states."""
-        return list(self._inputs.values())
-
-    def _input(self, name: str) -> Tensor | None:
-        return self._inputs.get(name)
+        return [tensor for column in self.columns.values() for tensor in column if tensor is not None]
 
     def request_id(self) -> str:
         return self._request_id
@@ -318,9 +366,12 @@ class InferenceRequest:
 
 
 class InferenceResponse:
-    """A request's outputs, or its error."""
+    """A request's outputs, or its error.
 
-    __slots__ = ("_error", "_output_tensors", "_parameters")
+    given, failure  what the model passed (for the engine: a model uses the methods)
+    """
+
+    __slots__ = ("_parameters", "failure", "given")
 
     def __init__(
         self,
@@ -328,19 +379,18 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, str | int | bool | float] | None = None,
     ) -> None:
-        self._output_tensors: Sequence[Tensor] = [] if output_tensors is None else output_tensors
-        # Triton's models have always been allowed to pass a plain message here.
-        self._error = TritonError(error) if isinstance(error, str) else error
+        self.given: Sequence[Tensor] = [] if output_tensors is None else output_tensors
+        self.failure = error
         self._parameters = parameters
 
     def output_tensors(self) -> list[Tensor]:
-        return list(self._output_tensors)
+        return list(self.given)
 
     def has_error(self) -> bool:
-        return self._error is not None
+        return self.failure is not None
 
     def error(self) -> TritonError | None:
-        return self._error
+        return self.failure
 
     def parameters(self) -> str:
         """The response's parameters as JSON."""
@@ -444,11 +494,11 @@ class ModelConfig:
 
 
 def _fill(field: str, declared: dict[str, Any], tensor: Mapping[str, Any]) -> None:
-    for name, value in tensor.items():
+    for name, said in tensor.items():
+        value = [int(dim) for dim in said] if name == "dims" else said
         given = declared.get(name)
-        if name == "dims":
-            value = [int(dim) for dim in value]
-            given = [int(dim) for dim in given] if given else None
+        if name == "dims" and given is not None:
+            given = [int(dim) for dim in given]
         if given in (None, "TYPE_INVALID"):
             declared[name] = value
         elif given != value:
@@ -459,7 +509,7 @@ def _fill(field: str, declared: dict[str, Any], tensor: Mapping[str, Any]) -> No
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The request's input, control or state of that name; None when it has none."""
-    return inference_request._input(name)  # pyright: ignore[reportPrivateUsage]
+    return inference_request.columns[name][inference_request.position]
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
@@ -521,21 +571,20 @@ def get_model_dir() -> str:
     directory = current_model_dir.get(None)
     if directory is not None:
         return directory
-    caller = inspect.stack()[1].filename
-    return os.path.dirname(os.path.abspath(caller))
+    return str(Path(inspect.stack()[1].filename).resolve().parent)
 
 
-def load_model(model_name: str, files: object = None, config: str = "") -> None:
+def load_model(*_arguments: object, **_options: object) -> None:
     """Not supported: models are loaded by the mesh's repository endpoints."""
     raise _unsupported("loading a model from a model (load_model)")
 
 
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+def unload_model(*_arguments: object, **_options: object) -> None:
     """Not supported: models are unloaded by the mesh's repository endpoints."""
     raise _unsupported("unloading a model from a model (unload_model)")
 
 
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
+def is_model_ready(*_arguments: object, **_options: object) -> bool:
     """Not supported: a model cannot call another one here."""
     raise _unsupported("asking for another model (is_model_ready)")
 

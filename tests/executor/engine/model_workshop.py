@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,7 +169,7 @@ def error(engine: Engine, row: Row) -> RowError:
     return ran
 
 
-def array(result: RowResult, name: str) -> NDArray[np.generic]:
+def array(result: RowResult, name: str) -> NDArray[Any]:
     """One output of a row."""
     (tensor,) = [tensor for tensor in result.outputs if tensor.name == name]
     return to_numpy(tensor)

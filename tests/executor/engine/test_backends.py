@@ -21,7 +21,11 @@ class OtherBackend(PythonBackend):
 def registered(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
     group = backends.ENTRY_POINT_GROUP
     found = EntryPoints(EntryPoint(name, value, group) for name, value in entries)
-    monkeypatch.setattr(backends, "entry_points", lambda *, group: found.select(group=group))
+
+    def entry_points(*, group: str) -> EntryPoints:
+        return found.select(group=group)
+
+    monkeypatch.setattr(backends, "entry_points", entry_points)
 
 
 def test_pytorch_and_python_are_built_in() -> None:

@@ -129,6 +129,7 @@ def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoin
     workshop.python("sum", SUM)
     together, alone, other = (workshop.load(sum_config()) for _ in range(3))
 
+    ran: list[RowResult] = []
     for step in range(3):
         rows = [sum_row(slot, slot + step + 1, start=step == 0) for slot in (3, 1, 2)]
         expected = [results(alone, [row])[0] for row in rows]

@@ -326,11 +326,11 @@ def test_bf16_is_computed_with_as_such(workshop: Workshop) -> None:
     config = plain_config(
         "doubled", "pytorch", inputs=[TensorSpec("x", "BF16", (2,))], outputs=[TensorSpec("y", "BF16", (2,))]
     )
-    values = np.array([[1.5, -3.25]], dtype=ml_dtypes.bfloat16)
+    values, doubled = (np.array([numbers], dtype=ml_dtypes.bfloat16) for numbers in ([1.5, -3.25], [3.0, -6.5]))
 
     (result,) = results(workshop.load(config), [Row({"x": Tensor("x", "BF16", (1, 2), values.tobytes())})])
 
-    assert (values * ml_dtypes.bfloat16(2)).tobytes() == result.outputs[0].raw
+    assert doubled.tobytes() == result.outputs[0].raw
 
 
 def test_arguments_and_results_are_found_by_name_and_by_index_together(workshop: Workshop) -> None:

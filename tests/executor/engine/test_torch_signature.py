@@ -61,7 +61,11 @@ def test_what_the_configuration_leaves_out_comes_from_the_signature(workshop: Wo
 
 def test_what_the_configuration_says_stays(workshop: Workshop) -> None:
     save_folding(workshop)
-    config = {**COMPLETE, "max_batch_size": 4, "sequence_batching": {"oldest": {}, **COMPLETE["sequence_batching"]}}
+    config: dict[str, Any] = {
+        **COMPLETE,
+        "max_batch_size": 4,
+        "sequence_batching": {"oldest": {}, **COMPLETE["sequence_batching"]},
+    }
 
     assert config == completed(workshop, config)
 
@@ -109,7 +113,9 @@ def test_a_batch_dimension_that_the_configuration_spells_out_is_understood(works
 def test_without_a_signature_the_error_says_how_to_give_one(workshop: Workshop) -> None:
     workshop.script("folding", torch_modules.Folding())
 
-    with pytest.raises(ConfigError, match="declares no inputs or outputs.*config.pbtxt, or save it with its signature"):
+    with pytest.raises(
+        ConfigError, match=r"declares no inputs or outputs.*config.pbtxt, or save it with its signature"
+    ):
         completed(workshop, {"name": "folding", "max_batch_size": 8})
 
 
@@ -168,5 +174,5 @@ def test_a_program_s_dict_names_its_outputs_and_dynamic_sizes_are_variable(works
 def test_a_damaged_archive_is_a_load_error(workshop: Workshop) -> None:
     (workshop.version_dir("folding") / "model.pt").write_bytes(b"PK\3\4 no archive")
 
-    with pytest.raises(LoadError, match="cannot read .*model.pt"):
+    with pytest.raises(LoadError, match=r"cannot read .*model.pt"):
         completed(workshop, COMPLETE)

@@ -187,7 +187,7 @@ def test_a_contradiction_in_auto_complete_config_is_a_config_error(workshop: Wor
                 {body}
         """,
     )
-    config = {**CONFIG, "name": "auto", "max_batch_size": 8, "sequence_batching": {}}
+    config: dict[str, Any] = {**CONFIG, "name": "auto", "max_batch_size": 8, "sequence_batching": {}}
 
     with pytest.raises(ConfigError, match="auto_complete_config of model 'auto'") as caught:
         find_backend("python").auto_complete(json.dumps(config), path.parent)

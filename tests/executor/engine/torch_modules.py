@@ -1,6 +1,5 @@
 """Modules that the tests script or export. TorchScript reads annotations itself: no postponed ones in this file."""
 
-
 import torch
 from torch import Tensor, nn
 
@@ -72,10 +71,7 @@ class Texts(nn.Module):
     """Remembers the last string and returns it before the new one."""
 
     def forward(self, text: list[str], last: list[str]) -> tuple[list[str], list[str]]:
-        joined: list[str] = []
-        for i in range(len(text)):
-            joined.append(last[i] + text[i])
-        return joined, text
+        return [last[i] + text[i] for i in range(len(text))], text
 
 
 class WithControls(nn.Module):

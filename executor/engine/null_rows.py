@@ -1,11 +1,19 @@
-"""Control tensors of rows that have none: what a null row tells the model (triton-spec 1.4)."""
+"""Null rows: what fills the places of a batch that have no step (triton-spec 1.4)."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from executor.engine.base import Row
 from shared.model_config.values import ControlKind, ControlSpec
-from shared.tensors import NUMPY_TYPE, Tensor
+from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count
+
+NULL_ROW = Row(inputs={}, null=True)
+
+
+def zeros(datatype: str, shape: tuple[int, ...]) -> bytes:
+    """The content of a tensor of zeros; of BYTES, elements of length 0 (four zero bytes each)."""
+    return bytes(element_count(shape) * ELEMENT_BYTES.get(datatype, 4))
 
 
 def false_control(control: ControlSpec, *, batched: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a sequence's implicit state is before its first step: zeros, or the content of a file.
+"""What a sequence's implicit state may be: before its first step zeros or a file's content, later a checkpoint's.
 
 The rules of size are Triton's (triton-spec 2): a file that is too short is refused with Triton's message, one that is
 too long is cut, a BYTES state takes the whole file. Unlike Triton, a state without `initial_state` begins as zeros.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from executor.engine import shapes
-from shared.errors import LoadError
+from executor.engine.null_rows import zeros
+from shared.errors import LoadError, ModelError
 from shared.model_config.values import StateSpec
 from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
 
@@ -21,12 +22,18 @@ def initial_state(model_dir: Path, spec: StateSpec) -> Tensor:
     """
     shape = spec.initial_dims if spec.initial_dims is not None else shapes.smallest(spec.dims)
     raw = _content(model_dir / "initial_state" / spec.initial_file, spec, shape) if spec.initial_file else None
-    return Tensor(spec.input_name, spec.datatype, shape, _zeros(spec.datatype, shape) if raw is None else raw)
+    return Tensor(spec.input_name, spec.datatype, shape, zeros(spec.datatype, shape) if raw is None else raw)
 
 
-def _zeros(datatype: str, shape: shapes.Shape) -> bytes:
-    # An element of a BYTES tensor with length 0 is four zero bytes, so zeros are the empty strings Triton begins with.
-    return bytes(element_count(shape) * ELEMENT_BYTES.get(datatype, 4))
+def check_checkpoint(spec: StateSpec, tensor: Tensor | None) -> None:
+    """Raises ModelError unless a checkpoint's tensor can be this state."""
+    if tensor is None:
+        raise ModelError(f"the checkpoint has no state '{spec.input_name}'")
+    if tensor.datatype != spec.datatype or not shapes.fits(tensor.shape, spec.dims):
+        raise ModelError(
+            f"the checkpoint's state '{spec.input_name}' is {tensor.datatype} {shapes.text(tensor.shape)}, "
+            f"but the model's is {spec.datatype} {shapes.text(spec.dims)}"
+        )
 
 
 def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
