@@ -7,7 +7,10 @@ Lost connections are retried with jittered back-off; what a lost call had alread
 
 from __future__ import annotations
 
-from redis.asyncio import Redis
+import socket
+from typing import Any
+
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -22,6 +25,14 @@ RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
 BACKOFF_CAP_S = 2.0
 BACKOFF_BASE_S = 0.02
+CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE = {
+    option: value
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+    if (option := getattr(socket, name, None)) is not None
+}
+"""A silent host counts as lost after about 20 s: probes every 3 s after 10 s of silence, unacknowledged data for 15 s.
+Options that this system does not know are left out."""
 MINIMUM_VERSION = (7, 0)
 """Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
 
@@ -38,14 +49,20 @@ def connect(url: str, *, retries: int = RETRIES) -> Redis:
 
     retries  0 for calls that must not be repeated by themselves
     """
-    return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+    # A host that is gone is found out by the kernel. redis-py's own socket timeout would wrap each write in
+    # asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end would go on for ever.
+    keepalive: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+    pool: Any = ConnectionPool.from_url(  # its many keyword arguments are those of the connection, untyped
         url,
         decode_responses=False,
         protocol=2,
-        socket_keepalive=True,
+        socket_timeout=None,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        **({} if url.startswith("unix:") else keepalive),
         retry=Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
         retry_on_error=list(CONNECTION_LOST),
     )
+    return Redis.from_pool(pool)
 
 
 async def join_mesh(redis: Redis, keys: Keyspace) -> None:
