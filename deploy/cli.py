@@ -16,6 +16,7 @@ from deploy.embedded import ServerNotFoundError
 from deploy.launcher import LauncherError, up
 from deploy.settings import UpSettings
 from shared.settings import settings_command
+from shared.tracing import describe
 
 UP_HELP = """A whole mesh on this machine: gateways, schedulers, executors, and a Redis unless --redis-url is given.
 
@@ -71,9 +72,21 @@ def show_version() -> None:
     click.echo(f"seqmesh {version('seqmesh')}")
 
 
+@click.command("trace")
+@click.argument("model")
+@click.argument("correlation_id", metavar="ID")
+@click.option("--version", default="", help="The version that the client names in its requests, if it names one.")
+@click.option("--string", is_flag=True, help='ID is a string even if it looks like a number: 42 and "42" differ.')
+def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -> None:
+    """The trace id of a sequence, running or not."""
+    number = correlation_id.isdecimal() and not string
+    click.echo(describe(model, version, int(correlation_id) if number else correlation_id))
+
+
 main.add_command(settings_command(UpSettings, run_up, name="up", help=UP_HELP, epilog=UP_EPILOG))
 for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
     main.add_command(lazy_command(command_name, command_module, command_summary))
+main.add_command(show_trace)
 main.add_command(show_version)
 
 

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 from deploy import cli
 from deploy.settings import UpSettings
+from shared.ids import sequence_id
+from shared.trace_context import sequence_trace_id
 
 
 def test_the_help_names_every_command() -> None:
     text = CliRunner().invoke(cli.main, ["--help"]).output
 
-    for command in ("up", "gateway", "scheduler", "executor", "demo", "version"):
+    for command in ("up", "gateway", "scheduler", "executor", "demo", "trace", "version"):
         assert f"\n  {command} " in text
 
 
@@ -62,3 +64,12 @@ def test_a_missing_model_repository_is_named(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert f"no model repository at {missing}" in result.output
+
+
+@pytest.mark.parametrize(("arguments", "correlation_id"), [(["7"], 7), (["7", "--string"], "7"), (["talk"], "talk")])
+def test_trace_prints_the_id_under_which_a_sequence_is_recorded(
+    arguments: list[str], correlation_id: int | str
+) -> None:
+    shown = CliRunner().invoke(cli.main, ["trace", "m", *arguments])
+
+    assert f"{sequence_trace_id(sequence_id('m', '', correlation_id)):032x}\n" == shown.output
