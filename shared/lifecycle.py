@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 import uvloop
@@ -19,6 +19,8 @@ import uvloop
 from shared.logs import Level, log
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+CANCEL_AGAIN_S = 0.1
+"""How long a cancelled task may take to end before it is cancelled once more."""
 
 
 class Stop:
@@ -62,12 +64,28 @@ class Tasks:
         for task in self._running:
             task.cancel()
 
+    async def end_all(self) -> None:
+        """Ends every running task; returns when they have ended."""
+        await end(self._running)
+
     async def _watched(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             await work
         except Exception as failure:
             log(Level.ERROR, "task failed", failure, task=name)
             raise
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks until they have ended.
+
+    Once may not be enough: in Python 3.11 `asyncio.wait_for`, through which redis-py writes, loses a cancellation that
+    comes just as it is done.
+    """
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
 
 
 Serve = Callable[[Tasks, Stop], Awaitable[None]]
@@ -113,7 +131,7 @@ async def outcome(serve: Serve, stop: Stop) -> int:
             except Exception as failure:
                 log(Level.ERROR, "service failed", failure)
                 raise
-            tasks.cancel_all()
+            await tasks.end_all()
     except asyncio.CancelledError:
         if not stop.requested:
             raise

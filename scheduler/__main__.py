@@ -1,0 +1,44 @@
+"""`python -m scheduler`: one scheduler process. `python -m scheduler healthcheck`: does the one of that name live?"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from scheduler.service import is_healthy, serve
+from scheduler.settings import SchedulerSettings
+from shared import lifecycle, logs
+from shared.settings import parse_settings
+
+HEALTHCHECK = "healthcheck"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a scheduler to its end, or checks one; returns the process's exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [HEALTHCHECK]:
+        return check_health(given[1:])
+    settings = parse_settings(
+        SchedulerSettings,
+        given,
+        program="seqmesh scheduler",
+        help="Gives sequences to executors. One scheduler leads each model, the others stand by.",
+    )
+    logs.configure(settings.log_level, settings.log_format, service=settings.name_of("scheduler"))
+    return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
+
+
+def check_health(arguments: Sequence[str]) -> int:
+    """0 when the scheduler with these settings' name has shown itself within its lease, else 1."""
+    settings = parse_settings(
+        SchedulerSettings,
+        arguments,
+        program="seqmesh scheduler healthcheck",
+        help="Whether the scheduler of this name (by default this host's) is alive.",
+    )
+    return 0 if asyncio.run(is_healthy(settings)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What the scheduler of one model wants done. Actions are carried out in the order in which they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.backlog import Entry
+from scheduler.core.slots import Place
+from shared.ids import ExecutorId, SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Give a sequence this slot. Its outcome comes back as `Assigned`.
+
+    entry   its place in the starts stream; tells this wait from another one of the same sequence
+    moving  its state comes from another executor
+    """
+
+    sequence: SequenceId
+    place: Place
+    entry: Entry
+    moving: bool = False
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Take every sequence of the model away from an executor, then move the steps in its inbox on (`Drain`).
+
+    The sequences come back as `SequenceWaits`, moving; when all are taken, `Reclaimed` does.
+    """
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Move the steps of an executor's inbox that are not its own any more to where they belong."""
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Remove a lost executor's registration, if it owns nothing of any model any more; then `Forgotten` comes."""
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """End a waiting sequence: each of its steps gets this message, UNAVAILABLE."""
+
+    sequence: SequenceId
+    version: str
+    message: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookForExpired:
+    """Look at the sequences whose deadline is not after `now_ms`, and end those whose idle marker is gone."""
+
+    now_ms: int
+    cause: str = ""
+
+
+Action = Assign | Reclaim | Drain | Forget | Reject | LookForExpired

@@ -1,0 +1,302 @@
+"""The one way in: an event changes the state and gives actions. Everything here is a plain function of the two.
+
+Actions come in the order in which they must happen: what is taken from an executor is taken before its slots are given
+to others. Events that are late or repeated are recognised by entry and epoch and change nothing.
+"""
+
+from __future__ import annotations
+
+from scheduler.core import expiry
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    ExecutorLost,
+    ExecutorSeen,
+    Forgotten,
+    Reclaimed,
+    SequenceFound,
+    SequenceOver,
+    SequenceWaits,
+    Tick,
+)
+from scheduler.core.slots import ServedVersion, SlotTable
+from scheduler.core.state import (
+    EXECUTOR_MOVES,
+    SEQUENCE_MOVES,
+    Executor,
+    ExecutorPhase,
+    Sequence,
+    SequencePhase,
+    State,
+)
+from shared.ids import ExecutorId, SequenceId
+
+
+def decide(state: State, event: Event) -> list[Action]:
+    """Takes one event in.
+
+    returns  what is to be done now, in this order; may be empty
+    raises   IllegalMoveError when the state contradicts itself: then it must be rebuilt
+    """
+    match event:
+        case SequenceWaits():
+            return sequence_waits(state, event)
+        case Assigned():
+            return assigned(state, event)
+        case SequenceOver():
+            return sequence_over(state, event)
+        case Tick():
+            return tick(state, event)
+        case ExecutorSeen():
+            return executor_seen(state, event)
+        case ExecutorLost():
+            return executor_lost(state, event)
+        case Reclaimed():
+            return reclaimed(state, event)
+        case Forgotten():
+            return forgotten(state, event)
+        case SequenceFound():
+            return sequence_found(state, event)
+
+
+# -- sequences -------------------------------------------------------------------------------------------------------
+
+
+def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
+    """Into the backlog, and out of it if there is room."""
+    actions: list[Action] = []
+    known = state.sequences.get(event.sequence)
+    if known is not None:
+        if known.entry is not None and event.entry <= known.entry:
+            return []
+        # Redis lets an id wait only when it holds no slot: its earlier life is over, we have just not heard of it yet.
+        actions = end(state, known, "superseded", event.cause)
+    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving)
+    state.sequences[event.sequence] = sequence
+    move(state, sequence, "moved" if event.moving else "begun", event.cause)
+    state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
+    if event.timeout_us > 0 and not event.moving:
+        expiry.watch(state, event.sequence, event.entry, event.timeout_us)
+    return actions + serve(state, event.version, event.cause)
+
+
+def assigned(state: State, event: Assigned) -> list[Action]:
+    """Redis has confirmed a place, or knows of nobody who waits for it."""
+    sequence = state.sequences.get(event.sequence)
+    if sequence is None or sequence.phase is not SequencePhase.ASSIGNING or sequence.entry != event.entry:
+        return []
+    if event.epoch == 0:
+        return end(state, sequence, "refused", event.cause)
+    move(state, sequence, "confirmed", event.cause)
+    sequence.epoch = event.epoch
+    if sequence.over_epoch == event.epoch:
+        return end(state, sequence, "over", event.cause)
+    return []
+
+
+def sequence_over(state: State, event: SequenceOver) -> list[Action]:
+    """Its slot goes to the backlog, if the sequence has not long got another epoch."""
+    sequence = state.sequences.get(event.sequence)
+    if sequence is None:
+        return []
+    if sequence.phase is SequencePhase.ASSIGNING:
+        sequence.over_epoch = max(sequence.over_epoch, event.epoch)
+        return []
+    if sequence.phase is not SequencePhase.LIVE or sequence.epoch != event.epoch:
+        return []
+    return end(state, sequence, "over", event.cause)
+
+
+def sequence_found(state: State, event: SequenceFound) -> list[Action]:
+    """A slot that is taken in Redis is taken here. If it cannot be, the executor starts again with nothing."""
+    executor = state.executors.get(event.place.executor)
+    if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
+        return []
+    table = state.ring(event.place.version).tables.get(event.place.executor)
+    if table is None or not table.take_at(event.place, event.sequence):
+        return take_all(state, executor, event.cause)
+    sequence = Sequence(event.sequence, event.place.version, SequencePhase.ABSENT, place=event.place)
+    sequence.epoch = event.epoch
+    state.sequences[event.sequence] = sequence
+    move(state, sequence, "found", event.cause)
+    return []
+
+
+def serve(state: State, version: str, cause: str) -> list[Action]:
+    """Gives free slots to those whose turn it is, until there are no more of one or the other."""
+    actions: list[Action] = []
+    backlog, ring = state.backlog(version), state.ring(version)
+    while (waiting := backlog.first()) is not None:
+        table = ring.choose(waiting)
+        if table is None:
+            break
+        backlog.withdraw(waiting)
+        actions.append(place(state, state.sequences[waiting], table, cause))
+    return actions
+
+
+def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
+    """Takes a slot of this table for a sequence that has left the backlog."""
+    move(state, sequence, "placed", cause)
+    sequence.place = table.take(sequence.sequence)
+    assert sequence.entry is not None
+    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause)
+
+
+def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
+    """A sequence is not known any more; what it held goes to the next in line."""
+    move(state, sequence, how, cause)
+    del state.sequences[sequence.sequence]
+    if sequence.place is None:
+        state.backlog(sequence.version).withdraw(sequence.sequence)
+        return []
+    state.table_at(sequence.place).release(sequence.place, sequence.sequence)
+    return serve(state, sequence.version, cause)
+
+
+def move(state: State, sequence: Sequence, how: str, cause: str) -> None:
+    """Changes a sequence's phase by the table of legal moves."""
+    after = state.history.step(SEQUENCE_MOVES, sequence.sequence, how, sequence.phase, cause)
+    sequence.phase = SequencePhase(after)
+
+
+# -- executors -------------------------------------------------------------------------------------------------------
+
+
+def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
+    """New slots for the backlog. Sequences stay where they are, unless their very slot has gone."""
+    executor = state.executors.get(event.executor)
+    if executor is None:
+        executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
+        move_executor(state, executor, "joined", event.cause)
+    elif executor.phase is not ExecutorPhase.SERVING or executor.versions == event.versions:
+        return []
+    else:
+        move_executor(state, executor, "changed", event.cause)
+    held = state.held_by(event.executor)
+    executor.versions = event.versions
+    furnish(state, executor)
+    actions: list[Action] = []
+    if not all(keeps_its_slot(state, sequence) for sequence in held):
+        furnish(state, executor)
+        drop(state, held, event.cause)
+        actions = [Reclaim(event.executor, event.cause)]
+    return actions + serve_all(state, event.versions, event.cause)
+
+
+def executor_lost(state: State, event: ExecutorLost) -> list[Action]:
+    """Its slots are gone, and its sequences are to be moved."""
+    executor = state.executors.get(event.executor)
+    if executor is None:
+        executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
+    elif executor.phase is not ExecutorPhase.SERVING:
+        return []
+    move_executor(state, executor, "lost", event.cause)
+    executor.versions = ()
+    return take_all(state, executor, event.cause)
+
+
+def take_all(state: State, executor: Executor, cause: str) -> list[Action]:
+    """Takes every sequence from an executor; its slots are as if it had just come (or none, when it is lost)."""
+    held = state.held_by(executor.executor)
+    furnish(state, executor)
+    drop(state, held, cause)
+    return [Reclaim(executor.executor, cause), *serve_all(state, executor.versions, cause)]
+
+
+def reclaimed(state: State, event: Reclaimed) -> list[Action]:
+    """A lost executor has nothing of this model any more."""
+    executor = state.executors.get(event.executor)
+    if executor is not None and executor.phase is ExecutorPhase.LOST:
+        move_executor(state, executor, "emptied", event.cause)
+        executor.quiet_since_ms = state.now_ms
+    return []
+
+
+def forgotten(state: State, event: Forgotten) -> list[Action]:
+    """Nothing is left of an executor."""
+    executor = state.executors.get(event.executor)
+    if executor is not None and executor.phase is ExecutorPhase.EMPTY:
+        move_executor(state, executor, "forgotten", event.cause)
+        del state.executors[event.executor]
+    return []
+
+
+def furnish(state: State, executor: Executor) -> None:
+    """Puts empty slot tables of the executor's versions in the place of those it had."""
+    for table in state.tables(executor.executor):
+        state.ring(table.served.version).drop(executor.executor)
+    for served in executor.versions:
+        if served.slots > 0:
+            state.ring(served.version).put(SlotTable(executor.executor, served))
+
+
+def keeps_its_slot(state: State, sequence: Sequence) -> bool:
+    """Takes a sequence's slot again, in tables that were made anew; False when there is no such slot now."""
+    assert sequence.place is not None
+    table = state.ring(sequence.version).tables.get(sequence.place.executor)
+    return table is not None and table.take_at(sequence.place, sequence.sequence)
+
+
+def drop(state: State, held: list[Sequence], cause: str) -> None:
+    """Lets go of sequences whose slots have gone; they come back through the starts stream."""
+    for sequence in held:
+        move(state, sequence, "taken", cause)
+        del state.sequences[sequence.sequence]
+
+
+def serve_all(state: State, versions: tuple[ServedVersion, ...], cause: str) -> list[Action]:
+    """`serve` for each of the versions."""
+    return [action for served in versions for action in serve(state, served.version, cause)]
+
+
+def move_executor(state: State, executor: Executor, how: str, cause: str) -> None:
+    """Changes an executor's phase by the table of legal moves."""
+    after = state.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
+    executor.phase = ExecutorPhase(after)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def tick(state: State, event: Tick) -> list[Action]:
+    """Refuses those who have waited too long, looks for idle sequences, forgets executors that are long gone."""
+    state.now_ms = max(state.now_ms, event.now_ms)
+    actions: list[Action] = [reject(state, sequence, event.cause) for sequence in expiry.overdue(state)]
+    if any(ring.tables for ring in state.rings.values()):
+        actions.append(LookForExpired(state.now_ms, event.cause))
+    return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
+
+
+def reject(state: State, sequence: SequenceId, cause: str) -> Reject:
+    """Ends a waiting sequence."""
+    known = state.sequences[sequence]
+    end(state, known, "rejected", cause)
+    return Reject(sequence, known.version, expiry.TIMEOUT_MESSAGE, cause)
+
+
+def forgettable(state: State) -> list[Executor]:
+    """Executors that have been empty for so long that every leader has seen them die; by id."""
+    return [
+        executor
+        for _, executor in sorted(state.executors.items())
+        if executor.phase is ExecutorPhase.EMPTY
+        and state.now_ms - executor.quiet_since_ms >= state.policy.forget_after_ms
+    ]
+
+
+def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
+    """One attempt; the next one comes as much later, if others still hold on to the executor."""
+    executor.quiet_since_ms = now_ms
+    return Forget(executor.executor, cause)
+
+
+def drain_all(state: State) -> list[Action]:
+    """After rebuilding: moves on what a predecessor reclaimed from living executors and had no time to drain."""
+    return [Drain(executor) for executor in serving(state)]
+
+
+def serving(state: State) -> list[ExecutorId]:
+    """Executors whose slots are in use, by id."""
+    return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.SERVING)

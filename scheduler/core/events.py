@@ -1,0 +1,103 @@
+"""What the scheduler of one model hears. Every event may come late or twice; the core recognises that.
+
+cause   names the stream entry, tick or call that an event came from; it goes into the history and into the actions
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.backlog import Entry
+from scheduler.core.slots import Place, ServedVersion
+from shared.ids import Epoch, ExecutorId, SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSeen:
+    """An executor lives and offers these versions of the model; said again when they change."""
+
+    executor: ExecutorId
+    versions: tuple[ServedVersion, ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLost:
+    """An executor's lease has ended, or it is leaving: its sequences must be moved."""
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFound:
+    """While rebuilding: Redis says that a sequence holds this slot."""
+
+    sequence: SequenceId
+    place: Place
+    epoch: Epoch
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWaits:
+    """A sequence has no slot: it is new, or (moving) its executor was lost.
+
+    timeout_us  how long it may wait, 0 for ever; honoured here only (triton-spec 1.7)
+    """
+
+    sequence: SequenceId
+    version: str
+    entry: Entry
+    moving: bool = False
+    timeout_us: int = 0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOver:
+    """A sequence of that epoch holds its slot no longer. kind: e ended, x expired, f failed at START, o lost."""
+
+    sequence: SequenceId
+    epoch: Epoch
+    kind: str = "e"
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What became of an `Assign`: the epoch it was given, or 0 when the sequence did not wait any more."""
+
+    sequence: SequenceId
+    entry: Entry
+    epoch: Epoch
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds none of their steps."""
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A `Forget` is done: nothing in Redis names the executor any more."""
+
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. now_ms: the clock of Redis, which also stamps the stream entries."""
+
+    now_ms: int
+    cause: str = ""
+
+
+Event = (
+    ExecutorSeen | ExecutorLost | SequenceFound | SequenceWaits | SequenceOver | Assigned | Reclaimed | Forgotten | Tick
+)

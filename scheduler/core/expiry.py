@@ -1,0 +1,42 @@
+"""Sequences that have waited in the backlog for longer than their request allows.
+
+Idle sequences are another matter: their clock is Redis's (a key's TTL), see `expire.lua` and `LookForExpired`.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from scheduler.core.backlog import Entry
+from scheduler.core.state import SequencePhase, State
+from shared.ids import SequenceId
+
+TIMEOUT_MESSAGE = "timeout of the corresponding sequence has been expired"
+"""source  Triton core, sequence batcher (triton-spec 1.7): UNAVAILABLE"""
+
+COMPACT_SLACK = 64
+"""Deadlines of sequences that wait no longer, carried along beyond as many as there are sequences."""
+
+
+def watch(state: State, sequence: SequenceId, entry: Entry, timeout_us: int) -> None:
+    """Remembers by when a waiting sequence must have its slot: its arrival plus the timeout, rounded up to a ms."""
+    if len(state.timeouts) > 2 * len(state.sequences) + COMPACT_SLACK:
+        state.timeouts = [due for due in state.timeouts if is_waiting(state, due[2], due[1])]
+        heapify(state.timeouts)
+    heappush(state.timeouts, (entry.ms + (timeout_us + 999) // 1000, entry, sequence))
+
+
+def overdue(state: State) -> list[SequenceId]:
+    """Those whose time in the backlog is up at `state.now_ms`, earliest deadline first; they are watched no longer."""
+    due: list[SequenceId] = []
+    while state.timeouts and state.timeouts[0][0] <= state.now_ms:
+        _, entry, sequence = heappop(state.timeouts)
+        if is_waiting(state, sequence, entry):
+            due.append(sequence)
+    return due
+
+
+def is_waiting(state: State, sequence: SequenceId, entry: Entry) -> bool:
+    """Whether the sequence still waits in that very place. One that has begun to run is never timed out."""
+    known = state.sequences.get(sequence)
+    return known is not None and known.entry == entry and known.phase is SequencePhase.WAITING

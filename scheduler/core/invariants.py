@@ -1,0 +1,79 @@
+"""What must be true of a state between any two events. Checked after every core test, and in staging by a setting."""
+
+from __future__ import annotations
+
+from scheduler.core.slots import Place, SlotTable
+from scheduler.core.state import ExecutorPhase, SequencePhase, State
+from shared.ids import SequenceId
+
+
+class BrokenInvariantError(AssertionError):
+    """The state contradicts itself."""
+
+
+def check(state: State) -> None:
+    """Raises BrokenInvariantError with the first contradiction found."""
+    check_slots(state)
+    check_sequences(state)
+    check_backlogs(state)
+    check_executors(state)
+
+
+def demand(claim: object, complaint: str) -> None:
+    """Raises unless the claim holds."""
+    if not claim:
+        raise BrokenInvariantError(complaint)
+
+
+def check_slots(state: State) -> None:
+    """A slot is free or taken, never both; a taken one belongs to exactly one known sequence, which knows it."""
+    holders: dict[SequenceId, Place] = {}
+    for version, ring in state.rings.items():
+        for executor, table in ring.tables.items():
+            demand((executor, version) == (table.executor, table.served.version), f"{executor}: table of another")
+            check_table(table)
+            for place, sequence in table.holders():
+                demand(sequence not in holders, f"'{sequence}' holds {holders.get(sequence)} and {place}")
+                holders[sequence] = place
+    placed = {s.sequence: s.place for s in state.sequences.values() if s.place is not None}
+    demand(placed == holders, f"sequences believe {placed}, slots say {holders}")
+
+
+def check_table(table: SlotTable) -> None:
+    """Free and taken slots together are all slots; the load is their number."""
+    for index, instance in enumerate(table.instances):
+        everything = sorted([*instance.free, *instance.taken])
+        demand(everything == list(range(instance.size)), f"{table.executor} instance {index}: slots {everything}")
+    taken = sum(len(instance.taken) for instance in table.instances)
+    demand(table.load == taken, f"{table.executor}: load {table.load}, but {taken} slots are taken")
+
+
+def check_sequences(state: State) -> None:
+    """A sequence has a slot, or waits; and an epoch exactly when it is live."""
+    for sequence in state.sequences.values():
+        name = f"'{sequence.sequence}' ({sequence.phase})"
+        in_line = sequence.phase in {SequencePhase.WAITING, SequencePhase.MOVING}
+        demand(sequence.phase is not SequencePhase.ABSENT, f"{name} is still there")
+        demand(in_line == (sequence.place is None), f"{name} has place {sequence.place}")
+        demand(in_line == (sequence.sequence in state.backlog(sequence.version)), f"{name} and the backlog disagree")
+        demand((sequence.epoch != 0) == (sequence.phase is SequencePhase.LIVE), f"{name} has epoch {sequence.epoch}")
+        demand(not in_line or sequence.entry is not None, f"{name} has no place in the starts stream")
+
+
+def check_backlogs(state: State) -> None:
+    """Nobody waits beside a free slot, and nobody is in line who is not known."""
+    for version, backlog in state.backlogs.items():
+        for waiting in backlog.in_order():
+            demand(waiting.sequence in state.sequences, f"'{waiting.sequence}' waits, and nobody knows it")
+        demand(not len(backlog) or not state.ring(version).has_room(), f"version {version}: a free slot is idle")
+
+
+def check_executors(state: State) -> None:
+    """Only serving executors have slots: those that they registered."""
+    for ring in state.rings.values():
+        for executor in ring.tables:
+            known = state.executors.get(executor)
+            demand(known is not None and known.phase is ExecutorPhase.SERVING, f"{executor} has slots")
+    for executor in state.executors.values():
+        offered = sorted(served for served in executor.versions if served.slots > 0)
+        demand(offered == [table.served for table in state.tables(executor.executor)], f"{executor.executor} offers")

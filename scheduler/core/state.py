@@ -1,0 +1,183 @@
+"""What the leader of a model knows: executors with their slots, sequences with their places, and the backlog.
+
+All of it is a picture of Redis and can be made anew from there (`scheduler.rebuild`). Only `scheduler.core.decide`
+changes it. The legal moves of a sequence and of an executor stand in the two tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.core.backlog import Backlog, Entry
+from scheduler.core.history import History
+from scheduler.core.placement import Ring
+from scheduler.core.slots import Place, ServedVersion, SlotTable
+from shared.ids import Epoch, ExecutorId, SequenceId
+
+
+class SequencePhase(StrEnum):
+    """Where a sequence stands, as its leader sees it.
+
+    ABSENT     not known: not begun, over, or taken from its executor and not yet back through the starts stream
+    WAITING    in the backlog, it has never had a slot
+    MOVING     in the backlog, its state comes from another executor
+    ASSIGNING  it has a slot here, Redis has not confirmed it
+    LIVE       it has a slot
+    """
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    MOVING = "moving"
+    ASSIGNING = "assigning"
+    LIVE = "live"
+
+
+class ExecutorPhase(StrEnum):
+    """Where an executor stands. Ids are per incarnation, so there is no way back from LOST.
+
+    SERVING  its slots are given to sequences
+    LOST     its sequences are being taken away
+    EMPTY    it owns nothing of this model; its registration goes when that is true of every model
+    """
+
+    ABSENT = "absent"
+    SERVING = "serving"
+    LOST = "lost"
+    EMPTY = "empty"
+
+
+SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
+    (SequencePhase.ABSENT, "begun"): SequencePhase.WAITING,
+    (SequencePhase.ABSENT, "moved"): SequencePhase.MOVING,
+    (SequencePhase.ABSENT, "found"): SequencePhase.LIVE,
+    (SequencePhase.WAITING, "placed"): SequencePhase.ASSIGNING,
+    (SequencePhase.MOVING, "placed"): SequencePhase.ASSIGNING,
+    (SequencePhase.WAITING, "rejected"): SequencePhase.ABSENT,
+    (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.ASSIGNING, "confirmed"): SequencePhase.LIVE,
+    (SequencePhase.ASSIGNING, "refused"): SequencePhase.ABSENT,
+    (SequencePhase.ASSIGNING, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.ASSIGNING, "taken"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "over"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "taken"): SequencePhase.ABSENT,
+}
+"""(phase, move) -> phase. *superseded*: the same id waits anew, so its earlier life is over; *taken*: reclaimed."""
+
+EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
+    (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
+    (ExecutorPhase.ABSENT, "lost"): ExecutorPhase.LOST,
+    (ExecutorPhase.SERVING, "changed"): ExecutorPhase.SERVING,
+    (ExecutorPhase.SERVING, "lost"): ExecutorPhase.LOST,
+    (ExecutorPhase.LOST, "emptied"): ExecutorPhase.EMPTY,
+    (ExecutorPhase.EMPTY, "forgotten"): ExecutorPhase.ABSENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator chose.
+
+    load_factor      bound of an executor's load over the mean
+    virtual_nodes    points of an executor on the ring
+    forget_after_ms  an empty executor's registration stays so long, so that every other leader has seen it die
+    """
+
+    load_factor: float = 1.25
+    virtual_nodes: int = 64
+    forget_after_ms: int = 6000
+
+
+NO_EPOCH = Epoch(0)
+
+
+@dataclass(slots=True)
+class Executor:
+    """One executor. quiet_since_ms: since when it is EMPTY, or was last tried to be forgotten."""
+
+    executor: ExecutorId
+    phase: ExecutorPhase
+    versions: tuple[ServedVersion, ...] = ()
+    quiet_since_ms: int = 0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One known sequence.
+
+    entry       its place in the starts stream; None when it was found live
+    moving      whether its state comes from another executor
+    over_epoch  while ASSIGNING: an end that was heard of, possibly of the very epoch that is being given
+    """
+
+    sequence: SequenceId
+    version: str
+    phase: SequencePhase
+    entry: Entry | None = None
+    moving: bool = False
+    place: Place | None = None
+    epoch: Epoch = NO_EPOCH
+    over_epoch: Epoch = NO_EPOCH
+
+
+@dataclass(slots=True)
+class State:
+    """Everything the leader of one model keeps in mind. now_ms: the last tick's."""
+
+    policy: Policy = field(default_factory=Policy)
+    now_ms: int = 0
+    executors: dict[ExecutorId, Executor] = field(default_factory=dict[ExecutorId, Executor])
+    sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
+    rings: dict[str, Ring] = field(default_factory=dict[str, Ring])
+    backlogs: dict[str, Backlog] = field(default_factory=dict[str, Backlog])
+    timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
+    history: History = field(default_factory=History)
+
+    def ring(self, version: str) -> Ring:
+        """The executors that serve a version."""
+        ring = self.rings.get(version)
+        if ring is None:
+            ring = self.rings[version] = Ring(self.policy.load_factor, self.policy.virtual_nodes)
+        return ring
+
+    def backlog(self, version: str) -> Backlog:
+        """The sequences that wait for a slot of a version."""
+        return self.backlogs.setdefault(version, Backlog())
+
+    def tables(self, executor: ExecutorId) -> list[SlotTable]:
+        """An executor's slot tables, by version."""
+        return [ring.tables[executor] for _, ring in sorted(self.rings.items()) if executor in ring.tables]
+
+    def table_at(self, place: Place) -> SlotTable:
+        """The slot table that a place belongs to."""
+        return self.rings[place.version].tables[place.executor]
+
+    def held_by(self, executor: ExecutorId) -> list[Sequence]:
+        """The sequences in an executor's slots, by place."""
+        return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What can be seen of a state from outside, comparable: live sequences, those in line, and executors by phase."""
+
+    live: tuple[tuple[SequenceId, Place, Epoch], ...]
+    waiting: tuple[tuple[str, SequenceId, bool], ...]
+    executors: tuple[tuple[ExecutorId, ExecutorPhase], ...]
+
+
+def picture(state: State) -> Picture:
+    """The state as a value."""
+    placed = [(s.sequence, s.place, s.epoch) for s in state.sequences.values()]
+    return Picture(
+        live=tuple(sorted((sequence, place, epoch) for sequence, place, epoch in placed if place is not None)),
+        waiting=tuple(
+            (version, waiting.sequence, state.sequences[waiting.sequence].moving)
+            for version, backlog in sorted(state.backlogs.items())
+            for waiting in backlog.in_order()
+        ),
+        executors=tuple(sorted((e.executor, e.phase) for e in state.executors.values())),
+    )

@@ -1,0 +1,123 @@
+"""What Redis says, as events of the core: stream entries, and the list of executors as it was polled.
+
+Reads the `starts` and `feed` streams of one model; never removes anything from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scheduler.core.backlog import MOVING_RANK, WAITING_RANK, Entry
+from scheduler.core.events import Event, ExecutorLost, ExecutorSeen, SequenceOver, SequenceWaits
+from scheduler.core.slots import ServedVersion
+from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.keyspace import Keyspace
+from shared.membership import Member
+
+
+class StreamKind(StrEnum):
+    """The two streams of a model in a shard."""
+
+    STARTS = "starts"
+    FEED = "feed"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream that a leader reads."""
+
+    kind: StreamKind
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEntry:
+    """An entry as it was read."""
+
+    source: Source
+    entry: bytes
+    fields: Mapping[bytes, bytes]
+
+
+Offers = Mapping[ExecutorId, tuple[ServedVersion, ...] | None]
+"""What each registered executor offers of one model; None when it is dead or leaving."""
+
+
+def sources(keys: Keyspace, model: str) -> dict[str, Source]:
+    """The streams of a model by key, the feed of a shard before its starts: free slots first."""
+    streams: dict[str, Source] = {}
+    for shard in keys.shard_ids():
+        streams[keys.feed(shard, model)] = Source(StreamKind.FEED, shard)
+        streams[keys.starts(shard, model)] = Source(StreamKind.STARTS, shard)
+    return streams
+
+
+def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
+    """Events of entries that were read together: those that free slots, then those that want one, by their turn.
+
+    Shards are read one after the other; without this the younger of two sequences could come first.
+    """
+    overs: list[Event] = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
+    waits = [waiting(entry) for entry in entries if entry.source.kind is StreamKind.STARTS]
+    waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
+    return [*overs, *waits]
+
+
+def over(entry: StreamEntry) -> SequenceOver:
+    """An entry of the feed (`release` in common.lua)."""
+    return SequenceOver(
+        sequence=SequenceId(entry.fields[b"q"].decode()),
+        epoch=Epoch(int(entry.fields[b"e"])),
+        kind=entry.fields[b"k"].decode(),
+        cause=f"feed {entry.entry.decode()}@{entry.source.shard}",
+    )
+
+
+def waiting(entry: StreamEntry) -> SequenceWaits:
+    """An entry of the starts stream (`create` in submit.lua, and reclaim.lua)."""
+    place = parse_entry(entry.entry, entry.source.shard)
+    return SequenceWaits(
+        sequence=SequenceId(entry.fields[b"q"].decode()),
+        version=entry.fields[b"v"].decode(),
+        entry=place,
+        moving=entry.fields[b"k"] == b"m",
+        timeout_us=int(entry.fields[b"u"] or 0),
+        cause=f"starts {place}",
+    )
+
+
+def parse_entry(entry: bytes, shard: ShardId) -> Entry:
+    """A stream entry's id with its shard."""
+    ms, _, number = entry.partition(b"-")
+    return Entry(int(ms), int(number), shard)
+
+
+def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[ServedVersion, ...] | None]:
+    """What the registered executors offer of a model."""
+    return {
+        member.registration.executor: tuple(
+            ServedVersion(served.version, served.instances, served.slots)
+            for served in member.registration.models
+            if served.model == model
+        )
+        if member.usable
+        else None
+        for member in members
+    }
+
+
+def member_events(before: Offers, after: Offers) -> list[Event]:
+    """What changed between two polls, by executor: losses first. One that is not registered any more is lost."""
+    lost: list[Event] = [
+        ExecutorLost(executor, f"lost {executor}")
+        for executor in sorted({*before, *after})
+        if after.get(executor) is None and (before.get(executor) is not None or executor not in before)
+    ]
+    seen: list[Event] = [
+        ExecutorSeen(executor, versions, f"seen {executor}")
+        for executor, versions in sorted(after.items())
+        if versions is not None and before.get(executor) != versions
+    ]
+    return lost + seen

@@ -1,0 +1,128 @@
+"""One model's leader at work: what is read becomes events, the core decides, the actions are performed.
+
+All of it happens in one task, one turn after the other, so that results of actions are always heard before anything
+that followed from them. A leader that meets an error it cannot judge stops; the service builds a new one from Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from scheduler.core import invariants
+from scheduler.core.actions import Action
+from scheduler.core.decide import decide, drain_all
+from scheduler.core.events import Event, Tick
+from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
+from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events
+from scheduler.perform import Mesh, Performer
+from scheduler.rebuild import raise_fence, rebuilt
+from shared import logs
+from shared.ids import ShardId, Term
+from shared.membership import Member
+
+MAILBOX_MAX = 8_192
+"""Entries read and not yet taken in; beyond it the model's streams are not read. They are bounded themselves."""
+
+
+class Leader:
+    """The leader of one model in one term.
+
+    check  examine the whole state after every turn
+    """
+
+    def __init__(
+        self, mesh: Mesh, model: str, term: Term, *, policy: Policy, tombstone_ms: int, check: bool = False
+    ) -> None:
+        self.model = model
+        self.term = term
+        self.state = State(policy)
+        self._mesh = mesh
+        self._check = check
+        self._performer = Performer(mesh, model, term, tombstone_ms=tombstone_ms)
+        self._sources = sources(mesh.keys, model)
+        self._positions = dict.fromkeys(self._sources, "0-0")
+        self._mailbox: list[StreamEntry] = []
+        self._offers: Offers = {}
+        self._polled: tuple[Sequence[Member], int] | None = None
+        self._since = float("inf")
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    # -- what the service tells it --------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, str]:
+        """The streams to be read, with the last entry that was; none while there is too much to do."""
+        ready = self._since < float("inf") and len(self._mailbox) < MAILBOX_MAX
+        return self._positions if ready else {}
+
+    def deliver(self, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        """Entries of one of its streams, in order."""
+        source = self._sources[stream]
+        self._positions[stream] = entries[-1][0].decode()
+        self._mailbox += [StreamEntry(source, entry, fields) for entry, fields in entries]
+        self._wake.set()
+
+    def observe(self, members: Sequence[Member], now_ms: int, asked_at: float) -> None:
+        """The executors at `asked_at` (the loop's clock) and the time in Redis. Older news than its own is no news."""
+        if asked_at >= self._since:
+            self._polled = (members, now_ms)
+            self._wake.set()
+
+    def close(self) -> None:
+        """It leads no more: it ends after its present turn, also when its task's cancellation is lost on the way."""
+        self._closed = True
+        self._wake.set()
+
+    # -- its task -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Leads until it is closed or cancelled, or raises: CONNECTION_LOST, ResponseError (FENCED: another leads),
+        IllegalMoveError or BrokenInvariantError (a mistake of ours).
+        """
+        await self._rebuild()
+        while not self._closed:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._turn()
+
+    async def _rebuild(self) -> None:
+        await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
+        asked_at = asyncio.get_running_loop().time()
+        self._offers = offers(await self._mesh.membership.members(), self.model)
+        events = await rebuilt(self._mesh.redis, self._mesh.keys, self.model, self._offers)
+        await self._carry_out([*self._decide(events), *drain_all(self.state)])
+        logs.info(
+            "leading",
+            model=self.model,
+            term=self.term,
+            executors=sum(e.phase is ExecutorPhase.SERVING for e in self.state.executors.values()),
+            live=sum(s.phase is SequencePhase.LIVE for s in self.state.sequences.values()),
+        )
+        self._since = asked_at
+
+    async def _turn(self) -> None:
+        mailbox, self._mailbox = self._mailbox, []
+        polled, self._polled = self._polled, None
+        events = stream_events(mailbox)
+        if polled is not None:
+            members, now_ms = polled
+            current = offers(members, self.model)
+            # Losses before starts: nobody is sent to an executor that is known to be gone.
+            events = [*member_events(self._offers, current), *events, Tick(now_ms, f"tick {now_ms}")]
+            self._offers = current
+        await self._carry_out(self._decide(events))
+        await self._performer.acknowledge(_feed_entries(mailbox))
+        if self._check:
+            invariants.check(self.state)
+
+    async def _carry_out(self, actions: list[Action]) -> None:
+        while actions:
+            actions = self._decide(await self._performer.perform(actions))
+
+    def _decide(self, events: Iterable[Event]) -> list[Action]:
+        return [action for event in events for action in decide(self.state, event)]
+
+
+def _feed_entries(mailbox: Iterable[StreamEntry]) -> list[tuple[ShardId, bytes]]:
+    return [(entry.source.shard, entry.entry) for entry in mailbox if entry.source.kind is StreamKind.FEED]

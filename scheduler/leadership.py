@@ -1,0 +1,90 @@
+"""Who leads which model: a lease per model, with a term that only grows.
+
+A leader renews all of its leases in one round trip; a standby asks for all of them in the same way, so it takes over
+within a lease after a leader's death, and at once after a leader that gave its leases back. That a leader which was
+asleep does no harm when it wakes is not this module's doing: every script of a scheduler carries its term, and Redis
+refuses one that is older than the newest it has seen (`fence` in common.lua).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from shared.ids import SchedulerId, Term
+from shared.scripts import Scripts
+
+FREE = Term(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What one round brought: models that are led from now on, with the term, and models that are led no more."""
+
+    gained: dict[str, Term]
+    lost: list[str]
+
+
+class Leadership:
+    """The leases of one scheduler.
+
+    clock  seconds, monotonic
+    """
+
+    def __init__(self, scripts: Scripts, scheduler: SchedulerId, *, lease_ms: int, clock: Callable[[], float]) -> None:
+        self._scripts = scripts
+        self._scheduler = scheduler
+        self._lease_ms = lease_ms
+        self._clock = clock
+        self._held_until = 0.0
+        self.terms: dict[str, Term] = {}
+
+    async def contend(self, models: Iterable[str]) -> Contest:
+        """Renews what is held and asks for the rest.
+
+        Raises one of `redis_client.CONNECTION_LOST`; what is held then stays held until `expired` says otherwise.
+        """
+        asked_at = self._clock()
+        names = sorted({*models, *self.terms})
+        outcomes = await self._scripts.run_all(
+            [
+                self._scripts.lead(name, self._scheduler, lease_ms=self._lease_ms, term=self.terms.get(name, FREE))
+                for name in names
+            ]
+        )
+        self._held_until = asked_at + self._lease_ms / 1000
+        contest = Contest({}, [])
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._count(name, outcome, contest)
+        return contest
+
+    def _count(self, model: str, term: Term, contest: Contest) -> None:
+        if term and model not in self.terms:
+            contest.gained[model] = self.terms[model] = term
+        elif not term and model in self.terms:
+            del self.terms[model]
+            contest.lost.append(model)
+
+    def expired(self) -> bool:
+        """Whether the leases may have ended since they were last renewed: then nobody knows who leads."""
+        return bool(self.terms) and self._clock() >= self._held_until
+
+    def drop(self, model: str, term: Term) -> None:
+        """Forgets the lease of a term without giving it back: it is another's, or will end by itself."""
+        if self.terms.get(model) == term:
+            del self.terms[model]
+
+    def drop_all(self) -> list[str]:
+        """`drop` for every model; returns them."""
+        models = sorted(self.terms)
+        self.terms.clear()
+        return models
+
+    async def resign(self) -> None:
+        """Gives every lease back, so that a standby leads at once."""
+        calls = [self._scripts.resign(model, self._scheduler, term=term) for model, term in self.terms.items()]
+        self.terms.clear()
+        if calls:
+            await self._scripts.run_all(calls)

@@ -1,0 +1,280 @@
+"""Actions of the core, carried out in Redis, in their order; what became of them goes back as events.
+
+Runs of assignments travel together, one script call per shard and all calls in one round trip. Nothing is repeated
+here: a lost connection ends the leader's turn, and its state is rebuilt from what Redis then holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+from redis.asyncio import Redis
+
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed
+from shared import logs
+from shared.errors import Code
+from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
+from shared.keyspace import Keyspace
+from shared.limits import SCRIPT_STEPS_MAX
+from shared.membership import Membership
+from shared.messages import ReplyMessage, encode
+from shared.scripts import Assignment, Call, Scripts
+from shared.tracing import SpanName, Tracing
+
+RECLAIM_COUNT = 256
+"""Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What a performer works with: one Redis, its names, its scripts. No call is repeated by the connection."""
+
+    redis: Redis
+    keys: Keyspace
+    scripts: Scripts
+    membership: Membership
+    tracing: Tracing
+
+
+class Performer:
+    """Carries out what the leader of one model, in one term, has decided.
+
+    tombstone_ms  how long the record of a sequence that is over stays
+    """
+
+    def __init__(self, mesh: Mesh, model: str, term: Term, *, tombstone_ms: int) -> None:
+        self._mesh = mesh
+        self._keys = mesh.keys
+        self._scripts = mesh.scripts
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", mesh.redis)
+        self._model = model
+        self._term = term
+        self._tombstone_ms = tombstone_ms
+
+    async def perform(self, actions: Sequence[Action]) -> list[Event]:
+        """Carries the actions out, in order.
+
+        returns  what became of them
+        raises   redis.ResponseError that begins with FENCED when a newer leader exists, CONNECTION_LOST; then some of
+                 the actions may have been carried out
+        """
+        events: list[Event] = []
+        for kind, run in groupby(actions, key=type):
+            together = list(run)
+            if kind is Assign:
+                events += await self._assign(cast("list[Assign]", together))
+            elif kind is Reject:
+                await self._reject(cast("list[Reject]", together))
+            else:
+                for action in together:
+                    events += await self._perform_one(action)
+        return events
+
+    async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]]) -> None:
+        """Removes entries of the feed: what they said has been acted upon."""
+        by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
+        for shard, entry in entries:
+            by_shard[shard].append(entry)
+        if by_shard:
+            pipe = self._redis.pipeline(transaction=False)
+            for shard, ids in by_shard.items():
+                pipe.xdel(self._keys.feed(shard, self._model), *ids)
+            await pipe.execute()
+
+    async def _perform_one(self, action: Action) -> list[Event]:
+        match action:
+            case Reclaim(executor, cause):
+                await self._take_over(executor)
+                return [Reclaimed(executor, cause)]
+            case Drain(executor):
+                await self._drain(executor, alive=True)
+                return []
+            case Forget(executor, cause):
+                return [Forgotten(executor, cause)] if await self._forget(executor) else []
+            case LookForExpired(now_ms):
+                await self._expire(now_ms)
+                return []
+            case Assign() | Reject():
+                raise AssertionError("runs of these are carried out together")
+
+    # -- assignment -----------------------------------------------------------------------------------------------
+
+    async def _assign(self, assigns: Sequence[Assign]) -> list[Event]:
+        chunks = self._chunks(assigns, lambda assign: assign.sequence)
+        calls = [
+            self._scripts.assign([_assignment(self._model, a) for a in chunk], shard=shard, term=self._term)
+            for shard, chunk in chunks
+        ]
+        epochs = [epoch for reply in await self._run(calls) for epoch in reply]
+        made = [assign for _, chunk in chunks for assign in chunk]
+        return [self._tell_assigned(assign, epoch) for assign, epoch in zip(made, epochs, strict=True)]
+
+    def _tell_assigned(self, assign: Assign, epoch: Epoch) -> Assigned:
+        if logs.enabled(logs.Level.DEBUG):
+            logs.debug(
+                "sequence assigned", sequence=assign.sequence, place=assign.place, epoch=epoch, cause=assign.cause
+            )
+        if assign.moving and epoch and self._mesh.tracing.enabled:
+            reclaimed_ns = assign.entry.ms * 1_000_000
+            self._mesh.tracing.record_takeover(
+                assign.sequence, epoch, reclaimed_ns, time.time_ns(), executor=assign.place.executor
+            )
+        return Assigned(assign.sequence, assign.entry, epoch, assign.cause)
+
+    async def _reject(self, rejects: Sequence[Reject]) -> None:
+        chunks = self._chunks(rejects, lambda reject: reject.sequence)
+        calls = [
+            self._scripts.reject(
+                [(r.sequence, _rejection(r)) for r in chunk], shard=shard, model=self._model, term=self._term
+            )
+            for shard, chunk in chunks
+        ]
+        await self._run(calls)
+        for reject in rejects:
+            logs.info("sequence rejected", sequence=reject.sequence, why=reject.message, cause=reject.cause)
+
+    # -- takeover -------------------------------------------------------------------------------------------------
+
+    async def _take_over(self, executor: ExecutorId) -> None:
+        """Every sequence of the model from the executor, then the steps from its inbox; that they come in this order
+        is what makes it complete: after the first part no step is put there any more.
+        """
+        begin = time.monotonic()
+        sequences = await self._reclaim(executor)
+        steps = await self._drain(executor, alive=False)
+        if sequences or steps:
+            logs.info(
+                "sequences taken over",
+                executor=executor,
+                model=self._model,
+                sequences=sequences,
+                inbox_entries=steps,
+                ms=round((time.monotonic() - begin) * 1000),
+            )
+
+    async def _reclaim(self, executor: ExecutorId) -> int:
+        total, shards = 0, self._keys.shard_ids()
+        while shards:
+            calls = [
+                self._scripts.reclaim(
+                    executor,
+                    shard=shard,
+                    model=self._model,
+                    term=self._term,
+                    count=RECLAIM_COUNT,
+                    tombstone_ms=self._tombstone_ms,
+                )
+                for shard in shards
+            ]
+            counts = await self._run(calls)
+            total += sum(counts)
+            shards = [shard for shard, count in zip(shards, counts, strict=True) if count]
+        return total
+
+    async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
+        """Looks at every entry of the executor's inboxes once; returns how many were moved on."""
+        moved, after = 0, dict.fromkeys(self._keys.shard_ids(), "0-0")
+        while after:
+            calls = [
+                self._scripts.drain(executor, shard=shard, after=last, count=RECLAIM_COUNT, alive=alive)
+                for shard, last in after.items()
+            ]
+            replies = dict(zip(after, await self._run(calls), strict=True))
+            moved += sum(looked_at - stayed for _, looked_at, stayed in replies.values())
+            after = {shard: last for shard, (last, looked_at, _) in replies.items() if looked_at == RECLAIM_COUNT}
+        return moved
+
+    async def _forget(self, executor: ExecutorId) -> bool:
+        """Removes a dead executor's registration and inboxes; False while a leader of another model still needs them.
+
+        Without owned sequences nothing is put into the inboxes any more, and draining empties them.
+        """
+        models = {name.decode() for name in await self._redis.hkeys(self._keys.models)} | {self._model}
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.exists(self._keys.executor_lease(executor))
+        for shard in self._keys.shard_ids():
+            for model in sorted(models):
+                pipe.exists(self._keys.owned(shard, executor, model))
+        if any(await pipe.execute()):
+            return False
+        await self._drain(executor, alive=False)
+        await self._mesh.membership.remove(executor)
+        logs.info("executor forgotten", executor=executor)
+        return True
+
+    # -- idle sequences -------------------------------------------------------------------------------------------
+
+    async def _expire(self, now_ms: int) -> None:
+        """Ends the idle sequences that are due. Each one looked at is ended, or gets a later deadline, or none."""
+        shards = self._keys.shard_ids()
+        while shards:
+            due = await self._due(shards, now_ms)
+            calls = [
+                self._scripts.expire(
+                    sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms
+                )
+                for shard, sequences in due.items()
+            ]
+            for sequences, flags in zip(due.values(), await self._run(calls), strict=True):
+                self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended])
+            shards = [shard for shard, sequences in due.items() if len(sequences) == SCRIPT_STEPS_MAX]
+
+    async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
+        asked = list(shards)
+        pipe = self._redis.pipeline(transaction=False)
+        for shard in asked:
+            pipe.zrangebyscore(self._keys.deadlines(shard, self._model), 0, now_ms, start=0, num=SCRIPT_STEPS_MAX)
+        replies = zip(asked, await pipe.execute(), strict=True)
+        return {shard: [SequenceId(name.decode()) for name in names] for shard, names in replies if names}
+
+    def _tell_expired(self, sequences: Iterable[SequenceId]) -> None:
+        now_ns, tracing = time.time_ns(), self._mesh.tracing
+        for sequence in sequences:
+            logs.info("sequence expired", sequence=sequence)
+            if tracing.enabled:
+                tracing.record(tracing.root_of(sequence), SpanName.EXPIRED, now_ns, now_ns, model=self._model)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _chunks(
+        self, items: Iterable[Item], sequence_of: Callable[[Item], SequenceId]
+    ) -> list[tuple[ShardId, list[Item]]]:
+        """Items by shard, in order, in pieces that one script call may carry."""
+        by_shard: dict[ShardId, list[Item]] = defaultdict(list)
+        for item in items:
+            by_shard[self._keys.shard_of(sequence_of(item))].append(item)
+        return [
+            (shard, members[begin : begin + SCRIPT_STEPS_MAX])
+            for shard, members in by_shard.items()
+            for begin in range(0, len(members), SCRIPT_STEPS_MAX)
+        ]
+
+    async def _run(self, calls: Sequence[Call[T]]) -> list[T]:
+        """The calls in one round trip; raises the first error among their outcomes."""
+        if not calls:
+            return []
+        outcomes: list[T] = []
+        for outcome in await self._scripts.run_all(calls):
+            if isinstance(outcome, Exception):
+                raise outcome
+            outcomes.append(outcome)
+        return outcomes
+
+
+def _assignment(model: str, assign: Assign) -> Assignment:
+    place = assign.place
+    return Assignment(assign.sequence, model, place.executor, place.instance, place.slot)
+
+
+def _rejection(reject: Reject) -> bytes:
+    return encode(ReplyMessage(reject.version, error_code=Code.UNAVAILABLE, error=reject.message))

@@ -1,0 +1,215 @@
+"""The scheduler's composition root and its loops.
+
+    contend   renews the leases of the models it leads, asks for the others; starts and stops leaders
+    watch     every tick: who is in the mesh, what time it is in Redis
+    read      one blocking read for all leaders (`scheduler.reader`)
+    lead      per model: a `Leader`, made anew from Redis whenever it fails
+
+All that a scheduler knows can be found again in Redis: each of them may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from redis.exceptions import ResponseError
+
+from scheduler.core.history import IllegalMoveError
+from scheduler.core.invariants import BrokenInvariantError
+from scheduler.core.state import Policy
+from scheduler.leader import Leader
+from scheduler.leadership import Leadership
+from scheduler.perform import Mesh
+from scheduler.reader import StreamReader
+from scheduler.rebuild import redis_now_ms
+from scheduler.settings import SchedulerSettings
+from shared import logs
+from shared.ids import SchedulerId, Term
+from shared.keyspace import Keyspace
+from shared.lifecycle import Stop, Tasks, end
+from shared.membership import Member, Membership
+from shared.redis_client import CONNECTION_LOST, connect, join_mesh
+from shared.scripts import Scripts
+from shared.tracing import setup
+
+ROUNDS_PER_LEASE = 6
+"""How often in a lease's time it is renewed, or asked for: a few lost rounds must not cost the lease."""
+RETRY_FIRST_S = 0.05
+RETRY_LAST_S = 2.0
+"""Pauses after a failure: doubled each time, up to the last."""
+FORGET_LEASES = 2
+"""Leases for which an empty executor's registration stays: by then every leader has seen its lease end."""
+
+
+async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
+    """Runs a scheduler until it is told to stop; then its leases are given back."""
+    name = settings.name_of("scheduler")
+    keys = Keyspace(settings.key_prefix, settings.shards)
+    patient = connect(settings.redis_url)
+    await join_mesh(patient, keys)
+    await patient.aclose()
+    redis = connect(settings.redis_url, retries=0)
+    tracing = setup("scheduler", name)
+    mesh = Mesh(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
+    scheduler = Scheduler(settings, name, mesh, tasks)
+    try:
+        scheduler.start()
+        logs.info("scheduler ready", name=name)
+        await stop.wait()
+        await scheduler.stop()
+    finally:
+        await redis.aclose()
+        await asyncio.to_thread(tracing.shutdown)
+
+
+async def is_healthy(settings: SchedulerSettings) -> bool:
+    """Whether the scheduler of these settings' name has renewed its sign of life within its lease."""
+    keys = Keyspace(settings.key_prefix, settings.shards)
+    redis = connect(settings.redis_url, retries=0)
+    try:
+        return await cast("Any", redis).exists(keys.scheduler(settings.name_of("scheduler"))) == 1
+    except CONNECTION_LOST:
+        return False
+    finally:
+        await redis.aclose()
+
+
+class Scheduler:
+    """The loops of one scheduler process."""
+
+    def __init__(self, settings: SchedulerSettings, name: str, mesh: Mesh, tasks: Tasks) -> None:
+        self._settings = settings
+        self._name = name
+        self._mesh = mesh
+        self._tasks = tasks
+        self._policy = Policy(
+            settings.bounded_load, settings.virtual_nodes, forget_after_ms=FORGET_LEASES * settings.lease_ms
+        )
+        self._clock = asyncio.get_running_loop().time
+        self._leadership = Leadership(
+            mesh.scripts,
+            SchedulerId(f"{name}-{uuid.uuid4().hex[:8]}"),
+            lease_ms=settings.lease_ms,
+            clock=self._clock,
+        )
+        self._reader = StreamReader(mesh.redis)
+        self._loops: list[asyncio.Task[None]] = []
+        self._leading: dict[str, asyncio.Task[None]] = {}
+        self.leaders: dict[str, Leader] = {}
+
+    def start(self) -> None:
+        """Starts the loops."""
+        period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
+        tick_s = self._settings.tick_ms / 1000
+        for name, turn, pause_s in (
+            ("contend", self._contend, period_s),
+            ("watch", self._watch, tick_s),
+            ("read", self._read, 0.0),
+        ):
+            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
+
+    async def stop(self) -> None:
+        """Stops everything, then gives the leases back: a standby leads at once, and nobody decides meanwhile."""
+        await end([*self._loops, *self._leading.values()])
+        await self._reader.close()
+        try:
+            await self._leadership.resign()
+            await cast("Any", self._mesh.redis).delete(self._mesh.keys.scheduler(self._name))
+        except CONNECTION_LOST as error:
+            logs.warning("leases not given back", cause=error)
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    async def _repeat(self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        """A loop that outlives Redis: its turns are repeated, less often while they fail. A turn that takes longer
+        than a lease (a Redis that does not answer) counts as failed.
+        """
+        failures = 0
+        while True:
+            begin = self._clock()
+            try:
+                async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0)):
+                    await turn()
+                failures = 0
+            except CONNECTION_LOST as error:
+                if not failures:
+                    logs.warning("redis out of reach", loop=name, cause=error)
+                failures += 1
+            self._give_up_expired()
+            await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
+
+    async def _contend(self) -> None:
+        models: list[bytes] = await cast("Any", self._mesh.redis).hkeys(self._mesh.keys.models)
+        contest = await self._leadership.contend(name.decode() for name in models)
+        for model in contest.lost:
+            self._stop_leading(model, "another scheduler leads")
+        for model, term in contest.gained.items():
+            self._leading[model] = self._tasks.start(self._lead(model, term), name=f"lead {model}")
+        sign = ",".join(sorted(self._leadership.terms))
+        await self._mesh.redis.set(self._mesh.keys.scheduler(self._name), sign, px=max(self._settings.lease_ms, 1000))
+
+    async def _watch(self) -> None:
+        asked_at = self._clock()
+        members: Sequence[Member] = await self._mesh.membership.members()
+        now_ms = await redis_now_ms(self._mesh.redis)
+        for leader in list(self.leaders.values()):
+            leader.observe(members, now_ms, asked_at)
+
+    async def _read(self) -> None:
+        if not await self._reader.read(self.leaders.values(), block_ms=self._settings.tick_ms):
+            await asyncio.sleep(self._settings.tick_ms / 1000)
+
+    # -- leading --------------------------------------------------------------------------------------------------
+
+    async def _lead(self, model: str, term: Term) -> None:
+        """Leads a model for as long as the lease is held, with a new `Leader` after each failure."""
+        failures = 0
+        while self._leadership.terms.get(model) == term:
+            leader = Leader(
+                self._mesh,
+                model,
+                term,
+                policy=self._policy,
+                tombstone_ms=self._settings.tombstone_seconds * 1000,
+                check=self._settings.check_invariants,
+            )
+            self.leaders[model] = leader
+            begin = self._clock()
+            try:
+                await leader.run()
+            except ResponseError as error:
+                if str(error).startswith("FENCED"):
+                    logs.warning("leadership lost", model=model, term=term, cause=error)
+                    self._leadership.drop(model, term)
+                    return
+                logs.error("leader failed", error, model=model, term=term)
+            except (IllegalMoveError, BrokenInvariantError) as error:
+                logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
+            except CONNECTION_LOST as error:
+                logs.warning("leader lost redis, rebuilding", model=model, term=term, cause=error)
+            finally:
+                # A cancelled task ends late: its successor may already have put its own leader there.
+                if self.leaders.get(model) is leader:
+                    del self.leaders[model]
+            failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
+            await asyncio.sleep(retry_s(failures))
+
+    def _stop_leading(self, model: str, why: str) -> None:
+        logs.warning("leadership lost", model=model, cause=why)
+        if model in self.leaders:
+            self.leaders[model].close()
+        self._leading.pop(model).cancel()
+
+    def _give_up_expired(self) -> None:
+        """Without news from Redis for a lease's time somebody else may lead: waits until it is known who does."""
+        if self._leadership.expired():
+            for model in self._leadership.drop_all():
+                self._stop_leading(model, "not renewed in time")
+
+
+def retry_s(failures: int) -> float:
+    """How long to wait after so many failures in a row."""
+    return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))

@@ -1,0 +1,179 @@
+"""Stories of the core: text files of commands and exact actions.
+
+A line that begins with `>` is a command, the lines below it are what the core wants done, `#` tells the story.
+REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is then to be reviewed.
+
+    > joins e1 1:2x4 2:1x1      executor e1 serves version 1 with 2 instances of 4 slots, and version 2
+    > lost e1                   its lease has ended, or it is leaving
+    > waits a 100-0@2           sequence a is new: starts entry 100-0 of shard 2
+    > waits a v2 100-0 50ms     ... of version 2, with a timeout
+    > moves a 100-0             sequence a comes from a lost executor
+    > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
+    > over a 7                  a, of epoch 7, has ended
+    > found a e1/1/0/3 7        rebuilding: a holds this slot
+    > reclaimed e1 / forgotten e1
+    > tick 1000
+    > state                     what the leader has in mind
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler.core import invariants
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.backlog import Entry
+from scheduler.core.decide import decide
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    ExecutorLost,
+    ExecutorSeen,
+    Forgotten,
+    Reclaimed,
+    SequenceFound,
+    SequenceOver,
+    SequenceWaits,
+    Tick,
+)
+from scheduler.core.slots import Place, ServedVersion
+from scheduler.core.state import Policy, State, picture
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+
+FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
+FILES = sorted(FOLDER.glob("*.txt"))
+rewrite = os.environ.get("REWRITE_TRANSCRIPTS") == "1"
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_core_does_exactly_what_the_transcript_says(file: Path) -> None:
+    told = file.read_text()
+    happened = replay(told)
+    if rewrite:
+        file.write_text(happened)
+
+    assert told == happened
+
+
+def test_there_are_transcripts() -> None:
+    assert {"assignment", "backlog", "direct", "oldest", "expiry", "takeover", "late", "rebuild"} <= {
+        file.stem for file in FILES
+    }
+
+
+def replay(told: str) -> str:
+    """The transcript with what the core really does after each command."""
+    state = State(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000))
+    happened: list[str] = []
+    for line in told.splitlines():
+        if not line.startswith(("#", ">")) and line:
+            continue
+        happened.append(line)
+        if line.startswith(">"):
+            happened += obey(state, line[1:].split())
+            invariants.check(state)
+    # A blank line that stood between a command's old output and the next paragraph is kept, but never two.
+    return "\n".join(happened).replace("\n\n\n", "\n\n") + "\n"
+
+
+def obey(state: State, words: list[str]) -> list[str]:
+    """What the core answers to one command."""
+    if words == ["state"]:
+        return shown(state)
+    return [told_action(action) for action in decide(state, event(state, words))] or ["  nothing"]
+
+
+def event(state: State, words: list[str]) -> Event:
+    """The event that a command stands for."""
+    command, subject, *rest = words
+    return COMMANDS[command](state, subject, rest)
+
+
+def joins(_: State, subject: str, rest: list[str]) -> Event:
+    return ExecutorSeen(ExecutorId(subject), tuple(served(word) for word in rest))
+
+
+def served(word: str) -> ServedVersion:
+    version, size = word.split(":")
+    instances, slots = size.split("x")
+    return ServedVersion(version, int(instances), int(slots))
+
+
+def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> Event:
+    version = next((word[1:] for word in rest if word.startswith("v")), "1")
+    timeout_ms = next((int(word[:-2]) for word in rest if word.endswith("ms")), 0)
+    place = next(word for word in rest if "-" in word)
+    entry, shard = (*place.split("@"), "0")[:2]
+    ms, number = entry.split("-")
+    return SequenceWaits(
+        SequenceId(subject),
+        version,
+        Entry(int(ms), int(number), ShardId(int(shard))),
+        moving=moving,
+        timeout_us=timeout_ms * 1000,
+    )
+
+
+def moves(state: State, subject: str, rest: list[str]) -> Event:
+    return waits(state, subject, rest, moving=True)
+
+
+def assigned(state: State, subject: str, rest: list[str]) -> Event:
+    known = state.sequences.get(SequenceId(subject))
+    entry = known.entry if known is not None and known.entry is not None else Entry(0, 0, ShardId(0))
+    return Assigned(SequenceId(subject), entry, Epoch(int(rest[0])))
+
+
+def over(_: State, subject: str, rest: list[str]) -> Event:
+    return SequenceOver(SequenceId(subject), Epoch(int(rest[0])))
+
+
+def found(_: State, subject: str, rest: list[str]) -> Event:
+    executor, version, instance, slot = rest[0].split("/")
+    place = Place(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
+    return SequenceFound(SequenceId(subject), place, Epoch(int(rest[1])))
+
+
+COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
+    "joins": joins,
+    "waits": waits,
+    "moves": moves,
+    "assigned": assigned,
+    "over": over,
+    "found": found,
+    "lost": lambda _, subject, __: ExecutorLost(ExecutorId(subject)),
+    "reclaimed": lambda _, subject, __: Reclaimed(ExecutorId(subject)),
+    "forgotten": lambda _, subject, __: Forgotten(ExecutorId(subject)),
+    "tick": lambda _, subject, __: Tick(int(subject)),
+}
+
+
+def told_action(action: Action) -> str:
+    """An action as the transcripts write it."""
+    match action:
+        case Assign(sequence, place, _, moving):
+            return f"  assign {sequence} to {place}{' (moving)' if moving else ''}"
+        case Reclaim(executor):
+            return f"  reclaim {executor}"
+        case Drain(executor):
+            return f"  drain {executor}"
+        case Forget(executor):
+            return f"  forget {executor}"
+        case Reject(sequence, _, message):
+            return f"  reject {sequence}: {message}"
+        case LookForExpired(now_ms):
+            return f"  look for expired at {now_ms}"
+
+
+def shown(state: State) -> list[str]:
+    """The state as the transcripts write it."""
+    seen = picture(state)
+    return [
+        *(f"  {executor} {phase}" for executor, phase in seen.executors),
+        *(f"  {sequence} at {place} epoch {epoch}" for sequence, place, epoch in seen.live),
+        *(f"  {sequence} waits for version {v}{' (moving)' if m else ''}" for v, sequence, m in seen.waiting),
+    ] or ["  nothing"]

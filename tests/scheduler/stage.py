@@ -1,0 +1,266 @@
+"""A mesh without gateways and executors: the test submits, reads inboxes and commits, by the real scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from scheduler.perform import Mesh
+from scheduler.service import Scheduler
+from scheduler.settings import SchedulerSettings
+from shared.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
+from shared.keyspace import Keyspace
+from shared.lifecycle import Tasks
+from shared.membership import Membership
+from shared.messages import (
+    ExecutorRegistration,
+    InboxExpired,
+    InboxStep,
+    InferMessage,
+    ModelRecord,
+    ReplyMessage,
+    ServedModel,
+    StepFlag,
+    decode_reply,
+    encode,
+    inbox_entry,
+)
+from shared.model_config.values import Direct, ModelConfig, SequenceBatching, StateSpec
+from shared.redis_client import connect
+from shared.scripts import Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
+from shared.tracing import Tracing
+
+MODEL = "sum"
+LEASE_MS = 1_000
+TICK_MS = 20
+WAIT_S = 20.0
+STATE = StateSpec("in", "out", "FP32", (1,))
+
+
+class Stage:
+    """The mesh around a scheduler. executors live until they are killed or leave; nothing renews their lease."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.url = url
+        self.prefix = prefix
+        self.redis: Redis = connect(url, retries=0)
+        self.commands = cast("Any", self.redis)
+        self.keys = Keyspace(prefix)
+        self.scripts = Scripts(self.redis, self.keys)
+        self.membership = Membership(self.redis, self.keys)
+        self.mesh = Mesh(self.redis, self.keys, self.scripts, self.membership, Tracing())
+        self.gateway = GatewayId("g1")
+
+    def settings(self, **changed: Any) -> SchedulerSettings:
+        """Of a scheduler in this mesh."""
+        given: dict[str, Any] = {
+            "redis_url": self.url,
+            "key_prefix": self.prefix,
+            "lease_ms": LEASE_MS,
+            "tick_ms": TICK_MS,
+            "check_invariants": True,
+            "name": "s1",
+        }
+        return SchedulerSettings(**(given | changed))
+
+    @asynccontextmanager
+    async def scheduler(self, **changed: Any) -> AsyncGenerator[Scheduler]:
+        """A scheduler in this process, stopped in order at the end."""
+        settings = self.settings(**changed)
+        async with asyncio.TaskGroup() as group:
+            tasks = Tasks(group)
+            scheduler = Scheduler(settings, settings.name, self.mesh, tasks)
+            scheduler.start()
+            try:
+                yield scheduler
+            finally:
+                await scheduler.stop()
+                await tasks.end_all()
+
+    async def publish(self, model: str = MODEL) -> None:
+        """A model becomes known."""
+        config = ModelConfig(
+            model, "python", "", 4, (), (), sequence_batching=SequenceBatching(Direct(), 1_000_000, states=(STATE,))
+        )
+        await self.membership.publish(ModelRecord(config, "{}", ("1",)))
+
+    async def join(self, name: str, *, slots: int = 4, instances: int = 1, model: str = MODEL) -> ExecutorId:
+        """An executor registers; its lease lasts for the whole test."""
+        executor = ExecutorId(name)
+        served = (ServedModel(model, "1", instances, slots),)
+        registration = ExecutorRegistration(executor, name, "host", 1, 0, served)
+        await self.membership.register(registration, lease_ms=600_000)
+        return executor
+
+    async def kill(self, executor: ExecutorId) -> None:
+        """An executor's lease ends."""
+        await self.commands.delete(self.keys.executor_lease(executor))
+
+    async def leave(self, executor: ExecutorId) -> None:
+        """An executor says that it is stopping."""
+        members = {m.registration.executor: m.registration for m in await self.membership.members()}
+        await self.membership.leave(members[executor])
+
+    async def submit(
+        self,
+        correlation_id: CorrelationId,
+        *,
+        start: bool = False,
+        end: bool = False,
+        timeout_us: int = 0,
+        durable: bool = True,
+        model: str = MODEL,
+    ) -> Submitted:
+        """A gateway's step; its token is `<correlation id>`."""
+        sequence = sequence_id(model, "", correlation_id)
+        flags = (StepFlag.START if start else 0) | (StepFlag.END if end else 0) | (StepFlag.DURABLE if durable else 0)
+        step = Submission(
+            sequence,
+            StepFlag(flags),
+            "",
+            None,
+            model,
+            "1",
+            self.gateway,
+            str(correlation_id),
+            timeout_us,
+            encode(InferMessage(model, "1", "", correlation_id, ())),
+        )
+        call = self.scripts.submit([step], shard=self.keys.shard_of(sequence), backlog_max=10_000, in_flight_max=1_000)
+        (submitted,) = await self.scripts.run(call)
+        assert submitted.code in {SubmitCode.DELIVERED, SubmitCode.WAITING}
+        return submitted
+
+    async def start_many(self, count: int, *, model: str = MODEL) -> list[SequenceId]:
+        """Sequences 1..count, started in as few round trips as may be."""
+        sequences = [sequence_id(model, "", number) for number in range(1, count + 1)]
+        calls = [
+            self.scripts.submit(
+                [
+                    Submission(
+                        sequence,
+                        StepFlag.START | StepFlag.DURABLE,
+                        "",
+                        None,
+                        model,
+                        "1",
+                        self.gateway,
+                        "t",
+                        0,
+                        b"",
+                    )
+                ],
+                shard=self.keys.shard_of(sequence),
+                backlog_max=10_000,
+                in_flight_max=1_000,
+            )
+            for sequence in sequences
+        ]
+        for begin in range(0, count, 200):
+            await self.scripts.run_all(calls[begin : begin + 200])
+        return sequences
+
+    async def record(self, correlation_id: CorrelationId, model: str = MODEL) -> dict[str, str]:
+        """A sequence's record."""
+        raw = await self.commands.hgetall(self.keys.sequence(sequence_id(model, "", correlation_id)).record)
+        return {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
+
+    async def live(self, *correlation_ids: CorrelationId) -> list[dict[str, str]]:
+        """Waits until all of them have an owner; their records."""
+
+        async def all_live() -> bool:
+            return all([(await self.record(c)).get("st") == "l" for c in correlation_ids])
+
+        await self.until(all_live)
+        return [await self.record(c) for c in correlation_ids]
+
+    async def inbox(self, executor: ExecutorId) -> list[InboxStep]:
+        """The steps in an executor's inboxes, each sequence's in their order."""
+        return sorted(
+            (e for e in await self._entries(executor) if isinstance(e, InboxStep)), key=lambda e: (e.sequence, e.step)
+        )
+
+    async def told_expired(self, executor: ExecutorId) -> list[SequenceId]:
+        """The sequences that an executor was told to drop."""
+        return [e.sequence for e in await self._entries(executor) if isinstance(e, InboxExpired)]
+
+    async def _entries(self, executor: ExecutorId) -> list[InboxStep | InboxExpired]:
+        return [
+            inbox_entry(entry, fields)
+            for shard in self.keys.shard_ids()
+            for entry, fields in await self.commands.xrange(self.keys.inbox(shard, executor))
+        ]
+
+    async def commit(self, steps: Sequence[InboxStep], executor: ExecutorId, *, idle_ms: int = 600_000) -> list[int]:
+        """An executor has run these steps."""
+        codes: list[int] = []
+        for step in steps:
+            done = StepCommit(
+                step.sequence,
+                step.epoch,
+                step.step,
+                step.flags,
+                Outcome.DONE,
+                step.gateway,
+                step.token,
+                encode(ReplyMessage("1", step=step.step)),
+                entries=(step.entry,),
+                checkpoint=(("in", b"x"),),
+            )
+            call = self.scripts.commit(
+                [done],
+                shard=self.keys.shard_of(step.sequence),
+                executor=executor,
+                model=MODEL,
+                idle_ms=idle_ms,
+                tombstone_ms=10_000,
+            )
+            codes += await self.scripts.run(call)
+        return codes
+
+    async def open_replies(self) -> None:
+        """The gateway listens."""
+        for shard in self.keys.shard_ids():
+            await self.commands.xadd(self.keys.replies(shard, self.gateway), {"-": "-"})
+            await self.commands.pexpire(self.keys.replies(shard, self.gateway), 60_000)
+
+    async def replies(self) -> dict[str, ReplyMessage]:
+        """The last reply of each token."""
+        return {
+            token.decode(): decode_reply(reply)
+            for shard in self.keys.shard_ids()
+            for _, fields in await self.commands.xrange(self.keys.replies(shard, self.gateway))
+            for token, reply in fields.items()
+            if token != b"-"
+        }
+
+    async def backlog_length(self) -> int:
+        """Entries in the starts streams."""
+        return sum([await self.commands.xlen(self.keys.starts(shard, MODEL)) for shard in self.keys.shard_ids()])
+
+    async def feed_length(self) -> int:
+        """Entries in the feeds."""
+        return sum([await self.commands.xlen(self.keys.feed(shard, MODEL)) for shard in self.keys.shard_ids()])
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Waits for something that must become true."""
+        async with asyncio.timeout(WAIT_S):
+            while not await condition():
+                await asyncio.sleep(0.005)
+
+    async def term(self) -> Term:
+        """The last term given to a leader."""
+        return Term(int(await self.commands.hget(self.keys.terms, MODEL) or 0))
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self.redis.aclose()
+
+
+def step_numbers(steps: Sequence[InboxStep], correlation_id: CorrelationId) -> list[StepNumber]:
+    """The steps of one sequence."""
+    return [step.step for step in steps if step.sequence == sequence_id(MODEL, "", correlation_id)]

@@ -1,0 +1,311 @@
+"""The whole scheduler on a real server: assignment, backlog, takeover, expiry. No slot leaks, no step is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from shared.ids import ExecutorId, sequence_id
+from shared.messages import ReplyMessage, StepFlag
+from shared.scripts import CommitCode, Outcome, StepCommit
+from tests.scheduler.stage import Stage, step_numbers
+
+
+@pytest.mark.leaves_sequences
+async def test_new_sequence_gets_owner_and_slot_and_its_parked_steps_arrive_in_order(stage: Stage) -> None:
+    e1 = await stage.join("e1")
+    await stage.submit(7, start=True)
+    await stage.submit(7)
+    async with stage.scheduler():
+        (record,) = await stage.live(7)
+
+    assert ("e1", "0", "0") == (record["ow"], record["in"], record["sl"])
+    steps = await stage.inbox(e1)
+    assert [1, 2] == step_numbers(steps, 7)
+    assert {int(record["ep"])} == {step.epoch for step in steps}
+    assert await stage.backlog_length() == 0
+
+
+@pytest.mark.leaves_sequences
+async def test_instances_fill_evenly_and_slots_from_the_lowest(stage: Stage) -> None:
+    await stage.join("e1", slots=2, instances=2)
+    async with stage.scheduler():
+        for number in range(1, 5):
+            await stage.submit(number, start=True)
+        records = await stage.live(1, 2, 3, 4)
+
+    assert [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")] == sorted((r["in"], r["sl"]) for r in records)
+
+
+async def test_more_sequences_than_slots_all_come_to_their_turn(stage: Stage) -> None:
+    """24 sequences of one step each share 3 slots; no slot is held twice, and none is left over."""
+    e1 = await stage.join("e1", slots=3)
+    done = 0
+    async with stage.scheduler():
+        for number in range(1, 25):
+            await stage.submit(number, start=True, end=True)
+        async with asyncio.timeout(20):
+            while done < 24:
+                steps = await stage.inbox(e1)
+                assert len(steps) <= 3
+                assert max(Counter((s.instance, s.slot) for s in steps).values(), default=0) <= 1
+                done += len([code for code in await stage.commit(steps, e1) if code == CommitCode.OVER])
+                await asyncio.sleep(0.001)
+
+        async def feed_is_read() -> bool:
+            return await stage.feed_length() == 0
+
+        await stage.until(feed_is_read)
+    assert await stage.backlog_length() == 0
+    await stage.membership.remove(e1)
+
+
+@pytest.mark.leaves_sequences
+async def test_waiting_sequence_is_refused_when_its_timeout_is_over_and_others_are_not(stage: Stage) -> None:
+    await stage.open_replies()
+    await stage.join("e1", slots=1)
+    async with stage.scheduler():
+        await stage.submit(1, start=True, timeout_us=1)
+        await stage.live(1)
+        await stage.submit(2, start=True, timeout_us=50_000)
+        await stage.submit(2)
+        await stage.submit(3, start=True)
+
+        async def refused() -> bool:
+            return "2" in await stage.replies()
+
+        await stage.until(refused)
+        replies = await stage.replies()
+
+    assert ("UNAVAILABLE", "timeout of the corresponding sequence has been expired") == (
+        replies["2"].error_code,
+        replies["2"].error,
+    )
+    assert {} == await stage.record(2)
+    assert ["l", "w"] == [(await stage.record(number))["st"] for number in (1, 3)]
+
+
+@pytest.mark.leaves_sequences
+async def test_dead_executors_sequences_move_with_all_their_steps_in_order(stage: Stage) -> None:
+    """Steps in the dead one's inbox, steps parked while moving and steps sent later: all once, by number."""
+    e1 = await stage.join("e1", slots=4)
+    async with stage.scheduler() as scheduler:
+        for number in range(1, 5):
+            await stage.submit(number, start=True)
+        before = await stage.live(1, 2, 3, 4)
+        await stage.commit(await stage.inbox(e1), e1)
+        for number in range(1, 5):
+            for _ in range(5):
+                await stage.submit(number)
+        late = await stage.inbox(e1)
+        await stage.kill(e1)
+
+        async def moving() -> bool:
+            return all([(await stage.record(number))["st"] == "m" for number in range(1, 5)])
+
+        await stage.until(moving)
+        for number in range(1, 5):
+            await stage.submit(number)
+        e2 = await stage.join("e2", slots=4)
+        after = await stage.live(1, 2, 3, 4)
+        for number in range(1, 5):
+            await stage.submit(number)
+
+        async def arrived() -> bool:
+            return len(await stage.inbox(e2)) == 4 * 7
+
+        await stage.until(arrived)
+        assert {"sum"} == set(scheduler.leaders)
+
+    assert all(int(new["ep"]) > int(old["ep"]) for old, new in zip(before, after, strict=True))
+    assert {"e2"} == {record["ow"] for record in after}
+    steps = await stage.inbox(e2)
+    for number in range(1, 5):
+        assert [2, 3, 4, 5, 6, 7, 8] == step_numbers(steps, number)
+    assert [CommitCode.REFUSED] * 20 == await stage.commit(late, e1), "the old owner woke up"
+    assert [CommitCode.COMMITTED] * 28 == await stage.commit(steps, e2)
+
+
+@pytest.mark.leaves_sequences
+async def test_leaving_executors_sequences_move_at_once_and_it_is_forgotten(stage: Stage) -> None:
+    e1 = await stage.join("e1")
+    async with stage.scheduler(lease_ms=300):
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await stage.join("e2")
+        await stage.leave(e1)
+
+        async def moved_and_forgotten() -> bool:
+            members = [member.registration.executor for member in await stage.membership.members()]
+            return (await stage.record(1)).get("ow") == "e2" and members == ["e2"]
+
+        await stage.until(moved_and_forgotten)
+        assert [] == [key async for key in stage.commands.scan_iter(f"{stage.prefix}:*e1*")]
+
+
+async def test_dead_registration_that_owns_nothing_is_removed(stage: Stage) -> None:
+    ghost = await stage.join("ghost")
+    await stage.kill(ghost)
+    async with stage.scheduler(lease_ms=200):
+
+        async def gone() -> bool:
+            return await stage.membership.members() == []
+
+        await stage.until(gone)
+
+
+@pytest.mark.leaves_sequences
+async def test_registration_stays_while_another_models_sequences_are_there(stage: Stage) -> None:
+    """The leader of one model does not remove an executor, nor its inbox, before the other's leader has taken over."""
+    e1 = await stage.join("e1", model="other")
+    await stage.publish("other")
+    async with stage.scheduler(lease_ms=200) as scheduler:
+        await stage.submit(1, start=True, model="other")
+
+        async def assigned() -> bool:
+            return (await stage.record(1, "other")).get("st") == "l"
+
+        await stage.until(assigned)
+        other = scheduler.leaders["other"]
+        scheduler._leading["other"].cancel()
+        await asyncio.sleep(0)
+        await stage.kill(e1)
+
+        async def first_leader_is_done() -> bool:
+            known = scheduler.leaders["sum"].state.executors.get(e1)
+            return known is not None and known.phase == "empty" and known.quiet_since_ms > other.state.now_ms + 400
+
+        await stage.until(first_leader_is_done)
+        await asyncio.sleep(0.5)
+        assert [e1] == [member.registration.executor for member in await stage.membership.members()]
+        assert 1 == len(await stage.inbox(e1))
+
+
+@pytest.mark.leaves_sequences
+async def test_state_that_only_the_dead_process_held_is_reported_as_lost(stage: Stage) -> None:
+    """A model that keeps its own state: idle sequences end as lost; steps in flight go to a new owner to be voided;
+    a sequence whose START has not run yet moves like any other."""
+    e1 = await stage.join("e1", slots=3)
+    async with stage.scheduler():
+        for number in (1, 2):
+            await stage.submit(number, start=True, durable=False)
+        await stage.live(1, 2)
+        await stage.commit(await stage.inbox(e1), e1)
+        await stage.submit(2, durable=False)
+        await stage.submit(3, start=True, durable=False)
+        await stage.live(3)
+        e2 = await stage.join("e2", slots=3)
+        await stage.kill(e1)
+
+        async def moved() -> bool:
+            return [(await stage.record(number)).get("ow") for number in (2, 3)] == ["e2", "e2"]
+
+        await stage.until(moved)
+
+        async def drained() -> bool:
+            return len(await stage.inbox(e2)) == 2
+
+        await stage.until(drained)
+        records = [await stage.record(number) for number in (1, 2, 3)]
+        await void(stage, e2)
+        void_record = await stage.record(2)
+
+    assert "o" == records[0]["st"]
+    assert ("l", "1", "o") == (records[1]["st"], records[1]["vd"], records[1]["vk"])
+    assert "vd" not in records[2]
+    assert "o" == void_record["st"]
+
+
+async def void(stage: Stage, executor: ExecutorId) -> None:
+    """An executor answers the steps of sequence 2 that it cannot run."""
+    for step in await stage.inbox(executor):
+        if step.sequence != sequence_id("sum", "", 2):
+            continue
+        done = StepCommit(
+            step.sequence, step.epoch, step.step, StepFlag.NONE, Outcome.VOID, "", "", b"", entries=(step.entry,)
+        )
+        call = stage.scripts.commit(
+            [done],
+            shard=stage.keys.shard_of(step.sequence),
+            executor=executor,
+            model="sum",
+            idle_ms=1000,
+            tombstone_ms=1000,
+        )
+        assert [CommitCode.OVER] == await stage.scripts.run(call)
+
+
+@pytest.mark.leaves_sequences
+async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_on(stage: Stage) -> None:
+    """The owner is told to drop the state; a sequence with a step in flight never expires."""
+    assert [""] == list((await stage.commands.config_get("notify-keyspace-events")).values())
+    e1 = await stage.join("e1", slots=2)
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.submit(2, start=True)
+        await stage.live(1, 2)
+        await stage.commit(await stage.inbox(e1), e1, idle_ms=30)
+        await stage.submit(2)
+        await stage.submit(3, start=True)
+        (record,) = await stage.live(3)
+
+    assert "x" == (await stage.record(1))["st"]
+    assert "l" == (await stage.record(2))["st"]
+    assert "e1" == record["ow"]
+    assert [sequence_id("sum", "", 1)] == await stage.told_expired(e1)
+
+
+@pytest.mark.leaves_sequences
+async def test_entries_that_an_expired_sequence_left_behind_do_not_reach_its_successor(stage: Stage) -> None:
+    """With a checkpoint interval > 1 committed steps stay in the inbox. If the sequence expires, its owner dies and the
+    id starts anew, they belong to nobody."""
+    e1 = await stage.join("e1", slots=2)
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.submit(1)
+        await stage.live(1)
+        for step in await stage.inbox(e1):
+            done = StepCommit(step.sequence, step.epoch, step.step, step.flags, Outcome.DONE, "", "", b"")
+            call = stage.scripts.commit(
+                [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
+            )
+            assert [CommitCode.COMMITTED] == await stage.scripts.run(call)
+
+        async def expired() -> bool:
+            return (await stage.record(1)).get("st") == "x"
+
+        await stage.until(expired)
+        assert [1, 2] == step_numbers(await stage.inbox(e1), 1)
+        await stage.kill(e1)
+        await stage.submit(1, start=True)
+        e2 = await stage.join("e2")
+
+        async def moved_and_drained() -> bool:
+            return (await stage.record(1)).get("ow") == "e2" and [] == await stage.inbox(e1)
+
+        await stage.until(moved_and_drained)
+        assert [1] == step_numbers(await stage.inbox(e2), 1)
+
+
+async def test_reply_to_a_refused_sequence_is_an_error_for_every_step(stage: Stage) -> None:
+    """Parked steps are answered one by one, and nothing of the sequence stays."""
+    await stage.open_replies()
+    async with stage.scheduler():
+        await stage.submit("a", start=True, timeout_us=20_000)
+        await stage.submit("a")
+
+        async def answered() -> bool:
+            return "a" in await stage.replies()
+
+        await stage.until(answered)
+    shard = stage.keys.shard_of(sequence_id("sum", "", "a"))
+    answers = await stage.commands.xrange(stage.keys.replies(shard, stage.gateway))
+
+    assert 2 == len([fields for _, fields in answers if b"a" in fields])
+    assert (
+        ReplyMessage("1", error_code="UNAVAILABLE", error="timeout of the corresponding sequence has been expired")
+        == (await stage.replies())["a"]
+    )
+    assert {} == await stage.record("a")
