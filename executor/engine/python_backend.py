@@ -8,7 +8,7 @@ from typing import Any
 
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.python_engine import PythonEngine
-from executor.engine.python_model import error_text, import_model_class, model_dir_known, model_path
+from executor.engine.python_model import error_text, forget, import_model_class, model_dir_known, model_path
 from executor.engine.triton_python_backend_utils import ModelConfig
 from shared.errors import ConfigError, LoadError
 
@@ -28,17 +28,24 @@ class PythonBackend:
         # Importing a model can take seconds; most have no such function.
         if b"auto_complete_config" not in path.read_bytes():
             return config_json
-        complete = getattr(import_model_class(path), "auto_complete_config", None)
+        model_class = import_model_class(path)
+        try:
+            return self._completed(model_class, config_json, config.get("name", ""), path)
+        finally:
+            forget(model_class)
+
+    def _completed(self, model_class: type[Any], config_json: str, name: str, path: Path) -> str:
+        complete = getattr(model_class, "auto_complete_config", None)
         if complete is None:
             return config_json
         try:
             with model_dir_known(str(path.parent)):
                 completed = complete(ModelConfig(config_json))
         except Exception as error:  # the model's own code
-            raise ConfigError(f"auto_complete_config of model '{config.get('name')}': {error_text(error)}") from error
+            raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error
         if not isinstance(completed, ModelConfig):
             raise ConfigError(
-                f"auto_complete_config of model '{config.get('name')}' must return the ModelConfig it was given, "
+                f"auto_complete_config of model '{name}' must return the ModelConfig it was given, "
                 f"not {type(completed).__name__}"
             )
         return completed.to_json()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,14 @@ from executor.engine import shapes
 from executor.engine import triton_python_backend_utils as interface
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
-from executor.engine.python_model import error_text, import_model_class, keep_importable, model_dir_known, model_path
+from executor.engine.python_model import (
+    error_text,
+    forget,
+    import_model_class,
+    keep_importable,
+    model_dir_known,
+    model_path,
+)
 from executor.engine.python_state import SlotStates, States
 from executor.engine.row_shapes import RowShapes
 from shared.errors import Code, LoadError
@@ -74,8 +82,13 @@ class PythonEngine:
         )
         path = model_path(request.model_dir / request.version, config.default_model_filename)
         self._model_dir = str(path.parent)
-        self._model = self._initialised(import_model_class(path), request)
+        self._model_class = import_model_class(path)
         keep_importable(path.parent)
+        try:
+            self._model = self._initialised(self._model_class, request)
+        except LoadError:
+            forget(self._model_class, path.parent)
+            raise
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -155,6 +168,7 @@ class PythonEngine:
                     self._model.finalize()
             except Exception:  # the model's own code
                 log.exception("finalize of model instance '%s' failed", self._instance)
+        forget(self._model_class, Path(self._model_dir))
 
     # --- the batch
 

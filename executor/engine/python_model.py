@@ -15,6 +15,7 @@ import itertools
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,9 @@ CLASS_NAME = "TritonPythonModel"
 
 _import_lock = threading.RLock()
 _serial = itertools.count()
+_importable: Counter[str] = Counter()
+"""How many instances need a directory at the end of `sys.path`."""
+_MODULE_PREFIX = "seqmesh_model_"
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -53,10 +57,25 @@ def import_model_class(path: Path) -> type[Any]:
 
 
 def keep_importable(directory: Path) -> None:
-    """Lets imports inside of a model's methods find its siblings, after everything else."""
+    """Lets imports inside of a model's methods find its siblings, after everything else, until it is forgotten."""
     with _import_lock:
-        if str(directory) not in sys.path:
+        if _importable[str(directory)] == 0:
             sys.path.append(str(directory))
+        _importable[str(directory)] += 1
+
+
+def forget(model_class: type[Any], directory: Path | None = None) -> None:
+    """Undoes the import of a model, and `keep_importable` where its directory is given."""
+    with _import_lock:
+        if model_class.__module__.startswith(_MODULE_PREFIX):
+            sys.modules.pop(model_class.__module__, None)
+        if directory is None:
+            return
+        _importable[str(directory)] -= 1
+        if _importable[str(directory)] == 0:
+            del _importable[str(directory)]
+            sys.path.remove(str(directory))
+            _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
 
 
 @contextmanager
@@ -78,7 +97,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _executed(path: Path) -> ModuleType:
-    name = f"seqmesh_model_{next(_serial)}"
+    name = f"{_MODULE_PREFIX}{next(_serial)}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -104,7 +123,11 @@ def _importing_from(directory: Path) -> Generator[None]:
         yield
     finally:
         sys.path.remove(str(directory))
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and not name.startswith("seqmesh_model_") and Path(file).is_relative_to(directory):
-                del sys.modules[name]
+        _drop_siblings(directory, set(sys.modules) - before)
+
+
+def _drop_siblings(directory: Path, names: set[str]) -> None:
+    for name in names:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and not name.startswith(_MODULE_PREFIX) and Path(file).is_relative_to(directory):
+            del sys.modules[name]

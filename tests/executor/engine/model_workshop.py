@@ -87,7 +87,7 @@ class Workshop:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._engines: list[Engine] = []
+        self.engines: list[Engine] = []
 
     def version_dir(self, name: str) -> Path:
         directory = self.directory / name / "1"
@@ -119,16 +119,16 @@ class Workshop:
                 config_json=config_json,
                 model_dir=model_dir or self.directory / config.name,
                 version="1",
-                instance_name=f"{config.name}_0_{len(self._engines)}",
+                instance_name=f"{config.name}_0_{len(self.engines)}",
                 device="cpu",
                 slots=slots,
             )
         )
-        self._engines.append(engine)
+        self.engines.append(engine)
         return engine
 
     def close(self) -> None:
-        for engine in self._engines:
+        for engine in self.engines:
             engine.close()
 
 

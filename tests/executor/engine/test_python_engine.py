@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -504,6 +505,22 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert [False, True] == [first.is_ready(), second.is_ready()]
 
 
+def test_a_closed_instance_leaves_nothing_behind_in_the_process(workshop: Workshop) -> None:
+    path = workshop.python("echo", INSTANCE, counting="calls = 0", late="ONE = 1")
+    before = (list(sys.path), set(sys.modules))
+    engines = [workshop.load(instance_config()) for _ in range(2)]
+    for engine in engines:
+        results(engine, [Row({"x": wire("x", [[1, 2]])})])
+
+    assert str(path.parent) in sys.path
+    assert "late" in sys.modules
+    for engine in engines:
+        engine.close()
+    workshop.engines.clear()
+
+    assert before == (list(sys.path), set(sys.modules) - {"triton_python_backend_utils"} | before[1])
+
+
 def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
     workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -527,6 +544,7 @@ def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
 
     engine = workshop.load(config, config_json='{"name": "args"}')
     engine.close()
+    workshop.engines.clear()
 
     said, finalized = capsys.readouterr().out.splitlines()
     assert {
