@@ -62,7 +62,7 @@ class Control:
     async def _carry_out(self, message: ControlMessage) -> None:
         try:
             if message.action == "unload":
-                await self._repository.unload(message.model)
+                self._repository.unload(message.model)
             else:
                 await asyncio.to_thread(self._load, message)
         except MeshError as error:

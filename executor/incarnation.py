@@ -28,7 +28,7 @@ from shared.ids import ExecutorId, SequenceId, model_of
 from shared.keyspace import Keyspace
 from shared.link import REPLY_TIMEOUT_S, Link
 from shared.membership import Membership
-from shared.messages import ExecutorRegistration, InboxStep, decode_infer, inbox_entry
+from shared.messages import ExecutorRegistration, InboxStep, InferMessage, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts
 from shared.tracing import Tracing
@@ -77,21 +77,22 @@ class Incarnation:
         self.executor = ExecutorId(f"{settings.name}-{secrets.token_hex(4)}")
         self._settings = settings
         self._connections = connections
+        keys = connections.keys
         self._repository = repository
         self._tracing = tracing
         self._control_position = control_position
         self._committer = Committer(
             connections.scripts,
             Link(connections.commands),
-            connections.keys,
+            keys,
             self.executor,
             settings.tombstone_seconds * 1000,
         )
         self._sequence_models: dict[tuple[str, str], SequenceModel] = {}
         self._work_models: dict[tuple[str, str], WorkModel] = {}
-        self._positions = {
-            connections.keys.inbox(shard, self.executor): "0-0" for shard in connections.keys.shard_ids()
-        }
+        self._loops: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._positions = dict.fromkeys((keys.inbox(shard, self.executor) for shard in keys.shard_ids()), "0-0")
+        self._read_again = False
         self._restore = asyncio.Event()
         self._started_ms = time.time_ns() // 1_000_000
         self._group: asyncio.TaskGroup | None = None
@@ -124,15 +125,25 @@ class Incarnation:
         """Models were loaded or unloaded: serve what is new, and tell the mesh."""
         self._control_position = control_position
         served = {(version.config.name, version.version): version for version in self._served()}
-        for place in [place for place, model in self._models().items() if model.serves is not served.get(place)]:
-            await self._models()[place].quiet()
-            self._sequence_models.pop(place, None)
-            self._work_models.pop(place, None)
+        for place, model in self._models().items():
+            if model.serves is not served.get(place):
+                await self._retire(place, model)
         for place, version in served.items():
             if place not in self._models():
                 await self._start(version)
+        # What was read and not finished is still in the inbox: a replaced model's successor goes on from there, and
+        # the scheduler takes an unloaded model's steps away when it sees that this executor does not serve it.
+        self._read_again = True
         await self._publish()
         await self._connections.membership.update(self._registration())
+
+    async def _retire(self, place: tuple[str, str], model: SequenceModel | WorkModel) -> None:
+        """Ends a model's loops after its running batches."""
+        await model.quiet()
+        await self._committer.drained()
+        self._loops.pop(place).cancel()
+        self._work_models.pop(place, None)
+        self._sequence_models.pop(place, None)
 
     def _models(self) -> dict[tuple[str, str], SequenceModel | WorkModel]:
         return {**self._sequence_models, **self._work_models}
@@ -146,7 +157,7 @@ class Incarnation:
         if served.config.sequence_batching is not None:
             model = SequenceModel(served, executor=self.executor, committer=self._committer, tracing=self._tracing)
             self._sequence_models[place] = model
-            self._group.create_task(model.run(), name=f"{place[0]} sequences")
+            self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} sequences")
             return
         work = WorkModel(
             served,
@@ -159,7 +170,7 @@ class Incarnation:
         )
         await work.prepare()
         self._work_models[place] = work
-        self._group.create_task(work.run(), name=f"{place[0]} work")
+        self._loops[place] = self._group.create_task(work.run(), name=f"{place[0]} work")
 
     def _registration(self) -> ExecutorRegistration:
         return ExecutorRegistration(
@@ -211,6 +222,9 @@ class Incarnation:
 
     async def _read_entries(self, link: Link) -> None:
         """One blocking read of all inboxes; positions move on only with what was taken in."""
+        if self._read_again:
+            self._read_again = False
+            self._positions = dict.fromkeys(self._positions, "0-0")
         head = ("XREAD", "COUNT", self._settings.inbox_read_count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self._positions, *self._positions.values())
         (read,) = await link.exchange([command], timeout_s=REPLY_TIMEOUT_S + INBOX_BLOCK_MS / 1000)
@@ -224,18 +238,20 @@ class Incarnation:
     async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
         item = inbox_entry(entry, fields)
         if isinstance(item, InboxStep):
-            message = decode_infer(item.message)
-            model = self._sequence_models.get((message.model, message.version))
-            if model is None:
-                logs.error("step for a model that is not served here", sequence=item.sequence, version=message.version)
-                return
-            model.accept(item, message)
-            if model.restoring:
-                self._restore.set()
+            self._accept(item, decode_infer(item.message))
             return
         for (name, _), model in self._sequence_models.items():
             if name == model_of(item.sequence):
                 await model.expired(item)
+
+    def _accept(self, step: InboxStep, message: InferMessage) -> None:
+        model = self._sequence_models.get((message.model, message.version))
+        if model is None:
+            logs.warning("step left to the scheduler", sequence=step.sequence, cause="its model was unloaded here")
+            return
+        model.accept(step, message)
+        if model.restoring:
+            self._restore.set()
 
     async def _restore_sequences(self) -> None:
         """Fetches the checkpoints of sequences that came from elsewhere, all that gathered in one round trip."""

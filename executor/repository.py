@@ -53,6 +53,7 @@ class Repository:
 
     loaded    by name
     failures  by name: why the last load failed
+    retired   unloaded or replaced, to be closed once nothing runs on them any more
     """
 
     folders: Sequence[Path]
@@ -60,6 +61,7 @@ class Repository:
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, str] = field(default_factory=dict[str, str])
     unloaded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    retired: list[LoadedModel] = field(default_factory=list[LoadedModel])
 
     def names(self) -> list[str]:
         """Every model folder, sorted; the first repository that has a name wins."""
@@ -81,6 +83,8 @@ class Repository:
             raise LoadError(f"failed to load '{name}': {error}") from error
         self.failures.pop(name, None)
         self.unloaded.pop(name, None)
+        if name in self.loaded:
+            self.retired.append(self.loaded[name])
         self.loaded[name] = model
         for note in model.record.config.notes:
             logs.info("model note", model=name, note=note)
@@ -94,14 +98,25 @@ class Repository:
         )
         return model
 
-    async def unload(self, name: str) -> None:
-        """Finalizes a model's engines, after their running batches. Unknown names are no error."""
+    def unload(self, name: str) -> None:
+        """Takes a model out of service. Unknown names are no error."""
         model = self.loaded.pop(name, None)
         if model is None:
             return
         self.unloaded[name] = model.record.versions
-        await close(model)
+        self.retired.append(model)
         logs.info("model unloaded", model=name)
+
+    async def close_retired(self) -> None:
+        """Finalizes the engines of models that were unloaded or replaced."""
+        while self.retired:
+            await close(self.retired.pop())
+
+    async def close(self) -> None:
+        """Finalizes every engine."""
+        self.retired += self.loaded.values()
+        self.loaded.clear()
+        await self.close_retired()
 
     def index(self) -> tuple[RepositoryEntry, ...]:
         """What the repository index says of this executor's models."""

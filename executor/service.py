@@ -9,7 +9,7 @@ from dataclasses import replace
 from executor.control import Control
 from executor.devices import find_devices
 from executor.incarnation import Connections, Incarnation, LeaseLostError
-from executor.repository import Repository, close
+from executor.repository import Repository
 from executor.settings import ExecutorSettings
 from shared import logs
 from shared.errors import MeshError
@@ -37,8 +37,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         await asyncio.to_thread(load_models, repository, settings)
         await _serve(settings, connections, repository, tracing, tasks, stop)
     finally:
-        for model in repository.loaded.values():
-            await close(model)
+        await repository.close()
         await connections.close()
         await asyncio.to_thread(tracing.shutdown)
 
@@ -73,13 +72,15 @@ async def _serve(
         tasks.start(control.run(), name="control")
     while not stop.requested:
         incarnation = Incarnation(settings, connections, repository, tracing, control.position)
-        await _live(incarnation, control, settings, stop)
+        await _live(incarnation, control, repository, settings, stop)
 
 
-async def _live(incarnation: Incarnation, control: Control, settings: ExecutorSettings, stop: Stop) -> None:
+async def _live(
+    incarnation: Incarnation, control: Control, repository: Repository, settings: ExecutorSettings, stop: Stop
+) -> None:
     """One incarnation: until its lease is lost (returns), or the stop (drains, returns)."""
     life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
-    announcements = asyncio.create_task(_announce(incarnation, control), name="announcements")
+    announcements = asyncio.create_task(_announce(incarnation, control, repository), name="announcements")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         done, _ = await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -108,8 +109,10 @@ async def _leave(incarnation: Incarnation, settings: ExecutorSettings) -> None:
         logs.warning("drain timed out", executor=incarnation.executor, seconds=settings.drain_timeout_s)
 
 
-async def _announce(incarnation: Incarnation, control: Control) -> None:
+async def _announce(incarnation: Incarnation, control: Control, repository: Repository) -> None:
+    """Tells the mesh of loaded and unloaded models; only then are the old engines idle and can be closed."""
     while True:
         await control.changed.wait()
         control.changed.clear()
         await incarnation.announce(control.position)
+        await repository.close_retired()

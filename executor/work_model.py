@@ -128,9 +128,9 @@ class WorkModel:
         self._add(stream, level, claimed)
 
     async def _pull(self) -> None:
-        # ">" reads what nobody has taken. After a lost connection, "0" reads first what was given to us in a reply
-        # that never arrived.
-        position = ">"
+        # ">" reads what nobody has taken; "0" what was given to this executor already: in a reply that never arrived,
+        # or before the model was reloaded.
+        position = "0"
         while True:
             room = self._room()
             if room <= 0:

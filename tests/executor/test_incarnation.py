@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from executor.devices import Devices
 from executor.incarnation import Connections, Incarnation, LeaseLostError
-from executor.repository import Repository, close
+from executor.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
@@ -69,6 +69,7 @@ class Running:
 
     incarnation: Incarnation
     task: asyncio.Task[None]
+    repository: Repository
 
     @property
     def executor(self) -> ExecutorId:
@@ -127,12 +128,11 @@ async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
         try:
             while not any(m.registration.name == name for m in await connections.membership.members()):
                 await asyncio.sleep(0)
-            yield Running(incarnation, running)
+            yield Running(incarnation, running, repository)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            for model in repository.loaded.values():
-                await close(model)
+            await repository.close()
             await connections.close()
 
     return life
@@ -290,3 +290,22 @@ async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
             ids.add(life.executor)
 
     assert 2 == len(ids)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_reloaded_model_goes_on_with_its_sequences(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        await mesh.reply(before[-1])
+
+        a.repository.load("sum")
+        await a.incarnation.announce("1-0")
+        after = mesh.submission(7, value(6))
+        await mesh.submit(after)
+
+        assert 21 == total(await mesh.reply(after))
+        await end(mesh, 7)
+        await a.repository.close_retired()
