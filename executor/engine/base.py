@@ -75,6 +75,14 @@ class Timings(msgspec.Struct, frozen=True):
     compute_infer_ns: int
     compute_output_ns: int
 
+    def plus(self, other: Timings) -> Timings:
+        """Both together."""
+        return Timings(
+            self.compute_input_ns + other.compute_input_ns,
+            self.compute_infer_ns + other.compute_infer_ns,
+            self.compute_output_ns + other.compute_output_ns,
+        )
+
 
 class BatchResult(msgspec.Struct, frozen=True):
     """One entry per row given, in the same order (null rows: None)."""

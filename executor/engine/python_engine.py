@@ -6,8 +6,9 @@ whole batch's bytes of it joined into one buffer, of which each row's array is a
 asks for costs nothing, and the others cost one copy.
 
 A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`); an output
-state that the model does not return leaves that state as it was. When `execute` raises, every row of the call fails, as
-in Triton, and no declared state moves; what the model keeps on `self` is its own affair.
+state that the model does not return leaves that state as it was. When `execute` raises, no declared state moves, and the
+rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state keeps
+it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in Triton.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class PythonEngine:
         self._shapes = RowShapes(config)
         self._states = SlotStates(batching.states if batching else (), request.model_dir)
         self._has_state = bool(self._states.specs)
+        self._repeatable = self._has_state or batching is None
         self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
         self._output_states = [
             (state, OutputCheck(config.name, _as_output(state), batched=self._batched)) for state in self._states.specs
@@ -116,11 +118,32 @@ class PythonEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
+        result, raised = self._run_once(rows, want_state)
+        if raised and self._repeatable and sum(not row.null for row in rows) > 1:
+            return self._run_apart(rows, want_state, result)
+        return result
+
+    def _run_apart(self, rows: Sequence[Row], want_state: Sequence[bool], failed: BatchResult) -> BatchResult:
+        """Every row in a call of its own, at its own position where the model knows rows by position."""
+        results: list[RowResult | RowError | None] = [None] * len(rows)
+        spent = failed.timings
+        for index, row in enumerate(rows):
+            if row.null:
+                continue
+            position = index if self._keeps_positions else 0
+            alone = [NULL_ROW] * position + [row]
+            result, _ = self._run_once(alone, [False] * position + [want_state[index]])
+            results[index] = result.rows[position]
+            spent = spent.plus(result.timings)
+        return BatchResult(results, spent)
+
+    def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, bool]:
+        """One call of `execute`, and whether it raised (or returned what no row can be told from)."""
         began = time.perf_counter_ns()
         results: list[RowResult | RowError | None] = [None] * len(rows)
         batch, members = self._batch(rows, results)
         if not members:
-            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0))
+            return BatchResult(results, Timings(time.perf_counter_ns() - began, 0, 0)), False
         states = self._current_states(batch) if self._has_state else []
         columns = Columns(self._sources, batch, states)
         requests = [RowRequest(row, columns, position) for position, row in enumerate(batch)]
@@ -135,7 +158,8 @@ class PythonEngine:
                 result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
                 results[index] = result
         finished = time.perf_counter_ns()
-        return BatchResult(results, Timings(called - began, returned - called, finished - returned))
+        timings = Timings(called - began, returned - called, finished - returned)
+        return BatchResult(results, timings), isinstance(responses, RowError)
 
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit."""

@@ -142,21 +142,22 @@ def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoin
     assert "SUM INT32 [1] mean 19 norm 19" == other.describe_state(7)
 
 
-def test_when_execute_raises_every_row_fails_in_triton_s_words_and_no_state_moves(workshop: Workshop) -> None:
+@pytest.mark.parametrize("direct", [False, True])
+def test_when_execute_raises_only_the_guilty_row_fails_in_triton_s_words(workshop: Workshop, *, direct: bool) -> None:
     workshop.python("sum", SUM)
-    engine = workshop.load(sum_config())
+    engine = workshop.load(sum_config(direct=direct))
     sums(engine, sum_row(0, 1, start=True), sum_row(1, 2, start=True))
 
-    ran = engine.run([sum_row(0, 1), sum_row(1, 13)], [True, True]).rows
+    fine, guilty = engine.run([sum_row(0, 1), sum_row(1, 13)], [True, True]).rows
 
-    for row in ran:
-        assert isinstance(row, RowError)
-        assert "INTERNAL" == row.code
-        assert row.message.startswith(
-            "Failed to process the request(s) for model instance 'sum_0_0', message: RuntimeError: unlucky\n\nAt:\n  "
-        )
-        assert "model.py(" in row.message
-    assert [2, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
+    assert isinstance(fine, RowResult)
+    assert isinstance(guilty, RowError)
+    assert "INTERNAL" == guilty.code
+    assert guilty.message.startswith(
+        "Failed to process the request(s) for model instance 'sum_0_0', message: RuntimeError: unlucky\n\nAt:\n  "
+    )
+    assert "model.py(" in guilty.message
+    assert [3, 3] == sums(engine, sum_row(0, 1), sum_row(1, 1))
 
 
 @pytest.mark.parametrize(
