@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -22,6 +22,7 @@ def contents(**fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(("field", "datatype"), NUMERIC)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_every_number_comes_out_as_numpy_would_write_it(field: str, datatype: str, data: st.DataObject) -> None:
     array = data.draw(arrays(NUMPY_TYPE[datatype], st.integers(1, 20)))
@@ -31,6 +32,7 @@ def test_every_number_comes_out_as_numpy_would_write_it(field: str, datatype: st
     assert array.tobytes() == raw
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=20))
 def test_byte_strings_get_their_length_prefix(elements: list[bytes]) -> None:
     raw = pack_contents(contents(bytes_contents=elements), "BYTES", "INPUT", "m")

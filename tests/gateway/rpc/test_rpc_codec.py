@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import _utils as triton_utils
@@ -65,6 +65,7 @@ def refusal_of(made: Any) -> RequestError:
 # -- requests -------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=50)
 @given(tensors=st.lists(TENSORS, max_size=4), parameters=PARAMETERS, outputs=st.lists(NAMES, max_size=3))
 def test_a_raw_request_round_trips(tensors: list[Tensor], parameters: dict[str, Any], outputs: list[str]) -> None:
     made = request(model_version="3", id="r1")
@@ -82,6 +83,7 @@ def test_a_raw_request_round_trips(tensors: list[Tensor], parameters: dict[str, 
     assert [type(v) for v in parameters.values()] == [type(call.parameters[k]) for k in parameters]
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     sequence=st.one_of(st.integers(1, (1 << 63) - 1), st.text(st.characters(codec="ascii"), min_size=1, max_size=128)),
     start=st.booleans(),
@@ -285,6 +287,7 @@ def test_a_number_of_classes_is_positive(choice: dict[str, Any]) -> None:
 # -- answers --------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=50)
 @given(outputs=st.lists(TENSORS, max_size=4).map(tuple), parameters=PARAMETERS, request_id=NAMES, version=st.just("3"))
 def test_an_answer_round_trips(
     outputs: tuple[Tensor, ...], parameters: dict[str, Any], request_id: str, version: str

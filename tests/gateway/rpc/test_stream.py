@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -319,3 +320,40 @@ async def test_tritonclient_aio_streams(rpc_server: GrpcServer) -> None:
             received.append((result.get_response().id, int(result.as_numpy("OUTPUT0")[0, 0])))
 
     assert [("0", 0), ("1", 1), ("2", 2)] == received
+
+
+async def test_streams_that_end_at_odd_moments_leave_nothing_behind(
+    twin: Any, make_servicer: Callable[[], InferenceServicer]
+) -> None:
+    """Cancelled or ended by an error while a read is out, half-closed or not: reader, writer and futures all end."""
+    servicer = make_servicer()
+    server = await serve_grpc(servicer, host="127.0.0.1", port=0)
+    chance = random.Random(7)
+
+    def readers() -> list[asyncio.Task[Any]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == "grpc stream reader"]
+
+    def respond(call: InferCall) -> Answer | MeshError | None:
+        return chance.choice([twin.answer(call), ModelError("it broke"), None])
+
+    async def use(channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(metadata=metadata)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            for number in range(chance.randrange(2 * OUTSTANDING_MAX)):
+                # A client that may be held up by flow control must not wait for ever.
+                await asyncio.wait_for(call.write(request(number)), 0.2)
+                if chance.random() < 0.2:
+                    await asyncio.sleep(0)
+        call.cancel()
+
+    twin.respond = respond
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for metadata in ((), (("triton_grpc_error", "true"),)):
+            await asyncio.gather(*(use(channel, metadata) for _ in range(40)))
+        async with asyncio.timeout(30):
+            while servicer._streams:
+                await asyncio.sleep(0.01)
+            if left := readers():
+                await asyncio.wait(left)
+    assert all(future.done() for future in twin.futures)
+    await server.stop(0)
