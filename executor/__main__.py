@@ -1,23 +1,43 @@
-"""`python -m executor`: one executor process."""
+"""`python -m executor`: one executor process. `python -m executor healthcheck`: does the one of that name live?"""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 
-from executor.service import serve
+from executor.health import is_healthy
 from executor.settings import ExecutorSettings
 from shared import lifecycle, logs
 from shared.settings import parse_settings
 
+HEALTHCHECK = "healthcheck"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs an executor to its end; returns the process's exit code."""
+    """Runs an executor to its end, or checks one; returns the process's exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [HEALTHCHECK]:
+        return check_health(given[1:])
     settings = parse_settings(
-        ExecutorSettings, arguments, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
+        ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
+    # Imported here because it brings torch: a health check, every few seconds, would spend its time on that.
+    from executor.service import serve  # noqa: PLC0415
+
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
+
+
+def check_health(arguments: Sequence[str]) -> int:
+    """0 when the executor with these settings' name holds its lease, else 1."""
+    settings = parse_settings(
+        ExecutorSettings,
+        arguments,
+        program="seqmesh executor healthcheck",
+        help="Whether the executor of this name (by default this host's) is alive.",
+    )
+    return 0 if asyncio.run(is_healthy(settings)) else 1
 
 
 if __name__ == "__main__":

@@ -1,68 +1,26 @@
-"""Runs the sequences of one model version: steps in, batches through the engines, commits out.
+"""The sequences of one model version on this executor: steps in, checkpoints restored, slots freed.
 
 One `SequenceModel` per model version and executor incarnation; inside it one `InstanceLoop` per engine, because a
 sequence stays with its instance. All of it lives on the event loop; only the engines have threads (`EngineWorker`).
-
-Order of effects: run, then commit (checkpoint, step number and reply in one), then forget. The next step of a sequence
-may run while the commit of the last one is on its way: commits go out in order, and one that is refused takes the whole
-sequence with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from executor.answers import answer, void_answer
-from executor.checkpoints import Checkpoint, checkpoint_fields
+from executor.checkpoints import Checkpoint
+from executor.clock import monotonic_us
 from executor.committer import Committer
-from executor.core.batching import Wait, decide_direct, decide_queue
-from executor.core.controls import ControlTensors
+from executor.core.batching import ShapeKeys
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.instance_loop import InstanceLoop, Lane
 from executor.repository import ServedVersion
-from executor.worker import EngineWorker
 from shared import logs
-from shared.errors import Code
-from shared.ids import ExecutorId, SequenceId, SlotIndex
-from shared.messages import InboxExpired, InboxStep, InferMessage, StepFlag
-from shared.model_config.values import Direct, ModelConfig, Oldest
-from shared.scripts import CommitCode, Outcome, StepCommit
-from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
-
-
-def monotonic_us() -> int:
-    """The clock of batching."""
-    return time.monotonic_ns() // 1000
-
-
-def shape_key(config: ModelConfig, message: InferMessage) -> Hashable:
-    """What two requests must have in common to share a batch (triton-spec 1.9): the set of inputs where some are
-    optional, and the shapes of inputs with variable dimensions that are not ragged."""
-    variable = {spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch}
-    optional = any(spec.optional for spec in config.inputs)
-    if not variable and not optional:
-        return None
-    return tuple(
-        sorted(
-            (tensor.name, tensor.shape[1:] if config.max_batch_size > 0 else tensor.shape)
-            if tensor.name in variable
-            else (tensor.name, ())
-            for tensor in message.inputs
-            if optional or tensor.name in variable
-        )
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """A step in a running batch. due: a checkpoint goes with its commit."""
-
-    owned: OwnedSequence
-    queued: QueuedStep
-    due: bool
+from shared.ids import ExecutorId, SequenceId
+from shared.messages import InboxExpired, InboxStep, InferMessage
+from shared.scripts import CommitCode, StepCommit
+from shared.tracing import SpanName, Tracing
 
 
 class SequenceModel:
@@ -79,22 +37,19 @@ class SequenceModel:
         assert served.config.sequence_batching is not None
         self.serves = served
         self.model = served.config.name
-        self.version = served.version
         self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
-        self.config = served.config
-        self.executor = executor
-        self.committer = committer
-        self.tracing = tracing
-        self.statistics = served.statistics
         self.table = SequenceTable()
         self.restoring: list[SequenceId] = []
         """Sequences whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""
-        self._loops = [InstanceLoop(self, worker) for worker in served.workers]
+        self._tracing = tracing
+        self._shape_keys = ShapeKeys(served.config)
+        lane = Lane(self, served.config, served.version, executor, self.table, committer, served.statistics, tracing)
+        self._loops = [InstanceLoop(lane, worker) for worker in served.workers]
         self._describes = served.config.sequence_batching.describe_on_expiry
 
     def accept(self, step: InboxStep, message: InferMessage) -> None:
         """Takes a step from the inbox."""
-        queued = QueuedStep(step, message, monotonic_us(), shape_key(self.config, message))
+        queued = QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs))
         known = self.table.get(step.sequence)
         owned = self.table.accept(queued)
         if owned is None:
@@ -164,7 +119,7 @@ class SequenceModel:
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         """A commit came back (see `CommitOwner`)."""
         if step.traceparent:
-            self.tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
+            self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
         if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
             return
         owned = self.table.get(step.sequence)
@@ -183,252 +138,3 @@ class SequenceModel:
         """Returns when no batch is running; nothing new is started afterwards."""
         for loop in self._loops:
             await loop.stop()
-
-
-class InstanceLoop:
-    """One engine's batches: ready steps by slot, decide, run, conclude."""
-
-    def __init__(self, model: SequenceModel, worker: EngineWorker) -> None:
-        config = model.config
-        assert config.sequence_batching is not None
-        self.worker = worker
-        self._model = model
-        self._table = model.table
-        self._strategy = config.sequence_batching.strategy
-        self._interval = config.checkpoint_interval
-        self._durable = config.state_in_mesh
-        self._controls = ControlTensors(config)
-        # In order of arrival; the oldest strategy runs from the front.
-        self._ready: dict[SlotIndex, QueuedStep] = {}
-        self._wake = asyncio.Event()
-        self._stopping = False
-        self._between_batches = asyncio.Event()
-        self._between_batches.set()
-
-    def offer(self, owned: OwnedSequence) -> None:
-        """A sequence may have become ready. Steps of a sequence without state are answered here, without the model."""
-        while (queued := owned.head) is not None:
-            if owned.void is None or StepFlag.START in queued.step.flags:
-                if owned.slot not in self._ready:
-                    self._ready[owned.slot] = queued
-                    self._wake.set()
-                return
-            self._answer_void(owned)
-
-    def vacate(self, slot: SlotIndex) -> None:
-        """Whoever had a ready step in that slot is gone."""
-        self._ready.pop(slot, None)
-
-    async def run(self) -> None:
-        """Decides and runs, for ever."""
-        while True:
-            decision = self._decide()
-            if isinstance(decision, Wait):
-                await self._sleep(decision)
-                continue
-            self._between_batches.clear()
-            try:
-                await self._run_batch(decision)
-            finally:
-                self._between_batches.set()
-            await self._model.committer.room()
-
-    async def stop(self) -> None:
-        """Lets the running batch end and starts no other."""
-        self._stopping = True
-        await self._between_batches.wait()
-
-    def _decide(self) -> Sequence[QueuedStep | None] | Wait:
-        if self._stopping:
-            return Wait()
-        max_batch_size = self._model.config.max_batch_size
-        match self._strategy:
-            case Direct() as direct:
-                return decide_direct(self._ready, strategy=direct, max_batch_size=max_batch_size, now_us=monotonic_us())
-            case Oldest() as oldest:
-                queue = list(self._ready.values())
-                size = decide_queue(
-                    queue,
-                    max_batch_size=max_batch_size,
-                    preferred=oldest.preferred_batch_sizes,
-                    max_queue_delay_us=oldest.max_queue_delay_us,
-                    now_us=monotonic_us(),
-                )
-                return size if isinstance(size, Wait) else queue[:size]
-
-    async def _sleep(self, wait: Wait) -> None:
-        self._wake.clear()
-        if wait.until_us is None:
-            await self._wake.wait()
-            return
-        timer = asyncio.get_running_loop().call_later(max(0, wait.until_us - monotonic_us()) / 1e6, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-
-    async def _run_batch(self, batch: Sequence[QueuedStep | None]) -> None:
-        members = [self._begin(queued) if queued is not None else None for queued in batch]
-        rows = [self._row(member) for member in members]
-        want_state = [
-            member is not None and member.due and self._durable and StepFlag.END not in member.queued.step.flags
-            for member in members
-        ]
-        began_ns = time.time_ns()
-        try:
-            result = await self.worker.run(rows, want_state)
-        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
-            logs.error("batch failed", failure, model=self._model.model, rows=len(rows))
-            error = RowError(Code.INTERNAL, f"model '{self._model.model}' failed: {failure}")
-            result = BatchResult([None if member is None else error for member in members], Timings(0, 0, 0))
-        self._conclude(members, result, began_ns, time.time_ns())
-
-    def _begin(self, queued: QueuedStep) -> Member:
-        owned = self._table.get(queued.step.sequence)
-        assert owned is not None and owned.head is queued, f"{queued.step.sequence}: not the sequence's head"
-        self._ready.pop(owned.slot)
-        self._table.begin(owned)
-        owned.since_checkpoint += 1
-        ends = StepFlag.END in queued.step.flags
-        due = not self._durable or ends or owned.since_checkpoint >= self._interval
-        return Member(owned, queued, due)
-
-    def _row(self, member: Member | None) -> Row:
-        if member is None:
-            controls = self._controls.of(start=False, end=False, ready=False, correlation_id=0)
-            return Row(inputs={}, controls=controls, null=True)
-        message, flags = member.queued.message, member.queued.step.flags
-        start, end = StepFlag.START in flags, StepFlag.END in flags
-        return Row(
-            inputs={tensor.name: tensor for tensor in message.inputs},
-            controls=self._controls.of(start=start, end=end, ready=True, correlation_id=message.correlation_id),
-            slot=member.owned.slot,
-            start=start,
-            end=end,
-            correlation_id=message.correlation_id,
-            request_id=message.request_id,
-            outputs=message.outputs,
-            timeout_us=message.timeout_us,
-            priority=message.priority,
-            parameters=message.parameters,
-        )
-
-    def _conclude(self, members: Sequence[Member | None], result: BatchResult, began_ns: int, ended_ns: int) -> None:
-        statistics = self._model.statistics
-        statistics.execution(batch_size=len(members), timings=result.timings)
-        commits: list[StepCommit] = []
-        concluded: list[OwnedSequence] = []
-        for member, row in zip(members, result.rows, strict=True):
-            if member is None or row is None:
-                continue
-            owned, step = member.owned, member.queued.step
-            if self._table.get(owned.sequence) is not owned:
-                continue
-            ok = isinstance(row, RowResult)
-            begins = StepFlag.START in step.flags
-            self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok)
-            concluded.append(owned)
-            if step.step <= owned.replay_until:
-                continue
-            commits.append(self._commit(member, row))
-            self._count(member.queued.message, row, result.timings, began_ns, ended_ns)
-            self._trace(member, began_ns, ended_ns, len(members))
-        self._model.committer.put(self._model, commits)
-        self._offer_all(concluded)
-
-    def _offer_all(self, concluded: Iterable[OwnedSequence]) -> None:
-        for owned in concluded:
-            self.offer(owned)
-
-    def _commit(self, member: Member, row: RowResult | RowError) -> StepCommit:
-        owned, step, message = member.owned, member.queued.step, member.queued.message
-        ok = isinstance(row, RowResult)
-        since_start = step.step - owned.start_step + 1 if owned.start_step else 0
-        return StepCommit(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            step=step.step,
-            flags=step.flags,
-            outcome=Outcome.DONE if ok else Outcome.FAILED,
-            gateway=step.gateway,
-            token=step.token,
-            reply=answer(row, version=self._model.version, executor=self._model.executor, step=since_start),
-            request_id=message.request_id,
-            keep_reply=message.keep_reply,
-            entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
-            checkpoint=checkpoint_fields(row.states) if isinstance(row, RowResult) else (),
-            traceparent=message.traceparent,
-        )
-
-    def _closes(self, member: Member, *, ok: bool) -> bool:
-        """Whether this step's commit leaves nothing to replay. A failed step did not move the state: Redis still has
-        the right one exactly if the step before was checkpointed (or if there is no state any more)."""
-        if ok:
-            return member.due
-        flags = member.queued.step.flags
-        return (
-            not self._durable or StepFlag.END in flags or StepFlag.START in flags or len(member.owned.open_entries) == 1
-        )
-
-    def _answer_void(self, owned: OwnedSequence) -> None:
-        queued = self._table.begin(owned)
-        step = queued.step
-        assert owned.void is not None
-        reply = void_answer(
-            owned.void,
-            step.sequence,
-            version=self._model.version,
-            executor=self._model.executor,
-            last_step=step.step - 1,
-        )
-        entries = self._table.checkpointed(owned)
-        self._table.conclude(owned)
-        if step.step <= owned.replay_until:
-            return
-        self._model.statistics.failure(total_ns=time.time_ns() - queued.message.arrived_ns, reason="OTHER")
-        commit = StepCommit(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            step=step.step,
-            flags=step.flags,
-            outcome=Outcome.VOID,
-            gateway=step.gateway,
-            token=step.token,
-            reply=reply,
-            request_id=queued.message.request_id,
-            keep_reply=queued.message.keep_reply,
-            entries=entries,
-        )
-        self._model.committer.put(self._model, [commit])
-
-    def _count(
-        self, message: InferMessage, row: RowResult | RowError, timings: Timings, began_ns: int, ended_ns: int
-    ) -> None:
-        total_ns = max(0, ended_ns - message.arrived_ns)
-        if isinstance(row, RowError):
-            self._model.statistics.failure(total_ns=total_ns, reason="BACKEND")
-            return
-        self._model.statistics.success(
-            rows=1,
-            total_ns=total_ns,
-            queue_ns=max(0, began_ns - message.arrived_ns),
-            timings=timings,
-            now_ms=ended_ns // 1_000_000,
-        )
-
-    def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
-        """The step's spans up to here; `checkpoint` follows when its commit comes back."""
-        step, parent = member.queued.step, member.queued.message.traceparent
-        if not parent:
-            return
-        tracing = self._model.tracing
-        delivered_ns = entry_time_ns(step.entry)
-        links = [takeover_traceparent(step.sequence, step.epoch)] if member.owned.taken_over else []
-        member.owned.taken_over = False
-        tracing.record(parent, SpanName.SCHEDULE, member.queued.message.arrived_ns, delivered_ns)
-        tracing.record(parent, SpanName.QUEUE, delivered_ns, began_ns)
-        tracing.record(
-            parent, SpanName.COMPUTE, began_ns, ended_ns, links, batch_size=batch_size, slot=step.slot, step=step.step
-        )
-        if StepFlag.END in step.flags:
-            tracing.record(tracing.root_of(step.sequence), SpanName.END, began_ns, ended_ns, step=step.step)

@@ -17,11 +17,11 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from executor.answers import answer, refusal
-from executor.core.batching import Wait, decide_queue
+from executor.clock import monotonic_us
+from executor.core.batching import ShapeKeys, Wait, decide_queue
 from executor.core.work_queue import QueuedRequest, WorkQueue, deadline_us, effective_level, policy_of
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.repository import ServedVersion
-from executor.sequence_model import monotonic_us, shape_key
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared import logs
@@ -74,6 +74,7 @@ class WorkModel:
         self._batching = served.config.dynamic_batching or DynamicBatching()
         self._max_batch_size = served.config.max_batch_size if served.config.dynamic_batching else 0
         self._queue = WorkQueue(self._batching)
+        self._shape_keys = ShapeKeys(self.config)
         levels = range(1, self._batching.priority_levels + 1) if self._batching.priority_levels else range(1)
         self._streams = {keys.work(self.model, self.version, level): level for level in levels}
         # Entries that this executor holds: pending in Redis, and queued or running here.
@@ -177,7 +178,7 @@ class WorkModel:
                     token=fields[b"t"].decode(),
                     message=message,
                     queued_us=queued_us,
-                    shape_key=shape_key(self.config, message),
+                    shape_key=self._shape_keys.of(message.inputs),
                     rows=rows_of(self.config, message),
                     deadline_us=deadline_us(policy, timeout_us=message.timeout_us, queued_us=queued_us),
                 ),

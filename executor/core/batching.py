@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from shared.ids import SlotIndex
-from shared.model_config.values import Direct
+from shared.model_config.values import Direct, ModelConfig
+from shared.tensors import Tensor
 
 
 class Queued(Protocol):
@@ -31,6 +32,28 @@ class Queued(Protocol):
     def shape_key(self) -> Hashable: ...
     @property
     def rows(self) -> int: ...
+
+
+class ShapeKeys:
+    """What two requests of a model must have in common to share a batch (triton-spec 1.9): the set of inputs where some
+    are optional, and the shapes of inputs with variable dimensions that are not ragged."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._variable = {spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch}
+        self._optional = any(spec.optional for spec in config.inputs)
+        self._batch_dims = 1 if config.max_batch_size > 0 else 0
+
+    def of(self, inputs: Sequence[Tensor]) -> Hashable:
+        """Equal for requests that may run together; None for every request of a model whose shapes are all fixed."""
+        if not self._variable and not self._optional:
+            return None
+        return tuple(
+            sorted(
+                (tensor.name, tensor.shape[self._batch_dims :] if tensor.name in self._variable else ())
+                for tensor in inputs
+                if self._optional or tensor.name in self._variable
+            )
+        )
 
 
 Q = TypeVar("Q", bound=Queued)

@@ -1,0 +1,20 @@
+"""Whether an executor lives, as the mesh sees it: by its lease. For health checks, which must not import torch."""
+
+from __future__ import annotations
+
+from executor.settings import ExecutorSettings
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.redis_client import CONNECTION_LOST, connect
+
+
+async def is_healthy(settings: ExecutorSettings) -> bool:
+    """Whether an executor of these settings' name is registered, its lease holds, and it is not about to leave."""
+    redis = connect(settings.redis_url, retries=0)
+    try:
+        members = await Membership(redis, Keyspace(settings.key_prefix, settings.shards)).members()
+        return any(member.usable and member.registration.name == settings.name_of("executor") for member in members)
+    except CONNECTION_LOST:
+        return False
+    finally:
+        await redis.aclose()
