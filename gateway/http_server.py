@@ -9,6 +9,7 @@ from typing import Any
 
 import hypercorn.asyncio
 from hypercorn.config import Config
+from starlette.types import Receive, Scope, Send
 
 from shared.errors import UnavailableError
 
@@ -47,8 +48,21 @@ async def serve_http(app: Any, server: socket.socket, *, stop: Callable[[], Awai
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = UNLIMITED
     config.graceful_timeout = grace_s
+    # Unbounded: with a bound, a connection whose request was refused before its body was read would hang for ever in
+    # putting the rest into the queue. What is read of a body is bounded by the endpoint (`rest.body`).
+    config.max_app_queue_size = 0
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")
     serve: Any = hypercorn.asyncio.serve  # typed by dicts of unknown content
-    await serve(app, config, shutdown_trigger=stop, mode="asgi")
+    await serve(_without_lifespan(app), config, shutdown_trigger=stop, mode="asgi")
+
+
+def _without_lifespan(app: Any) -> Any:
+    """The application for requests only. Its life is the service's; Starlette's lifespan reports each end as a failure."""
+
+    async def requests_only(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+
+    return requests_only

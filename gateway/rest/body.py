@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +12,8 @@ from starlette.types import Receive, Scope
 from gateway.rest.compression import too_large, unpack
 from shared.errors import Code, MeshError, RequestError
 
+LINGER_S = 2.0
+"""How long a client may go on sending after its request was refused."""
 TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
@@ -79,6 +83,17 @@ async def read_body(receive: Receive, headers: Headers, *, size_max: int) -> byt
     if headers.content_encoding:
         return unpack(body, headers.content_encoding, size_max=size_max)
     return body
+
+
+async def discard(receive: Receive) -> None:
+    """Reads the rest of a refused body for a while and throws it away.
+
+    A connection that is closed with unread data is reset, and the client would lose the answer that says why.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 async def _read_rest(receive: Receive, first: bytes, size_max: int) -> bytes:

@@ -58,9 +58,13 @@ def _inflate(body: bytes, window: int, size_max: int) -> bytes:
     return content
 
 
-def too_large(size: int, size_max: int) -> RequestError:
+class BodyTooLargeError(RequestError):
+    """A body beyond the bound. What is left of it will not be read."""
+
+
+def too_large(size: int, size_max: int) -> BodyTooLargeError:
     """A body beyond the bound; size: bytes seen so far or announced."""
-    return RequestError(
+    return BodyTooLargeError(
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {size_max} bytes. Use "
         "--http-max-input-size to increase the limit."
     )

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.rest.body import ClientLeftError
-from gateway.rest.compression import UnsupportedEncodingError
+from gateway.rest.body import ClientLeftError, discard
+from gateway.rest.compression import BodyTooLargeError, UnsupportedEncodingError
 from gateway.status import http_error
 from shared import logs
 from shared.errors import MeshError
@@ -37,15 +37,14 @@ async def send_json(send: Send, document: Any, status: int = 200) -> None:
     await send_bytes(send, status, orjson.dumps(document), (JSON,))
 
 
-async def send_error(send: Send, error: MeshError) -> None:
+async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     """An error as `{"error": ...}`, with the status of its code."""
     if isinstance(error, ClientLeftError):
         return
     status, body = http_error(error)
-    headers = [JSON]
     if isinstance(error, UnsupportedEncodingError):
-        headers.append((b"accept-encoding", b"gzip, deflate"))
-    await send_bytes(send, status, orjson.dumps(body), headers)
+        headers += ((b"accept-encoding", b"gzip, deflate"),)
+    await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
 
 
 class Endpoint:
@@ -57,6 +56,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._handler(scope, receive, send)
+        except BodyTooLargeError as error:
+            await send_error(send, error, (b"connection", b"close"))
+            await discard(receive)
         except MeshError as error:
             await send_error(send, error)
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something

@@ -1,0 +1,49 @@
+"""Fixtures: a gateway on the real server with a fake executor behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.settings import GatewaySettings
+from shared.keyspace import Keyspace
+from shared.redis_client import connect
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
+
+
+@pytest.fixture
+def keys(key_prefix: str) -> Keyspace:
+    return Keyspace(key_prefix)
+
+
+@pytest.fixture
+def gateway_settings(redis_url: str, keys: Keyspace) -> GatewaySettings:
+    return GatewaySettings(
+        redis_url=redis_url, key_prefix=keys.prefix, name="gateway", http_port=0, grpc_port=0, metrics_port=0
+    )
+
+
+@pytest.fixture
+async def executor(redis_url: str, keys: Keyspace) -> AsyncIterator[FakeExecutor]:
+    """A fake executor that runs."""
+    redis = connect(redis_url)
+    fake = FakeExecutor(redis, keys)
+    await fake.join()
+    task = asyncio.create_task(fake.run())
+    yield fake
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    # What a live sequence leaves is the scheduler's to remove; there is none here.
+    for pattern in ("seq:", "idle:", "parked:", "checkpoint:", "deadlines:", "owned:", "inbox:", "starts:", "feed:"):
+        async for key in redis.scan_iter(match=f"{keys.prefix}:*{pattern}*"):
+            await redis.unlink(key)
+    await redis.aclose()
+
+
+@pytest.fixture
+async def gateway(gateway_settings: GatewaySettings, executor: FakeExecutor) -> AsyncIterator[RunningGateway]:
+    """A gateway before the fake executor."""
+    async with gateway_running(gateway_settings) as running:
+        yield running

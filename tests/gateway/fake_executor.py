@@ -1,0 +1,283 @@
+"""An executor that is a few lines: it computes sums, but speaks the real scripts. And a gateway to put before it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from gateway.service import Addresses, serve
+from gateway.settings import GatewaySettings
+from shared.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.keyspace import Keyspace
+from shared.lifecycle import Stop, Tasks
+from shared.membership import Membership
+from shared.messages import (
+    ExecutorRegistration,
+    InboxStep,
+    InferMessage,
+    ModelRecord,
+    ReplyMessage,
+    RepositoryEntry,
+    ServedModel,
+    StepFlag,
+    decode_infer,
+    encode,
+    inbox_entry,
+)
+from shared.model_config.values import (
+    ControlKind,
+    ControlSpec,
+    Direct,
+    DynamicBatching,
+    ModelConfig,
+    SequenceBatching,
+    TensorSpec,
+)
+from shared.scripts import Assignment, Outcome, Scripts, StepCommit, WorkDone
+from shared.tensors import Tensor, from_numpy, to_numpy
+
+IDLE_MS = 30_000
+TOMBSTONE_MS = 5_000
+
+
+def running_sum(name: str = "running_sum", **batching: Any) -> ModelConfig:
+    """INT32 [1] in, the sum since START out; a sequence model."""
+    return ModelConfig(
+        name=name,
+        backend="python",
+        platform="",
+        max_batch_size=8,
+        inputs=(TensorSpec("INPUT", "INT32", (1,)),),
+        outputs=(TensorSpec("OUTPUT", "INT32", (1,)),),
+        sequence_batching=SequenceBatching(
+            strategy=Direct(),
+            idle_us=IDLE_MS * 1000,
+            controls=(ControlSpec("START", ControlKind.START, "INT32", (0, 1)),),
+            **batching,
+        ),
+    )
+
+
+def echo(
+    name: str = "echo", datatype: str = "FP32", dims: tuple[int, ...] = (-1,), max_batch_size: int = 8
+) -> ModelConfig:
+    """One input, returned as it is; stateless."""
+    return ModelConfig(
+        name=name,
+        backend="python",
+        platform="",
+        max_batch_size=max_batch_size,
+        inputs=(TensorSpec("INPUT0", datatype, dims),),
+        outputs=(TensorSpec("OUTPUT0", datatype, dims),),
+        dynamic_batching=DynamicBatching(),
+    )
+
+
+def two_inputs(name: str = "add_sub") -> ModelConfig:
+    """INT32 [4] twice in, sum and difference out; stateless."""
+    return ModelConfig(
+        name=name,
+        backend="python",
+        platform="",
+        max_batch_size=8,
+        inputs=(TensorSpec("INPUT0", "INT32", (4,)), TensorSpec("INPUT1", "INT32", (4,))),
+        outputs=(TensorSpec("OUTPUT0", "INT32", (4,)), TensorSpec("OUTPUT1", "INT32", (4,))),
+        dynamic_batching=DynamicBatching(),
+    )
+
+
+MODELS = (
+    running_sum(),
+    running_sum("session_sum", implicit_start=True),
+    echo(),
+    echo("echo_text", "BYTES"),
+    echo("echo_half", "FP16"),
+    echo("echo_bool", "BOOL"),
+    two_inputs(),
+)
+
+
+@dataclass
+class FakeExecutor:
+    """Scheduler and executor in one, for tests of the gateway: assigns every start at once and runs steps one by one.
+
+    paused    while set, steps and work are left where they are
+    received  every message that was run, in order
+    """
+
+    redis: Redis
+    keys: Keyspace
+    models: tuple[ModelConfig, ...] = MODELS
+    control_mode: str = "explicit"
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    received: list[InferMessage] = field(default_factory=list[InferMessage])
+    sums: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
+    executor: ExecutorId = field(default_factory=lambda: ExecutorId(f"fake-{uuid.uuid4().hex[:6]}"))
+
+    def __post_init__(self) -> None:
+        self.scripts = Scripts(self.redis, self.keys)
+        self.membership = Membership(self.redis, self.keys)
+        self.commands = cast(Any, self.redis)
+        self.registration = ExecutorRegistration(
+            executor=self.executor,
+            name="fake",
+            host="here",
+            pid=1,
+            started_ms=1,
+            models=tuple(ServedModel(m.name, "1", 1, m.slots_per_instance) for m in self.models),
+            repository=tuple(RepositoryEntry(m.name, "1", "READY") for m in self.models),
+            control_mode=self.control_mode,
+        )
+
+    async def join(self) -> None:
+        for model in self.models:
+            await self.membership.publish(ModelRecord(model, f'{{"name":"{model.name}"}}', ("1",)))
+            if model.sequence_batching is None:
+                await self.commands.xgroup_create(self.keys.work(model.name, "1", 0), "executors", mkstream=True)
+        await self.membership.register(self.registration, lease_ms=60_000)
+
+    async def run(self) -> None:
+        while True:
+            moved = 0
+            if not self.paused.is_set():
+                for model in self.models:
+                    if model.sequence_batching is None:
+                        moved += await self._work(model)
+                    else:
+                        moved += await self._assign(model)
+                moved += await self._steps()
+            await asyncio.sleep(0 if moved else 0.002)
+
+    async def _assign(self, model: ModelConfig) -> int:
+        moved = 0
+        for shard in self.keys.shard_ids():
+            entries = await self.commands.xrange(self.keys.starts(shard, model.name))
+            if entries:
+                places = [
+                    Assignment(
+                        SequenceId(fields[b"q"].decode()), model.name, self.executor, InstanceIndex(0), SlotIndex(0)
+                    )
+                    for _, fields in entries
+                ]
+                await self.scripts.run(self.scripts.assign(places, shard=shard, term=Term(1)))
+                moved += len(places)
+        return moved
+
+    async def _steps(self) -> int:
+        moved = 0
+        for shard in self.keys.shard_ids():
+            for entry, fields in await self.commands.xrange(self.keys.inbox(shard, self.executor)):
+                step = inbox_entry(entry, fields)
+                if isinstance(step, InboxStep):
+                    await self._commit(shard, step)
+                    moved += 1
+        return moved
+
+    async def _commit(self, shard: Any, step: InboxStep) -> None:
+        message = decode_infer(step.message)
+        self.received.append(message)
+        reply = self.answer(message, step)
+        commit = StepCommit(
+            step.sequence,
+            step.epoch,
+            step.step,
+            step.flags,
+            Outcome.FAILED if reply.error_code else Outcome.DONE,
+            step.gateway,
+            step.token,
+            encode(reply),
+            request_id=message.request_id,
+            keep_reply=True,
+            entries=(step.entry,),
+        )
+        call = self.scripts.commit(
+            [commit],
+            shard=shard,
+            executor=self.executor,
+            model=message.model,
+            idle_ms=IDLE_MS,
+            tombstone_ms=TOMBSTONE_MS,
+        )
+        await self.scripts.run(call)
+
+    def answer(self, message: InferMessage, step: InboxStep) -> ReplyMessage:
+        value = int(to_numpy(message.inputs[0]).reshape(-1)[0])
+        if value == -666:
+            return ReplyMessage("1", error_code="INTERNAL", error="the model does not like -666", step=step.step)
+        begun = 0 if step.flags & StepFlag.START else self.sums.get(step.sequence, 0)
+        self.sums[step.sequence] = begun + value
+        total = message.inputs[0].raw.__class__((begun + value).to_bytes(4, "little", signed=True))
+        return ReplyMessage("1", (Tensor("OUTPUT", "INT32", message.inputs[0].shape, total),), step=step.step)
+
+    async def _work(self, model: ModelConfig) -> int:
+        stream = self.keys.work(model.name, "1", 0)
+        got = await self.commands.xreadgroup("executors", self.executor, {stream: ">"}, count=64)
+        done: list[WorkDone] = []
+        for _, entries in got or ():
+            for entry, fields in entries:
+                message = decode_infer(fields[b"m"])
+                self.received.append(message)
+                done.append(
+                    WorkDone(
+                        stream,
+                        entry.decode(),
+                        fields[b"g"].decode(),
+                        fields[b"t"].decode(),
+                        encode(ReplyMessage("1", self.outputs(message))),
+                    )
+                )
+        if done:
+            shard = self.keys.home_shard(model.name)
+            await self.scripts.run(self.scripts.finish(done, shard=shard, group="executors", consumer=self.executor))
+        return len(done)
+
+    def outputs(self, message: InferMessage) -> tuple[Tensor, ...]:
+        if message.model == "add_sub":
+            first, second = (to_numpy(tensor) for tensor in message.inputs)
+            both = (from_numpy("OUTPUT0", first + second), from_numpy("OUTPUT1", first - second))
+            return tuple(output for output in both if not message.outputs or output.name in message.outputs)
+        (tensor,) = message.inputs
+        return (Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.raw),)
+
+
+@dataclass(slots=True)
+class RunningGateway:
+    """A gateway in this loop. `stop` ends it and waits."""
+
+    addresses: Addresses
+    stop: Callable[[], Awaitable[None]]
+    url: str
+
+
+@contextlib.asynccontextmanager
+async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) -> AsyncIterator[RunningGateway]:
+    """Starts a gateway on free ports."""
+    stop = Stop()
+    ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+
+    async def life() -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = Tasks(group)
+            await serve(settings, tasks, stop, on_ready=ready.set_result, grace_s=grace_s)
+            tasks.cancel_all()
+
+    task = asyncio.create_task(life())
+    await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+
+    async def end() -> None:
+        stop.request("test")
+        await task
+
+    addresses = ready.result()
+    try:
+        yield RunningGateway(addresses, end, f"127.0.0.1:{addresses.http_port}")
+    finally:
+        await end()

@@ -1,0 +1,299 @@
+"""Bad input over HTTP: the status and the words of Triton, and a gateway that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.gateway.fake_executor import gateway_running
+
+SUM = "/v2/models/running_sum/infer"
+ECHO = "/v2/models/echo/infer"
+ADD_SUB = "/v2/models/add_sub/infer"
+
+
+def one(name: str = "INPUT", datatype: str = "INT32", shape: Any = (1, 1), **rest: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape), **({"data": [1]} | rest)}
+
+
+def body(*inputs: Any, **rest: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs), **rest}
+
+
+def steps(**parameters: Any) -> dict[str, Any]:
+    return body(one(), parameters={"sequence_id": 1, "sequence_start": True} | parameters)
+
+
+FOUR = {"shape": [1, 4], "data": [1, 2, 3, 4], "datatype": "INT32"}
+
+TABLE: list[tuple[str, str, Any, int, str]] = [
+    ("no JSON", ECHO, b"{not json", 400, "failed to parse the request JSON buffer"),
+    ("empty body", ECHO, b"", 400, "failed to parse the request JSON buffer"),
+    ("no object", ECHO, b"[]", 400, "must be a JSON object"),
+    ("no inputs", ECHO, {}, 400, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+    ("inputs no array", ECHO, {"inputs": 3}, 400, "Unable to parse 'inputs'"),
+    ("input no object", ECHO, {"inputs": [3]}, 400, "Unable to parse 'inputs'"),
+    ("parameters no object", ECHO, body(one(), parameters=[]), 400, "Unable to parse 'parameters'"),
+    ("negative dim", ECHO, body(one("INPUT0", "FP32", (1, -1))), 400, "Unable to parse 'shape'"),
+    ("deep nesting", ECHO, b'{"inputs":' + b"[" * 200 + b"]" * 200 + b"}", 400, "maximum allowed limit (100)"),
+    ("very deep nesting", ECHO, b"[" * 5000, 400, ""),
+    ("half floats", "/v2/models/echo_half/infer", body(one("INPUT0", "FP16")), 400, "receiving FP16 data via JSON"),
+    ("count", ECHO, body(one("INPUT0", "FP32", (1, 3))), 500, "Shape does not match true shape of 'data' field"),
+    ("text as number", ECHO, body(one("INPUT0", "FP32", data=["1"])), 400, "Unable to parse 'data'"),
+    ("fraction as integer", SUM, body(one(data=[1.5])), 400, "Unable to parse 'data'"),
+    ("bool as integer", SUM, body(one(data=[True])), 400, "Unable to parse 'data'"),
+    ("out of range", SUM, body(one(data=[2**31])), 400, "out of the range of INT32"),
+    ("mixed nesting", SUM, body(one(data=[[1], 2])), 400, "Unable to parse 'data'"),
+    ("no data", ECHO, body({"name": "INPUT0", "datatype": "FP32", "shape": [1, 1]}), 400, "But no field is set"),
+    (
+        "both data",
+        ECHO,
+        body(one("INPUT0", "FP32", parameters={"binary_data_size": 4})),
+        400,
+        "must set only one of the following fields",
+    ),
+    (
+        "shared memory",
+        ECHO,
+        body({"name": "INPUT0", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}),
+        501,
+        "shared memory is not supported",
+    ),
+    ("reserved", ECHO, body(one("INPUT0", "FP32"), parameters={"triton_x": 1}), 400, "reserved for Triton usage"),
+    ("parameter type", ECHO, body(one("INPUT0", "FP32"), parameters={"x": [1]}), 400, "parameter 'x' has invalid type"),
+    ("unknown model", "/v2/models/nobody/infer", body(one()), 404, "Request for unknown model: 'nobody' is not found"),
+    ("unknown version", "/v2/models/echo/versions/9/infer", body(one()), 404, "'echo' version 9 is not found"),
+    ("version 0", "/v2/models/echo/versions/0/infer", body(one()), 400, "invalid model version specified '0'"),
+    ("wrong dtype", SUM, steps() | body(one(datatype="INT64")), 400, "data-type is 'INT64', but model 'running_sum'"),
+    ("wrong shape", ECHO, body(one("INPUT0", "FP32", (1, 1, 1))), 400, "Expected [-1,-1], got [1,1,1]. NOTE: Setting"),
+    ("no batch dim", ECHO, body(one("INPUT0", "FP32", ())), 400, "has no shape but model requires batch dimension"),
+    ("batch too large", ECHO, body(one("INPUT0", "FP32", (9, 1), data=[0] * 9)), 400, "batch-size must be <= 8"),
+    (
+        "missing input",
+        ADD_SUB,
+        body(one("INPUT0", **FOUR)),
+        400,
+        "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['INPUT0'], "
+        "but missing required input(s) ['INPUT1']. Please provide all required input(s).",
+    ),
+    (
+        "unexpected input",
+        ADD_SUB,
+        body(one("INPUT0", **FOUR), one("OTHER", **FOUR)),
+        400,
+        "unexpected inference input 'OTHER' for model 'add_sub'",
+    ),
+    (
+        "duplicate input",
+        ADD_SUB,
+        body(one("INPUT0", **FOUR), one("INPUT0", **FOUR)),
+        400,
+        "input 'INPUT0' already exists in request",
+    ),
+    (
+        "batch mismatch",
+        ADD_SUB,
+        body(one("INPUT0", **FOUR), one("INPUT1", **FOUR | {"shape": [2, 4], "data": [0] * 8})),
+        400,
+        "input 'INPUT1' batch size does not match other inputs for 'add_sub'",
+    ),
+    (
+        "unknown output",
+        ECHO,
+        body(one("INPUT0", "FP32"), outputs=[{"name": "NOPE"}]),
+        400,
+        "unexpected inference output 'NOPE' for model 'echo'",
+    ),
+    (
+        "request id in message",
+        ECHO,
+        body(one("INPUT0", "INT32"), id="r7"),
+        400,
+        "[request id: r7] inference input 'INPUT0' data-type is 'INT32'",
+    ),
+    ("no id", SUM, body(one()), 400, "must specify a non-zero or non-empty correlation ID"),
+    ("id 0", SUM, steps(sequence_id=0), 400, "must specify a non-zero or non-empty correlation ID"),
+    ("empty id", SUM, steps(sequence_id=""), 400, "must specify a non-zero or non-empty correlation ID"),
+    ("negative id", SUM, steps(sequence_id=-1), 400, "Unable to parse 'sequence_id'"),
+    ("fractional id", SUM, steps(sequence_id=1.5), 400, "Unable to parse 'sequence_id'"),
+    ("long id", SUM, steps(sequence_id="x" * 129), 501, "string correlation ID cannot be longer than 128 characters"),
+    ("start no bool", SUM, steps(sequence_start=1), 400, "Unable to parse 'sequence_start'"),
+    (
+        "no START",
+        SUM,
+        steps(sequence_id=99, sequence_start=False),
+        400,
+        "inference request for sequence 99 to model 'running_sum' must specify the START flag on the first request of "
+        "the sequence",
+    ),
+    (
+        "batch in a sequence",
+        SUM,
+        steps() | body(one(shape=(2, 1), data=[1, 2])),
+        400,
+        "inference request to model 'running_sum' must specify batch-size 1 due to requirements of sequence batcher",
+    ),
+    (
+        "control tensor",
+        SUM,
+        steps() | body(one(), one("START")),
+        400,
+        "expected 1 inputs but got 2 inputs for model 'running_sum'",
+    ),
+    (
+        "control tensor instead of the input",
+        SUM,
+        steps() | body(one("START")),
+        400,
+        "unexpected inference input 'START' for model 'running_sum'",
+    ),
+    ("model raises", SUM, steps(sequence_id=66) | body(one(data=[-666])), 500, "the model does not like -666"),
+]
+
+
+@pytest.fixture
+async def session(gateway):
+    async with aiohttp.ClientSession(f"http://{gateway.url}") as made:
+        yield made
+
+
+async def post(session: aiohttp.ClientSession, path: str, content: Any, **headers: str) -> tuple[int, Any]:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    async with session.post(path, data=data, headers={k.replace("_", "-"): v for k, v in headers.items()}) as response:
+        return response.status, await response.json()
+
+
+async def test_every_bad_request_gets_its_message_and_the_next_good_one_is_served(session):
+    """The table above, each against the same gateway: status, `error`, nothing else broken."""
+    for story, path, content, status, message in TABLE:
+        got, document = await post(session, path, content)
+
+        assert (story, got) == (story, status), document
+        assert message in document["error"], story
+        assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200, story
+
+
+async def test_missing_start_says_whether_the_sequence_was_there_before(session):
+    await post(session, SUM, steps(sequence_id=8))
+    await post(session, SUM, steps(sequence_id=8, sequence_start=False, sequence_end=True))
+
+    status, document = await post(session, SUM, steps(sequence_id=8, sequence_start=False))
+
+    assert status == 400
+    assert document["error"].startswith(
+        "inference request for sequence 8 to model 'running_sum' must specify the START"
+    )
+    assert document["error"].endswith("(the sequence has ended; its last step was 2)")
+    assert (document["reason"], document["last_step"]) == ("ended", 2)
+
+
+BINARY = body({"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}})
+
+
+@pytest.mark.parametrize(
+    ("blob", "length", "status", "message"),
+    [
+        (bytes(8), None, 200, ""),
+        (bytes(7), None, 400, "unexpected size for input 'INPUT0', expecting 1 additional bytes for model 'echo'"),
+        (bytes(9), None, 400, "unexpected additional input data for model 'echo'"),
+        (bytes(8), "9999999", 400, "inference header size should be in range (0, "),
+        (bytes(8), "x", 400, "Unable to parse Inference-Header-Content-Length, got: x"),
+        (bytes(8), "5", 400, "failed to parse the request JSON buffer"),
+    ],
+)
+async def test_binary_data_of_the_wrong_size_is_refused(session, blob, length, status, message):
+    head = json.dumps(BINARY).encode()
+
+    got, document = await post(session, ECHO, head + blob, Inference_Header_Content_Length=length or str(len(head)))
+
+    assert got == status
+    assert message in document.get("error", "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"\x01\x00\x00\x00a", ""),
+        (b"\x05\x00\x00\x00a", "incomplete string data"),
+        (b"\x01\x00", "incomplete string length indicator"),
+        (b"", "expected 1 string elements for inference input 'INPUT0' for model 'echo_text', got 0"),
+        (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "unexpected number of string elements 2"),
+    ],
+)
+async def test_structure_of_text_elements_is_checked(session, raw, message):
+    declared = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(raw)}}
+    head = json.dumps(body(declared)).encode()
+
+    status, document = await post(
+        session, "/v2/models/echo_text/infer", head + raw, Inference_Header_Content_Length=str(len(head))
+    )
+
+    assert (status == 200) == (message == "")
+    assert message in document.get("error", "")
+
+
+async def test_byte_count_that_does_not_fit_the_shape_is_refused(session):
+    declared = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "parameters": {"binary_data_size": 8}}
+    head = json.dumps(body(declared)).encode()
+
+    status, document = await post(session, ECHO, head + bytes(8), Inference_Header_Content_Length=str(len(head)))
+
+    assert status == 400
+    assert "input byte size mismatch for input 'INPUT0' for model 'echo'. Expected 12, got 8" in document["error"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_body_beyond_the_bound_is_refused_and_the_gateway_goes_on(gateway_settings, executor, chunked):
+    settings = dataclasses.replace(gateway_settings, http_max_input_size=10_000)
+    async with gateway_running(settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
+
+        async def parts() -> Any:
+            for _ in range(20):
+                yield bytes(1000)
+
+        async with session.post(ECHO, data=parts() if chunked else bytes(20_000)) as response:
+            status, document = response.status, await response.json()
+
+        assert status == 400
+        assert "exceeds the maximum allowed input size of 10000 bytes" in document["error"]
+        assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200
+
+
+async def test_small_body_that_unpacks_beyond_the_bound_is_refused(gateway_settings, executor):
+    settings = dataclasses.replace(gateway_settings, http_max_input_size=100_000)
+    async with gateway_running(settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
+        status, document = await post(session, ECHO, gzip.compress(bytes(50_000_000)), Content_Encoding="gzip")
+
+    assert status == 400
+    assert "exceeds the maximum allowed input size" in document["error"]
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"{}" * 100)[:-10]])
+async def test_broken_compression_is_refused(session, content):
+    status, document = await post(session, ECHO, content, Content_Encoding="gzip")
+
+    assert status == 400
+    assert "failed to decompress the request body" in document["error"]
+
+
+async def test_unknown_compression_names_the_known_ones(session):
+    async with session.post(ECHO, data=b"{}", headers={"Content-Encoding": "br"}) as response:
+        assert response.status == 501
+        assert response.headers["Accept-Encoding"] == "gzip, deflate"
+        assert await response.json() == {"error": "Unsupported compression type"}
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(gateway, session):
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+    writer.write(f"POST {ECHO} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nabc".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+    assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200

@@ -1,0 +1,254 @@
+"""Routes beside inference: health, repository, metrics, what is refused, and sessions of the dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from shared.messages import ControlMessage, RepositoryEntry
+from tests.gateway.fake_executor import FakeExecutor, gateway_running
+
+ONE = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
+
+
+@pytest.fixture
+async def session(gateway):
+    async with aiohttp.ClientSession(f"http://{gateway.url}") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("GET", "/v2/health/live", 200, None),
+        ("GET", "/v2/health/ready", 200, None),
+        ("GET", "/v2/models/echo/ready", 200, None),
+        ("GET", "/v2/models/echo/versions/1/ready", 200, None),
+        ("GET", "/v2/models/echo/versions/2/ready", 400, "Model version not ready"),
+        ("GET", "/v2/models/nobody/ready", 400, "Model version not ready"),
+        ("GET", "/v2/models/nobody", 404, "Request for unknown model: 'nobody' is not found"),
+        ("GET", "/v2/models/nobody/stats", 400, "requested model 'nobody' is not available"),
+        ("GET", "/v2/models/echo/versions/3/stats", 400, "requested model version is not available for model 'echo'"),
+        ("GET", "/v2/unknown", 404, "Not Found"),
+        ("GET", "/v2/models/echo/versions/x/ready", 404, "Not Found"),
+        ("GET", "/v2/models/echo/infer", 405, "Method Not Allowed"),
+        ("POST", "/v2/health/live", 405, "Method Not Allowed"),
+        ("GET", "/v2/trace/setting", 501, None),
+        ("POST", "/v2/models/echo/trace/setting", 501, None),
+        ("GET", "/v2/logging", 501, None),
+        ("GET", "/v2/systemsharedmemory/status", 501, None),
+        ("POST", "/v2/cudasharedmemory/region/r/register", 501, None),
+        ("POST", "/v2/repository/other/models/echo/load", 501, "'repository_name' specification is not supported"),
+    ],
+)
+async def test_status_and_error_of_each_route(session, method, path, status, error):
+    async with session.request(method, path + "?ignored=1") as response:
+        content = await response.read()
+
+    assert response.status == status
+    if status != 200:
+        assert error is None or json.loads(content) == {"error": error}
+        assert json.loads(content)["error"]
+
+
+async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(gateway, session, executor):
+    await executor.commands.hset(
+        executor.keys.stats("echo", "1"),
+        mapping={"success_count": 3, "inference_count": 12345678, "queue_ns": 5_000_000, "fail_BACKEND": 2},
+    )
+    async with session.post("/v2/models/echo/infer", json={"inputs": []}) as response:
+        assert response.status == 400
+    async with session.get("/metrics") as response:
+        page = await response.text()
+    async with session.get(f"http://127.0.0.1:{gateway.addresses.metrics_port}/metrics") as response:
+        other = await response.text()
+
+    assert 'nv_inference_request_success{model="echo",version="1"} 3\n' in page
+    assert 'nv_inference_count{model="echo",version="1"} 12345678\n' in page
+    assert 'nv_inference_queue_duration_us{model="echo",version="1"} 5000\n' in page
+    assert 'nv_inference_request_failure{model="echo",reason="BACKEND",version="1"} 2\n' in page
+    assert re.search(r"^seqmesh_gateway_requests_in_flight 0$", page, re.MULTILINE)
+    assert "seqmesh_gateway_mesh_up 1.0" in other
+
+
+# -- sessions -------------------------------------------------------------------------------------------------------
+
+
+async def infer(session: Any, model: str, headers: dict[str, str] | None = None, **parameters: Any) -> Any:
+    document = ONE | ({"parameters": parameters} if parameters else {})
+    async with session.post(f"/v2/models/{model}/infer", json=document, headers=headers or {}) as response:
+        return response.status, response.headers.get("Inference-Session-Id"), await response.json()
+
+
+async def test_session_header_begins_a_sequence_and_continues_it(session):
+    header = {"Inference-Session-Id": "session_abc"}
+    sums = [(await infer(session, "session_sum", header))[2]["outputs"][0]["data"] for _ in range(3)]
+
+    assert sums == [[1], [2], [3]]
+
+
+async def test_session_header_begins_a_sequence_on_any_sequence_model(session):
+    status, echoed, document = await infer(session, "running_sum", {"Inference-Session-Id": "s"})
+
+    assert (status, echoed, document["outputs"][0]["data"]) == (200, "s", [1])
+
+
+async def test_server_names_a_session_when_the_client_did_not_and_the_name_works(session):
+    _, made, document = await infer(session, "session_sum")
+    _, other, _ = await infer(session, "session_sum")
+    _, _, by_header = await infer(session, "session_sum", {"Inference-Session-Id": made})
+    _, _, by_parameter = await infer(session, "session_sum", sequence_id=made)
+
+    assert str(uuid.UUID(made)) == document["parameters"]["sequence_id"] == made != other
+    assert by_header["outputs"][0]["data"] == [2]
+    assert by_parameter["outputs"][0]["data"] == [3]
+
+
+async def test_session_and_sequence_id_must_not_contradict_each_other(session):
+    status, _, document = await infer(session, "session_sum", {"Inference-Session-Id": "a"}, sequence_id="b")
+
+    assert status == 400
+    assert "name one of them" in document["error"]
+
+
+# -- raw binary requests --------------------------------------------------------------------------------------------
+
+
+async def test_raw_body_is_the_models_only_input_and_a_variable_dimension_follows_from_it(session):
+    async with session.post(
+        "/v2/models/echo/infer", data=bytes(range(12)), headers={"Inference-Header-Content-Length": "0"}
+    ) as response:
+        content = await response.read()
+        head = int(response.headers["Inference-Header-Content-Length"])
+
+    assert content[head:] == bytes(range(12))
+    assert json.loads(content[:head])["outputs"][0]["shape"] == [1, 3]
+
+
+async def test_raw_text_body_becomes_one_element(session):
+    async with session.post(
+        "/v2/models/echo_text/infer", data=b"hello", headers={"Inference-Header-Content-Length": "0"}
+    ) as response:
+        content = await response.read()
+
+    assert content.endswith(b"\x05\x00\x00\x00hello")
+
+
+async def test_raw_body_for_a_model_with_two_inputs_is_refused(session):
+    async with session.post(
+        "/v2/models/add_sub/infer", data=b"hello", headers={"Inference-Header-Content-Length": "0"}
+    ) as response:
+        assert response.status == 400
+        assert "2 inputs in 'add_sub' model configuration" in (await response.json())["error"]
+
+
+# -- repository -----------------------------------------------------------------------------------------------------
+
+
+async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMessage:
+    """What an executor does with the next control message: carries it out, then says so in its registration."""
+    found = []
+    while not found:
+        found = await executor.commands.xrange(executor.keys.control)
+        await asyncio.sleep(0.01)
+    entry, fields = found[-1]
+    executor.registration = msgspec.structs.replace(
+        executor.registration,
+        applied=entry.decode(),
+        repository=tuple(e for e in executor.registration.repository if e.model != outcome.model) + (outcome,),
+    )
+    await executor.membership.update(executor.registration)
+    return msgspec.msgpack.decode(fields[b"m"], type=ControlMessage)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "error"),
+    [
+        (RepositoryEntry("extra", "1", "READY"), 200, ""),
+        (RepositoryEntry("extra", "1", "UNAVAILABLE", "no such file"), 400, "failed to load 'extra', no such file"),
+    ],
+)
+async def test_load_returns_when_every_executor_has_carried_it_out(session, executor, outcome, status, error):
+    obeying = asyncio.create_task(obey(executor, outcome=outcome))
+    parameters = {"config": "{}", "file:1/model.py": "aGVsbG8="}
+    async with session.post("/v2/repository/models/extra/load", json={"parameters": parameters}) as response:
+        content = await response.read()
+
+    message = await obeying
+    assert (message.action, message.model, message.files) == ("load", "extra", {"1/model.py": b"hello"})
+    assert response.status == status
+    assert (json.loads(content)["error"] if content else "") == error
+
+
+async def test_unload_of_something_unknown_succeeds(session, executor):
+    obeying = asyncio.create_task(obey(executor, outcome=RepositoryEntry("other")))
+    async with session.post("/v2/repository/models/never_loaded/unload") as response:
+        assert response.status == 200
+
+    assert (await obeying).action == "unload"
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "error"),
+    [
+        ("models/../load", {}, None),
+        ("models/x%5Cy/load", {}, "path traversal"),
+        ("models/x/load", {"parameters": {"file:1/m": "aGVsbG8="}}, "override files were provided"),
+        ("models/x/load", {"parameters": {"config": "{}", "file:1/m": "?"}}, "must be base64"),
+        ("models/x/load", {"parameters": {"other": "{}"}}, "unrecognized load parameter 'other'"),
+        ("models/x/load", {"parameters": {"config": {}}}, "attempt to access JSON non-string as string"),
+        ("models/x/unload", {"parameters": {"unload_dependents": 1}}, "expected a boolean"),
+        ("index", {"ready": 1}, "Invalid value for 'ready': expected a boolean"),
+    ],
+)
+async def test_bad_repository_requests_are_refused(session, path, document, error):
+    async with session.post(f"/v2/repository/{path}", json=document) as response:
+        content = await response.json()
+
+    assert response.status in (400, 404)
+    assert error is None or error in content["error"]
+
+
+async def test_load_is_refused_unless_every_executor_is_in_explicit_mode(session, executor):
+    executor.registration = msgspec.structs.replace(executor.registration, control_mode="none")
+    await executor.membership.update(executor.registration)
+
+    async with session.post("/v2/repository/models/echo/load") as response:
+        assert response.status == 503
+        assert await response.json() == {"error": "explicit model load / unload is not allowed if polling is enabled"}
+
+
+async def test_index_of_ready_models_only(session, executor):
+    executor.registration = msgspec.structs.replace(
+        executor.registration,
+        repository=(RepositoryEntry("echo", "1", "READY"), RepositoryEntry("broken", "1", "UNAVAILABLE", "why")),
+    )
+    await executor.membership.update(executor.registration)
+    lines: Any = []
+    for _ in range(100):
+        async with session.post("/v2/repository/index") as response:
+            lines = await response.json()
+        if len(lines) == 2:
+            break
+        await asyncio.sleep(0.05)
+    async with session.post("/v2/repository/index", json={"ready": True}) as response:
+        ready = await response.json()
+
+    assert lines == [
+        {"name": "broken", "version": "1", "state": "UNAVAILABLE", "reason": "why"},
+        {"name": "echo", "version": "1", "state": "READY"},
+    ]
+    assert ready == [{"name": "echo", "version": "1", "state": "READY"}]
+
+
+async def test_gateway_without_executors_is_live_but_not_ready(gateway_settings):
+    async with gateway_running(gateway_settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
+        async with session.get("/v2/health/live") as live, session.get("/v2/health/ready") as ready:
+            assert (live.status, ready.status) == (200, 400)
