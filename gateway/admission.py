@@ -154,15 +154,27 @@ def check_inputs(call: InferCall, config: ModelConfig) -> None:
         if tensor.name in given:
             raise RequestError(f"input '{tensor.name}' already exists in request")
         given[tensor.name] = tensor
+    reserved = reserved_names(config) - specs.keys()
+    for name in given:
+        # Triton would complain of the number of inputs first, which says nothing of what is wrong.
+        if name in reserved:
+            raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
     _check_count(call, config, given)
     for name in given:
-        # Control and state tensors are not declared as inputs: a client that sends them is refused here.
         if name not in specs:
             raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
     if config.max_batch_size > 0:
         _check_batch(call, config)
     for tensor in call.inputs:
         _check_tensor(call, config, specs[tensor.name], tensor)
+
+
+def reserved_names(config: ModelConfig) -> frozenset[str]:
+    """Tensors that the batcher makes: controls and implicit states. A client must not send them."""
+    batching = config.sequence_batching
+    if batching is None:
+        return frozenset()
+    return frozenset([c.name for c in batching.controls] + [s.input_name for s in batching.states])
 
 
 def _check_count(call: InferCall, config: ModelConfig, given: Mapping[str, Tensor]) -> None:

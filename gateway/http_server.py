@@ -54,12 +54,12 @@ async def serve_http(app: Any, server: socket.socket, *, stop: Callable[[], Awai
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")
-    serve: Any = hypercorn.asyncio.serve  # typed by dicts of unknown content
-    await serve(_without_lifespan(app), config, shutdown_trigger=stop, mode="asgi")
+    library: Any = hypercorn.asyncio  # its `serve` is typed by dicts of unknown content
+    await library.serve(_without_lifespan(app), config, shutdown_trigger=stop, mode="asgi")
 
 
 def _without_lifespan(app: Any) -> Any:
-    """The application for requests only. Its life is the service's; Starlette's lifespan reports each end as a failure."""
+    """The application for requests only. Its life is the service's: Starlette reports a cancelled one as a failure."""
 
     async def requests_only(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

@@ -11,6 +11,7 @@ its callers are told so instead of being left to wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -79,11 +80,12 @@ class Replies:
         await self._beat()
 
     async def close(self) -> None:
-        """Removes this gateway's keys."""
+        """Removes this gateway's keys; where Redis cannot be reached, their TTL does."""
         await self._link.close()
-        await self._redis.unlink(self._keys.gateway(self._gateway))
-        for stream in self._streams.values():
-            await self._redis.unlink(stream)
+        with contextlib.suppress(*CONNECTION_LOST):
+            await self._redis.unlink(self._keys.gateway(self._gateway))
+            for stream in self._streams.values():
+                await self._redis.unlink(stream)
 
     async def run(self) -> None:
         """Reads replies until it is cancelled."""

@@ -144,7 +144,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
         SUM,
         steps() | body(one(), one("START")),
         400,
-        "expected 1 inputs but got 2 inputs for model 'running_sum'",
+        "unexpected inference input 'START' for model 'running_sum'",
     ),
     (
         "control tensor instead of the input",

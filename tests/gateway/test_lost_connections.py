@@ -1,0 +1,324 @@
+"""What callers hear, and what runs, when connections break, Redis goes away, callers leave and gateways die."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import gateway.replies
+from gateway.admission import InferCall
+from gateway.service import Core, running_core
+from gateway.settings import GatewaySettings
+from shared.errors import Code, MeshError, Reason, SequenceError, UnavailableError
+from shared.keyspace import Keyspace
+from shared.lifecycle import Tasks
+from shared.redis_client import connect
+from shared.tensors import Tensor
+from shared.tracing import Tracing
+from tests.gateway.fake_executor import FakeExecutor
+
+
+class Proxy:
+    """A TCP proxy before Redis that can be told to break connections.
+
+    cut_after  called with what a client sends; True: it is passed on, but the connection is cut before the reply
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
+        self._open: set[asyncio.StreamWriter] = set()
+        self.cut_after: Callable[[bytes], bool] = lambda _: False
+        self.refuses = False
+        self.port = 0
+
+    async def start(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    def cut_all(self) -> None:
+        for writer in self._open:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            return
+        there, back = await asyncio.open_connection(*self._target)
+        self._open |= {writer, back}
+        replies = asyncio.create_task(self._copy(there, writer))
+        try:
+            while chunk := await reader.read(1 << 16):
+                back.write(chunk)
+                if self.cut_after(chunk):
+                    self.cut_after = lambda _: False
+                    replies.cancel()
+                    await asyncio.sleep(0.05)
+                    break
+        except ConnectionError:
+            pass
+        finally:
+            for each in (writer, back):
+                self._open.discard(each)
+                each.close()
+            await asyncio.gather(replies, return_exceptions=True)
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+        writer.close()
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
+    made = Proxy(redis_url)
+    server = await made.start()
+    yield made
+    server.close()
+    made.cut_all()
+
+
+@asynccontextmanager
+async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncIterator[Core]:
+    """A gateway without ports."""
+    redis = connect(settings.redis_url, retries=0)
+    async with (
+        asyncio.TaskGroup() as group,
+        running_core(settings, "core", redis, keys, Tracing(), Tasks(group)) as core,
+    ):
+        yield core
+    await redis.aclose()
+
+
+@pytest.fixture
+async def core(gateway_settings, keys, executor) -> AsyncIterator[Core]:
+    async with core_running(gateway_settings, keys) as running:
+        yield running
+
+
+@pytest.fixture
+async def behind_proxy(gateway_settings, keys, executor, proxy) -> AsyncIterator[Core]:
+    settings = dataclasses.replace(gateway_settings, redis_url=f"redis://127.0.0.1:{proxy.port}/0")
+    async with core_running(settings, keys) as running:
+        yield running
+
+
+def step(value: int, sequence: int | str = 1, *, start: bool = False, **rest: Any) -> InferCall:
+    raw = struct.pack("<i", value)
+    return InferCall(
+        "running_sum",
+        correlation_id=sequence,
+        start=start,
+        inputs=(Tensor("INPUT", "INT32", (1, 1), raw),),
+        **rest,
+    )
+
+
+def total(answer: Any) -> int:
+    return struct.unpack("<i", answer.message.outputs[0].raw)[0]
+
+
+def is_submit(chunk: bytes) -> bool:
+    return b"EVALSHA" in chunk and b"running_sum|" in chunk
+
+
+@pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
+async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_reply(
+    behind_proxy, proxy, executor, identity
+):
+    """The script ran, its reply was lost: the step is sent again by itself and runs once."""
+    await behind_proxy.inference.submit(step(1, start=True, request_id="first"))
+    proxy.cut_after = is_submit
+
+    answer = await behind_proxy.inference.submit(step(2, **identity))
+
+    assert total(answer) == 3
+    assert len(executor.received) == 2
+
+
+async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(behind_proxy, proxy, executor):
+    await behind_proxy.inference.submit(step(1, start=True))
+    executor.paused.set()
+    proxy.cut_after = is_submit
+
+    with pytest.raises(UnavailableError) as caught:
+        await behind_proxy.inference.submit(step(2))
+    executor.paused.clear()
+
+    assert "it is not known whether the step of sequence 1 of model 'running_sum' was accepted" in caught.value.message
+    assert "give every step a request id" in caught.value.message
+    # The proxy did pass it on, so it counts.
+    assert total(await behind_proxy.inference.submit(step(4))) == 7
+
+
+async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy, proxy):
+    proxy.refuses = True
+    proxy.cut_all()
+    await asyncio.sleep(0.05)
+    waiting = behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+
+    proxy.refuses = False
+
+    assert total(await waiting) == 1
+
+
+async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(behind_proxy, proxy, monkeypatch):
+    monkeypatch.setattr("gateway.dispatch.PATIENCE_S", 0.1)
+    proxy.refuses = True
+    proxy.cut_all()
+    await asyncio.sleep(0.05)
+
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+
+async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(core):
+    answers = await asyncio.gather(*(core.inference.submit(step(1, start=index == 0)) for index in range(300)))
+
+    assert [total(answer) for answer in answers] == list(range(1, 301))
+    assert core.dispatch.round_trips <= 4
+
+
+async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(gateway_settings, keys, executor):
+    """The first gateway dies with the step open; the retry elsewhere joins it, or gets the stored reply."""
+    executor.paused.set()
+    async with core_running(gateway_settings, keys) as first:
+        lost = first.inference.submit(step(7, start=True, request_id="only"))
+        while not first.dispatch.sent:
+            await asyncio.sleep(0.005)
+        lost.cancel()
+    async with core_running(gateway_settings, keys) as second:
+        joined = second.inference.submit(step(7, start=True, request_id="only"))
+        while not second.dispatch.sent:
+            await asyncio.sleep(0.005)
+        executor.paused.clear()
+        stored = [total(await joined), total(await second.inference.submit(step(7, start=True, request_id="only")))]
+
+    assert stored == [7, 7]
+    assert len(executor.received) == 1
+
+
+async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(gateway_settings, keys, executor, monkeypatch):
+    monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 0.05)
+    async with core_running(gateway_settings, keys) as core:
+        executor.paused.set()
+        waiting = core.inference.submit(step(1, start=True))
+        while not core.dispatch.sent:
+            await asyncio.sleep(0.005)
+        async for key in executor.redis.scan_iter(match=f"{keys.prefix}:*replies:*"):
+            await executor.redis.unlink(key)
+
+        with pytest.raises(UnavailableError, match="the gateway lost its replies"):
+            await waiting
+        executor.paused.clear()
+
+        assert total(await core.inference.submit(step(2))) == 3
+
+
+async def test_caller_who_leaves_frees_his_place_and_the_step_still_counts(core, executor):
+    executor.paused.set()
+    waiting = core.inference.submit(step(1, start=True))
+    while not core.dispatch.sent:
+        await asyncio.sleep(0.005)
+
+    waiting.cancel()
+    await asyncio.sleep(0)
+
+    assert core.inference.in_flight == 0
+    executor.paused.clear()
+    assert total(await core.inference.submit(step(1))) == 2
+
+
+async def test_beyond_the_bound_callers_are_refused_at_once(gateway_settings, keys, executor):
+    settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
+    async with core_running(settings, keys) as core:
+        executor.paused.set()
+        taken = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
+        refused = core.inference.submit(step(1, 9, start=True))
+
+        assert isinstance(refused.exception(), UnavailableError)
+        executor.paused.clear()
+        assert [total(await answer) for answer in taken] == [1, 1, 1]
+
+
+async def test_unanswered_request_fails_after_the_gateways_timeout(gateway_settings, keys, executor):
+    executor.paused.set()
+    async with core_running(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as core:
+        with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
+            await core.inference.submit(step(1, start=True))
+
+
+async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(gateway_settings, keys, executor):
+    settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
+    async with core_running(settings, keys) as core:
+        executor.paused.set()
+        answers = [core.inference.submit(step(1, start=index == 0)) for index in range(3)]
+        with pytest.raises(SequenceError) as caught:
+            await answers[2]
+        executor.paused.clear()
+
+        assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.UNAVAILABLE)
+        assert [total(await answer) for answer in answers[:2]] == [1, 2]
+
+
+async def test_full_backlog_refuses_a_start(gateway_settings, keys, executor):
+    settings = dataclasses.replace(gateway_settings, backlog_max=1, shards=4)
+    async with core_running(settings, keys) as core:
+        executor.paused.set()
+        answers = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
+        while core.inference.in_flight > 4:
+            await asyncio.sleep(0.005)
+        refused = [answer.exception() for answer in answers if answer.done()]
+        accepted = [answer for answer in answers if not answer.done()]
+        executor.paused.clear()
+        taken = [total(answer) for answer in await asyncio.gather(*accepted)]
+
+    assert len(refused) == 7
+    assert {type(error) for error in refused} == {SequenceError}
+    assert {error.reason for error in refused if isinstance(error, SequenceError)} == {Reason.BACKLOG_FULL}
+    assert taken == [1, 1, 1, 1]
+
+
+async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core, executor: FakeExecutor):
+    """The gateway's picture is older than the model: it looks again before it refuses."""
+    record = (await executor.membership.models())["running_sum"]
+    await executor.commands.hdel(executor.keys.models, "running_sum")
+    await core.catalog.refresh()
+    await asyncio.sleep(0.15)
+    await executor.membership.publish(record)
+
+    first, second = (core.inference.submit(step(1, start=start)) for start in (True, False))
+
+    assert [total(await first), total(await second)] == [1, 2]
+
+
+async def test_unknown_model_stays_an_error(core):
+    with pytest.raises(MeshError) as caught:
+        await core.inference.submit(dataclasses.replace(step(1), model="nobody"))
+
+    assert (caught.value.code, caught.value.message) == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'nobody' is not found",
+    )
+
+
+async def test_read_replies_are_trimmed(core, executor):
+    for _ in range(3):
+        await asyncio.gather(*(core.inference.submit(step(1, n, start=True)) for n in range(1, 101)))
+    lengths = [
+        await executor.commands.xlen(key)
+        async for key in executor.redis.scan_iter(match=f"{executor.keys.prefix}:*replies:*")
+    ]
+
+    assert max(lengths) < 200
