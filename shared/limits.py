@@ -9,7 +9,7 @@ SCRIPT_STEPS_MAX = 128
 """Steps that one call of a script carries: a script holds Redis up for about 10 us per step."""
 
 SCRIPT_BYTES_MAX = 4 << 20
-"""Bytes of messages after which a call of a script takes no more steps: Redis copies them while it holds everybody up."""
+"""Bytes of messages after which a call of a script takes no more steps: Redis copies them, and everybody waits."""
 
 REPLY_STREAM_TTL_MS = 60_000
 """How long a dead gateway's reply streams stay."""

@@ -40,11 +40,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
 
 from shared.ids import Epoch, SequenceId, model_of
+from shared.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
 from shared.trace_context import (
     ClientContext,
     Sampler,
@@ -75,60 +73,8 @@ __all__ = [
     "takeover_traceparent",
 ]
 
-AttributeValue = str | bool | int | float
 SHUTDOWN_TIMEOUT_S = 3.0
 """How long the spans of the last moment may take to leave, at a graceful stop."""
-
-
-class SpanName(StrEnum):
-    """Every span of the mesh."""
-
-    START = "sequence.start"
-    STEP = "step"
-    GATEWAY = "gateway"
-    SCHEDULE = "schedule"
-    QUEUE = "queue"
-    COMPUTE = "compute"
-    CHECKPOINT = "checkpoint"
-    REPLY = "reply"
-    TAKEOVER = "sequence.takeover"
-    EXPIRED = "sequence.expired"
-    END = "sequence.end"
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedSpan:
-    """One span, over and done, as it goes to the exporter.
-
-    parent_id   0 for a root span
-    remote      the parent was recorded by another process
-    links       (trace id, span id) each
-    start_ns, end_ns  wall clock
-    error       "" for success
-    trace_state the client's, for a span in the client's trace
-    server      it answers a request from outside
-    """
-
-    name: str
-    trace_id: int
-    span_id: int
-    parent_id: int
-    start_ns: int
-    end_ns: int
-    attributes: dict[str, AttributeValue]
-    links: Sequence[tuple[int, int]] = ()
-    error: str = ""
-    remote: bool = False
-    server: bool = False
-    trace_state: str = ""
-
-
-class SpanSink(Protocol):
-    """Where finished spans go. `emit` never blocks and never raises; `shutdown` flushes for at most `timeout_s`."""
-
-    def emit(self, span: FinishedSpan) -> None: ...
-
-    def shutdown(self, timeout_s: float) -> None: ...
 
 
 class StepSpan:

@@ -6,9 +6,10 @@ whole batch's bytes of it joined into one buffer, of which each row's array is a
 asks for costs nothing, and the others cost one copy.
 
 A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`); an output
-state that the model does not return leaves that state as it was. When `execute` raises, no declared state moves, and the
-rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state keeps
-it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in Triton.
+state that the model does not return leaves that state as it was. When `execute` raises, no declared state moves, and
+the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
+keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
+Triton.
 """
 
 from __future__ import annotations

@@ -93,7 +93,9 @@ class TestSubmit:
 
         assert (SubmitCode.NEVER_SEEN, 0) == (outcome.code, outcome.step)
 
-    async def test_steps_of_a_waiting_sequence_are_parked_and_reach_the_owner_in_order(self, mesh: ScriptedMesh) -> None:
+    async def test_steps_of_a_waiting_sequence_are_parked_and_reach_the_owner_in_order(
+        self, mesh: ScriptedMesh
+    ) -> None:
         for flags in (START, NONE, END):
             outcome = await mesh.submit(mesh.submission(7, ONE, flags))
             assert outcome.code is SubmitCode.WAITING
@@ -330,9 +332,7 @@ class TestTakeover:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.submit(mesh.submission(8, ONE, START))
         for shard in mesh.keys.shard_ids():
-            await mesh.scripts.run(
-                mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1)
-            )
+            await mesh.scripts.run(mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1))
 
         with pytest.raises(ResponseError, match="FENCED"):
             await mesh.assign(7, ALICE)
