@@ -49,7 +49,7 @@ format: install  ## writes every file as `make check` wants it
 e2e: install  ## builds the images, starts them with docker compose, drives them, kills an executor
 	$(BIN)/python -m pytest -m e2e --timeout=1800 tests/e2e $(ARGS)
 
-bench: install  ## closed-loop load; BENCH="--triton URL" to compare
+bench: install  ## closed-loop load; BENCH="--triton" to compare with one
 	$(BIN)/python -m deploy.bench $(BENCH)
 
 lock: install  ## writes requirements.lock from what is installed in .venv

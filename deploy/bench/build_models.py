@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, T201 - a script that is started by its path and talks to the terminal
+# ruff: noqa: T201 - a script that is started by its path and talks to the terminal
 """Makes the model repository of the benchmarks.
 
     python deploy/bench/build_models.py DIRECTORY

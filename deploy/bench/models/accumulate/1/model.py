@@ -1,6 +1,5 @@
 # The module of the Python API exists only where a server runs the model.
 # pyright: basic, reportMissingImports=false
-# ruff: noqa: INP001 - part of a model repository, no package
 """Running sums, INT32 with wrap-around. The sum comes with the request, or is kept here by a server that lacks that."""
 
 from __future__ import annotations

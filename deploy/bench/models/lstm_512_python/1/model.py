@@ -1,6 +1,5 @@
 # The module of the Python API exists only where a server runs the model.
 # pyright: basic, reportMissingImports=false
-# ruff: noqa: INP001 - part of a model repository, no package
 """Runs the LSTM of `lstm.pt` on all requests of a batch. States come with the requests, or are kept here by a server
 that hands none over (Triton's Python backend).
 """
