@@ -309,3 +309,30 @@ async def test_reply_to_a_refused_sequence_is_an_error_for_every_step(stage: Sta
         == (await stage.replies())["a"]
     )
     assert {} == await stage.record("a")
+
+
+@pytest.mark.leaves_sequences
+async def test_steps_that_a_dead_leader_did_not_move_on_are_moved_by_the_next(stage: Stage) -> None:
+    """It died between taking the sequences of a living executor and moving their steps. They come back to the same
+    executor under a new epoch; what it is to be told of other sequences stays in its inbox."""
+    e1 = await stage.join("e1")
+    question = sequence_id("sum", "", 1)
+    shard = stage.keys.shard_of(question)
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.submit(1)
+        await stage.live(1)
+    await stage.commands.xadd(stage.keys.inbox(shard, e1), {"k": "expired", "q": "gone", "e": "1"})
+    term = await stage.term()
+    call = stage.scripts.reclaim(e1, shard=shard, model="sum", term=term, count=10, tombstone_ms=1000)
+    assert 1 == await stage.scripts.run(call)
+    async with stage.scheduler():
+        (record,) = await stage.live(1)
+
+        async def all_of_the_new_epoch() -> bool:
+            return [int(record["ep"])] * 2 == [step.epoch for step in await stage.inbox(e1)]
+
+        await stage.until(all_of_the_new_epoch)
+
+    assert [1, 2] == step_numbers(await stage.inbox(e1), 1)
+    assert ["gone"] == await stage.told_expired(e1)

@@ -1,0 +1,268 @@
+"""The core against a naive twin of Redis, under every order of events: late, repeated, with leaders that start anew.
+
+The twin does what the scripts do, in the plainest way. Whatever the core wants is carried out there, and the twin
+refuses what must never be wanted: two live sequences in one slot, or a slot that does not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from scheduler.core import invariants
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.backlog import Entry
+from scheduler.core.decide import decide
+from scheduler.core.events import (
+    Assigned,
+    Event,
+    ExecutorLost,
+    ExecutorSeen,
+    Forgotten,
+    Reclaimed,
+    SequenceFound,
+    SequenceOver,
+    SequenceWaits,
+    Tick,
+)
+from scheduler.core.slots import Place, ServedVersion
+from scheduler.core.state import Policy, State, picture
+from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
+
+SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
+SHARD = ShardId(0)
+TIMEOUT_MS = 50
+
+
+@dataclass
+class Record:
+    """A sequence in Redis; `place` is None while it waits or moves."""
+
+    entry: Entry
+    place: Place | None = None
+    epoch: Epoch = Epoch(0)
+    moving: bool = False
+    timeout_us: int = 0
+
+
+@dataclass
+class Twin:
+    """What Redis holds. starts and feed: entries that are there; the log of starts is what a reader may have seen."""
+
+    now_ms: int = 1000
+    epoch: int = 0
+    entries: int = 0
+    records: dict[SequenceId, Record] = field(default_factory=dict[SequenceId, Record])
+    starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
+    feed: list[SequenceOver] = field(default_factory=list[SequenceOver])
+    executors: dict[ExecutorId, ServedVersion] = field(default_factory=dict[ExecutorId, ServedVersion])
+    dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
+
+    def waits(self, sequence: SequenceId, record: Record) -> None:
+        """An entry in the starts stream."""
+        self.entries += 1
+        record.entry = Entry(self.now_ms, self.entries, SHARD)
+        record.place = None
+        self.records[sequence] = record
+        self.starts.append(
+            SequenceWaits(sequence, "1", record.entry, moving=record.moving, timeout_us=record.timeout_us)
+        )
+
+    def release(self, sequence: SequenceId) -> None:
+        """A live sequence is over."""
+        self.feed.append(SequenceOver(sequence, self.records.pop(sequence).epoch))
+
+    def assign(self, action: Assign) -> Event:
+        """assign.lua, with the checks of a strict world."""
+        served = self.executors[action.place.executor]
+        assert action.place.instance < served.instances
+        assert action.place.slot < served.slots
+        record = self.records.get(action.sequence)
+        if record is None or record.place is not None:
+            return Assigned(action.sequence, action.entry, Epoch(0))
+        holders = [other for other, held in self.records.items() if held.place == action.place]
+        assert holders == [], f"{action.place} is held by {holders}"
+        self.epoch += 1
+        record.place, record.epoch = action.place, Epoch(self.epoch)
+        self.starts = [waits for waits in self.starts if waits.entry != record.entry]
+        return Assigned(action.sequence, action.entry, record.epoch)
+
+    def reclaim(self, executor: ExecutorId) -> Event:
+        """reclaim.lua until nothing is left."""
+        for sequence, record in list(self.records.items()):
+            if record.place is not None and record.place.executor == executor:
+                record.moving = True
+                self.waits(sequence, record)
+        return Reclaimed(executor)
+
+    def reject(self, action: Reject) -> None:
+        """reject.lua: only of one that waits, and only when its time is over."""
+        record = self.records.pop(action.sequence)
+        assert record.place is None
+        assert not record.moving
+        assert self.now_ms >= record.entry.ms + TIMEOUT_MS
+        self.starts = [waits for waits in self.starts if waits.entry != record.entry]
+
+
+class CoreAgainstTwin(RuleBasedStateMachine):
+    """Clients, executors and a leader that may be replaced at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = Twin()
+        self.born = 0
+        self.begin_leading()
+
+    def begin_leading(self) -> None:
+        """A new leader: an empty state, and the streams from their beginning."""
+        self.state = State(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
+        self.known: set[ExecutorId] = set()
+        self.read_starts = Entry(0, 0, SHARD)
+        self.read_log: list[SequenceWaits] = []
+        self.read_feed: list[SequenceOver] = []
+
+    @initialize()
+    def mesh_begins_with_an_executor(self) -> None:
+        self.executor_joins(instances=1, slots=2)
+        self.leader_polls_members()
+
+    # -- the world ------------------------------------------------------------------------------------------------
+
+    @rule(instances=st.integers(1, 2), slots=st.integers(0, 2))
+    @precondition(lambda self: len(self.twin.executors) < 4)
+    def executor_joins(self, instances: int, slots: int) -> None:
+        self.born += 1
+        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion("1", instances, slots)
+
+    @rule(data=st.data())
+    @precondition(lambda self: set(self.twin.executors) - self.twin.dead)
+    def executor_dies(self, data: st.DataObject) -> None:
+        self.twin.dead.add(data.draw(st.sampled_from(sorted(set(self.twin.executors) - self.twin.dead))))
+
+    @rule(sequence=st.sampled_from(SEQUENCES), timeout=st.booleans())
+    def client_starts(self, sequence: SequenceId, timeout: bool) -> None:
+        if sequence not in self.twin.records:
+            timeout_us = TIMEOUT_MS * 1000 if timeout else 0
+            self.twin.waits(sequence, Record(Entry(0, 0, SHARD), timeout_us=timeout_us))
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def client_ends(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is not None:
+            self.twin.release(sequence)
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def sequence_begins_and_the_leader_hears_it(self, sequence: SequenceId) -> None:
+        self.client_starts(sequence=sequence, timeout=False)
+        self.leader_reads_starts(most=100)
+
+    @rule(by_ms=st.integers(1, 80))
+    def time_passes(self, by_ms: int) -> None:
+        self.twin.now_ms += by_ms
+
+    # -- what the leader hears of it ------------------------------------------------------------------------------
+
+    @rule(most=st.integers(1, 5))
+    def leader_reads_starts(self, most: int) -> None:
+        fresh = [waits for waits in self.twin.starts if waits.entry > self.read_starts][:most]
+        for waits in fresh:
+            self.read_starts = waits.entry
+            self.read_log.append(waits)
+            self.tell(waits)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.read_log)
+    def start_is_heard_twice(self, data: st.DataObject) -> None:
+        """Of sequences that are still known; of others the entry has gone, and nobody can read it again."""
+        waits = data.draw(st.sampled_from(self.read_log))
+        if waits.sequence in self.state.sequences:
+            self.tell(waits)
+
+    @rule(most=st.integers(1, 5))
+    def leader_reads_feed(self, most: int) -> None:
+        for over in self.twin.feed[:most]:
+            self.read_feed.append(over)
+            self.tell(over)
+        del self.twin.feed[:most]
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.read_feed)
+    def end_is_heard_twice(self, data: st.DataObject) -> None:
+        self.tell(data.draw(st.sampled_from(self.read_feed)))
+
+    @rule()
+    def leader_polls_members(self) -> None:
+        for executor, served in sorted(self.twin.executors.items()):
+            lost = executor in self.twin.dead
+            self.tell(ExecutorLost(executor) if lost else ExecutorSeen(executor, (served,)))
+        for executor in sorted(self.known - set(self.twin.executors)):
+            self.tell(ExecutorLost(executor))
+        self.known = set(self.twin.executors)
+
+    @rule()
+    def leader_ticks(self) -> None:
+        self.tell(Tick(self.twin.now_ms))
+
+    @rule()
+    def leader_is_replaced(self) -> None:
+        self.begin_leading()
+        self.tell(Tick(self.twin.now_ms))
+        for executor, served in sorted(self.twin.executors.items()):
+            if executor not in self.twin.dead:
+                self.tell(ExecutorSeen(executor, (served,)))
+        for sequence, record in sorted(self.twin.records.items()):
+            if record.place is not None:
+                self.tell(SequenceFound(sequence, record.place, record.epoch))
+        for executor in sorted(self.twin.dead & set(self.twin.executors)):
+            self.tell(ExecutorLost(executor))
+        self.known = set(self.twin.executors)
+
+    def tell(self, event: Event) -> None:
+        """The core decides, the twin does, the core hears what came of it."""
+        events = [event]
+        while events:
+            actions = [action for event in events for action in decide(self.state, event)]
+            events = [outcome for action in actions for outcome in self.perform(action)]
+
+    def perform(self, action: Action) -> list[Event]:
+        match action:
+            case Assign():
+                return [self.twin.assign(action)]
+            case Reclaim(executor):
+                return [self.twin.reclaim(executor)]
+            case Reject():
+                self.twin.reject(action)
+                return []
+            case Forget(executor):
+                assert executor in self.twin.dead
+                assert not [r for r in self.twin.records.values() if r.place and r.place.executor == executor]
+                self.twin.executors.pop(executor, None)
+                return [Forgotten(executor)]
+            case Drain() | LookForExpired():
+                return []
+
+    # -- what must be true ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def state_is_sound(self) -> None:
+        invariants.check(self.state)
+
+    def teardown(self) -> None:
+        """Once everything has been heard, the leader's picture is what Redis holds, and nobody waits in vain."""
+        self.leader_polls_members()
+        while any(waits.entry > self.read_starts for waits in self.twin.starts) or self.twin.feed:
+            self.leader_reads_feed(most=100)
+            self.leader_reads_starts(most=100)
+        invariants.check(self.state)
+        live = {s: (r.place, r.epoch) for s, r in self.twin.records.items() if r.place is not None}
+        waiting = {s for s, r in self.twin.records.items() if r.place is None}
+
+        assert live == {sequence: (place, epoch) for sequence, place, epoch in picture(self.state).live}
+        assert waiting == {sequence for _, sequence, _ in picture(self.state).waiting}
+
+
+TestCoreAgainstTwin = CoreAgainstTwin.TestCase
+TestCoreAgainstTwin.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

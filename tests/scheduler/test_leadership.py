@@ -1,0 +1,251 @@
+"""One leader per model at any time: killed, frozen, stopped, cut off from Redis; the next one knows what it must."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from redis.exceptions import ResponseError
+
+from deploy.embedded import EmbeddedRedis
+from scheduler.core.actions import Action, Assign, LookForExpired, Reclaim, Reject
+from scheduler.core.backlog import Entry
+from scheduler.core.slots import Place
+from scheduler.core.state import Picture, picture
+from scheduler.leadership import Leadership
+from scheduler.perform import Performer
+from scheduler.rebuild import raise_fence
+from shared.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
+from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
+
+QUESTION = sequence_id(MODEL, "", 1)
+
+
+class Processes:
+    """Scheduler processes of one mesh, killed at the end whatever happens."""
+
+    def __init__(self) -> None:
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, stage: Stage, name: str, *, lease_ms: int = LEASE_MS) -> subprocess.Popen[bytes]:
+        """A scheduler of that name."""
+        process = subprocess.Popen([*self.command(stage, name), f"--lease-ms={lease_ms}", f"--tick-ms={TICK_MS}"])
+        self.running.append(process)
+        return process
+
+    def is_healthy(self, stage: Stage, name: str) -> bool:
+        """What the health check command says about it."""
+        command = self.command(stage, name)
+        command.insert(command.index("scheduler") + 1, "healthcheck")
+        return subprocess.run(command, check=False, timeout=30).returncode == 0
+
+    def command(self, stage: Stage, name: str) -> list[str]:
+        """The command line that all have in common."""
+        return [
+            sys.executable,
+            "-m",
+            "scheduler",
+            f"--redis-url={stage.url}",
+            f"--key-prefix={stage.prefix}",
+            f"--name={name}",
+        ]
+
+    def stop_all(self) -> None:
+        """Kills what still runs."""
+        for process in self.running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    processes = Processes()
+    yield processes
+    processes.stop_all()
+
+
+async def leader(stage: Stage) -> str:
+    """The name of the scheduler that leads, "" for nobody."""
+    value = await stage.commands.get(stage.keys.leader(MODEL))
+    return value.decode().split("-")[0] if value else ""
+
+
+async def until_leads(stage: Stage, name: str) -> None:
+    async def leads() -> bool:
+        return await leader(stage) == name
+
+    await stage.until(leads)
+
+
+@pytest.mark.leaves_sequences
+async def test_standby_takes_over_from_a_killed_leader_and_serves_the_backlog(
+    stage: Stage, processes: Processes
+) -> None:
+    await stage.join("e1", slots=2)
+    first = processes.start(stage, "s1")
+    await until_leads(stage, "s1")
+    await stage.submit(1, start=True)
+    before = await stage.live(1)
+    processes.start(stage, "s2")
+    assert processes.is_healthy(stage, "s1")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    await stage.submit(2, start=True)
+    await until_leads(stage, "s2")
+    after = await stage.live(1, 2)
+
+    assert before[0] == after[0], "a live sequence does not notice"
+    assert "1" == after[1]["sl"]
+    assert processes.is_healthy(stage, "s2")
+    await asyncio.sleep(LEASE_MS / 1000)
+    assert not processes.is_healthy(stage, "s1")
+
+
+@pytest.mark.leaves_sequences
+async def test_frozen_leader_does_nothing_when_it_wakes(stage: Stage, processes: Processes) -> None:
+    """While it slept, another took its model. Both then see the same starts; only the newer one's decisions count."""
+    await stage.join("e1", slots=8)
+    first = processes.start(stage, "s1")
+    await until_leads(stage, "s1")
+    processes.start(stage, "s2")
+    first.send_signal(signal.SIGSTOP)
+    await until_leads(stage, "s2")
+    await stage.submit(1, start=True)
+    await stage.live(1)
+    term = await stage.term()
+    first.send_signal(signal.SIGCONT)
+    for number in range(2, 8):
+        await stage.submit(number, start=True)
+    records = await stage.live(*range(1, 8))
+
+    assert len({(record["in"], record["sl"]) for record in records}) == 7
+    assert "s2" == await leader(stage)
+    assert term == await stage.term()
+    assert first.poll() is None, "it lives on as a standby"
+
+
+async def test_stopped_leader_hands_over_without_waiting_for_the_lease(stage: Stage, processes: Processes) -> None:
+    """A lease of ten minutes would be noticed."""
+    first = processes.start(stage, "s1", lease_ms=600_000)
+    await until_leads(stage, "s1")
+    processes.start(stage, "s2")
+    first.send_signal(signal.SIGTERM)
+
+    assert 0 == await asyncio.to_thread(first.wait, 20)
+    await until_leads(stage, "s2")
+    assert not processes.is_healthy(stage, "s1")
+
+
+@pytest.mark.leaves_sequences
+async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
+    await stage.submit(1, start=True)
+    await raise_fence(stage.scripts, stage.keys, MODEL, Term(5))
+    await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(QUESTION), MODEL), {QUESTION: 1})
+    entry = Entry(1, 0, ShardId(0))
+    place = Place(ExecutorId("e1"), "1", InstanceIndex(0), SlotIndex(0))
+    actions: list[Action] = [
+        Assign(QUESTION, place, entry),
+        Reclaim(ExecutorId("e1")),
+        Reject(QUESTION, "1", "no"),
+        LookForExpired(10),
+    ]
+    before = await stage.record(1)
+    late = Performer(stage.mesh, MODEL, Term(4), tombstone_ms=1000)
+    for action in actions:
+        with pytest.raises(ResponseError, match="FENCED"):
+            await late.perform([action])
+    with pytest.raises(ResponseError, match="FENCED"):
+        await raise_fence(stage.scripts, stage.keys, MODEL, Term(4))
+
+    assert before == await stage.record(1)
+    assert 1 == await stage.backlog_length()
+
+
+async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> None:
+    first, second = (
+        Leadership(stage.scripts, SchedulerId(name), lease_ms=60_000, clock=asyncio.get_running_loop().time)
+        for name in ("s1", "s2")
+    )
+
+    assert {MODEL: Term(1)} == (await first.contend([MODEL])).gained
+    assert {} == (await second.contend([MODEL])).gained
+    assert {} == (await first.contend([MODEL])).gained, "renewed, not gained anew"
+    await first.resign()
+    assert {MODEL: Term(2)} == (await second.contend([MODEL])).gained, "terms only grow"
+    assert {} == (await first.contend([MODEL])).gained
+
+
+async def test_leader_whose_lease_was_taken_hears_that_it_lost_it(stage: Stage) -> None:
+    now = 0.0
+    first, second = (
+        Leadership(stage.scripts, SchedulerId(name), lease_ms=60_000, clock=lambda: now) for name in ("s1", "s2")
+    )
+    await first.contend([MODEL])
+    assert not first.expired()
+    now = 60.0
+    assert first.expired(), "nobody knows, so it must not lead"
+    await stage.commands.delete(stage.keys.leader(MODEL))
+    await second.contend([MODEL])
+
+    assert [MODEL] == (await first.contend([MODEL])).lost
+
+
+@pytest.mark.leaves_sequences
+async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
+    """Live sequences, the backlog in its order, executors: alive, dead with sequences, dead and empty."""
+    await stage.join("e1", slots=3)
+    await stage.join("e2", slots=3)
+    async with stage.scheduler() as first:
+        for number in range(1, 12):
+            await stage.submit(number, start=True)
+
+        async def settled() -> bool:
+            seen = picture(first.leaders[MODEL].state) if MODEL in first.leaders else None
+            return seen is not None and len(seen.live) == 6 and len(seen.waiting) == 5
+
+        await stage.until(settled)
+        await stage.kill(ExecutorId("e2"))
+
+        async def moving() -> bool:
+            seen = picture(first.leaders[MODEL].state)
+            return any(is_moving for _, _, is_moving in seen.waiting) and len(seen.live) + len(seen.waiting) == 11
+
+        await stage.until(moving)
+        before = picture(first.leaders[MODEL].state)
+    async with stage.scheduler(name="s2") as second:
+        after: Picture | None = None
+
+        async def equal() -> bool:
+            nonlocal after
+            after = picture(second.leaders[MODEL].state) if MODEL in second.leaders else None
+            return before == after
+
+        await stage.until(equal)
+
+    assert 3 == len(before.live)
+    assert 8 == len(before.waiting)
+
+
+@pytest.mark.leaves_sequences
+async def test_leader_survives_a_restart_of_redis(private_server: EmbeddedRedis) -> None:
+    """It rebuilds its picture, and slots that were given stay given."""
+    stage = Stage(private_server.url, "restart")
+    await stage.publish()
+    await stage.join("e1", slots=4)
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1, start=True)
+        before = await stage.live(1)
+        await asyncio.to_thread(private_server.kill)
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(private_server.start)
+        await stage.submit(2, start=True)
+        after = await stage.live(1, 2)
+        assert [MODEL] == list(scheduler.leaders)
+    await stage.close()
+
+    assert before[0] == after[0]
+    assert "1" == after[1]["sl"]
