@@ -430,4 +430,6 @@ def _message(
         timeout_us=call.timeout_us,
         parameters=call.parameters,
         arrived_ns=arrived_ns,
+        # Only a client that names the step can ask for it again.
+        keep_reply=bool(call.request_id) or call.expected_step is not None,
     )

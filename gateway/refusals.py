@@ -39,6 +39,13 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 outcome.step,
                 Code.UNAVAILABLE,
             )
+        case SubmitCode.WRONG_STEP if waiting.call.expected_step is None:
+            return SequenceError(
+                f"request {waiting.call.request_id} of sequence {sequence} of model '{model}' was answered before a "
+                f"newer one, and only the newest answer is kept; the last step was {outcome.step}",
+                Reason.WRONG_STEP,
+                outcome.step,
+            )
         case SubmitCode.WRONG_STEP:
             return SequenceError(
                 f"sequence {sequence} of model '{model}' expects step {outcome.extra.decode()} next, but the request "
