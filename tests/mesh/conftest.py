@@ -1,0 +1,142 @@
+"""Meshes of real processes: one for all gentle tests, and a factory of private ones for those that kill."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.seed_models.build import build as build_seed_models
+from tests.mesh.model_repository import MISBEHAVING, SAMPLES, add_sum_model
+from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
+
+LEAK_PATIENCE_S = 20.0
+VICTIM_MODELS = ("running_sum", "slow_sum")
+MESHES = pytest.StashKey[list[RunningMesh]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test's report ends with what the processes of its mesh logged."""
+    report = yield
+    if report.failed:
+        for mesh in meshes_of(item):
+            report.sections += mesh.log_sections()
+    return report
+
+
+def meshes_of(item: Any) -> list[RunningMesh]:
+    """The meshes that a test has used so far. item: typed loosely, as `request.node` is."""
+    return item.stash.setdefault(MESHES, [])
+
+
+def remember(request: pytest.FixtureRequest, mesh: RunningMesh) -> RunningMesh:
+    """Makes a mesh's logs part of the running test's report."""
+    meshes_of(request.node).append(mesh)
+    return mesh
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Chance of a test; its seed is printed when the test fails (captured output), and may be set here to repeat it."""
+    seed = secrets.randbits(32)
+    print(f"seed of this test's chance: {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture(scope="session")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """The mesh of the gentle tests: two gateways, two executors, and every model that tests are gentle to."""
+    directory = tmp_path_factory.mktemp("shared-mesh")
+    repository = directory / "models"
+    add_sum_model(repository, "narrow_sum", slots=2)
+    add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000)
+    add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
+    build_seed_models(directory / "seeds")
+    repositories = (SAMPLES, MISBEHAVING, repository, directory / "seeds")
+    with running_mesh(directory / "data", repositories, gateways=2, executors=2) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest, shared_mesh: RunningMesh) -> Iterator[RunningMesh]:
+    """The shared mesh, for a test that does no harm to it: afterwards no process has died or shown a traceback."""
+    mesh = remember(request, shared_mesh)
+    deaths, tracebacks = mesh.deaths(), mesh.tracebacks()
+    yield mesh
+    assert deaths == mesh.deaths()
+    assert tracebacks == mesh.tracebacks()
+
+
+@pytest.fixture(scope="session")
+def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """The mesh behind `victim`."""
+    directory = tmp_path_factory.mktemp("victim")
+    repository = directory / "models"
+    add_sum_model(repository)
+    add_sum_model(repository, "slow_sum", batch_s=0.03)
+    with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def victim(request: pytest.FixtureRequest, shared_victim: RunningMesh) -> Iterator[RunningMesh]:
+    """Two of each service, to be killed: when the test begins, all that earlier tests have killed is back.
+
+    Afterwards, when every sequence of the test is over, no slot and no key of it may be left.
+    """
+    mesh = remember(request, shared_victim)
+    wait_until_whole(mesh)
+    before = mesh.tracebacks(), mesh.leaks(), [mesh.slots_held(model) for model in VICTIM_MODELS]
+    yield mesh
+    assert before[0] == mesh.tracebacks()
+    wait_until_whole(mesh)
+    # What a failed test left open was counted before this one began.
+    wait_until_equal(before[2], lambda: [mesh.slots_held(model) for model in VICTIM_MODELS], "slots held")
+    wait_until_equal([], lambda: sorted(set(mesh.leaks()) - set(before[1])), "keys left without TTL")
+
+
+def wait_until_equal(expected: object, current: Callable[[], object], what: str) -> None:
+    """Returns when it is so. A dead executor's last keys go when the mesh forgets it, which takes two leases."""
+    deadline = time.monotonic() + LEAK_PATIENCE_S
+    while (found := current()) != expected:
+        assert time.monotonic() < deadline, f"{what}: expected {expected}, found {found}"
+        time.sleep(0.1)
+
+
+def wait_until_whole(mesh: RunningMesh) -> None:
+    """Returns when every process runs, answers and takes part."""
+    executors = set(mesh.names("executor"))
+    wait(lambda: executors == {one.name for one in mesh.alive()} and len(mesh.alive()) == len(executors), "executors")
+    wait(lambda: all(map(mesh.is_ready, range(len(mesh.gateways)))), "gateways are ready")
+    wait(lambda: all(mesh.leader(model) for model in VICTIM_MODELS), "schedulers lead")
+    wait(lambda: all(mesh.redis.exists(mesh.keys.scheduler(name)) for name in mesh.names("scheduler")), "schedulers")
+
+
+MakeMesh = Callable[..., RunningMesh]
+
+
+@pytest.fixture
+def make_mesh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeMesh]:
+    """Starts meshes that only this test uses: `make_mesh(executors=2, ...)`, arguments as of `running_mesh`.
+
+    Without `models` they serve the running sum alone: an executor without torch is there in a second.
+    """
+    with ExitStack() as stack:
+
+        def make(**arguments: Any) -> RunningMesh:
+            number = len(meshes_of(request.node))
+            directory = tmp_path / f"mesh-{number}"
+            models = arguments.pop("models", None)
+            if models is None:
+                models = (directory / "models",)
+                add_sum_model(models[0])
+            return remember(request, stack.enter_context(running_mesh(directory / "data", models, **arguments)))
+
+        yield make

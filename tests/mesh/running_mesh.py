@@ -1,0 +1,255 @@
+"""A mesh of real processes for a test: started by `seqmesh up`, on free ports, in a directory of its own.
+
+The test reaches every process by its pid, so that it can kill, freeze, wake or stop one. Nothing of the mesh is
+imported into the test's process: what it says of itself is read from mesh.json, from Redis and over its protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from redis import Redis
+
+from deploy.launcher import ChildState, MeshState, read_state
+from deploy.private_mesh import environment_without_settings, ready_state, stop, up_command
+from deploy.tether import tethered
+from shared.ids import SequenceId
+from shared.keyspace import Keyspace
+from shared.messages import ExecutorRegistration
+from tests.key_leaks import leaked_keys
+
+LEASE_MS = 1000
+"""Of executors and schedulers: short, so that a test need not wait long for a takeover."""
+PATIENCE_S = 60.0
+"""How long a test waits for something that must happen; long, because the machine may be busy."""
+LOG_LINES = 60
+DEATH = re.compile(r"was killed by|exited with code")
+TRACEBACK = re.compile(r"^ *Traceback \(most recent call last\):\n(?: .*\n)*(?:\w.*\n)?", re.MULTILINE)
+
+_registration = msgspec.json.Decoder(ExecutorRegistration)
+
+
+class RunningMesh:
+    """One mesh. `state` is read anew each time: the launcher restarts whatever dies."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.keys = Keyspace()
+        self._redis: Redis | None = None
+
+    @property
+    def state(self) -> MeshState:
+        """Who runs where, now."""
+        return read_state(self.directory)
+
+    @property
+    def redis(self) -> Any:
+        """A client of the mesh's server; replies are bytes. Typed loosely: redis-py's types are unions."""
+        if self._redis is None:
+            self._redis = Redis.from_url(self.state.redis_url)
+        return cast("Any", self._redis)
+
+    def close(self) -> None:
+        """Closes the client."""
+        if self._redis is not None:
+            self._redis.close()
+
+    # -- where to call ----------------------------------------------------------------------------------------------
+
+    @property
+    def gateways(self) -> list[ChildState]:
+        """The gateways, in order."""
+        return [child for child in self.state.children if child.service == "gateway"]
+
+    def http(self, gateway: int = 0) -> str:
+        """host:port of a gateway's HTTP protocol."""
+        return f"{self.state.host}:{self.gateways[gateway].http_port}"
+
+    def grpc(self, gateway: int = 0) -> str:
+        """host:port of a gateway's gRPC protocol."""
+        return f"{self.state.host}:{self.gateways[gateway].grpc_port}"
+
+    def is_ready(self, gateway: int = 0) -> bool:
+        """Whether a gateway says that it is ready."""
+        connection = http.client.HTTPConnection(self.http(gateway), timeout=5)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    # -- processes --------------------------------------------------------------------------------------------------
+
+    def names(self, service: str) -> list[str]:
+        """The processes of a service."""
+        return [child.name for child in self.state.children if child.service == service]
+
+    def pid(self, name: str) -> int:
+        """A process's id; waits while it is between two runs."""
+        return wait(lambda: next(child.pid for child in self.state.children if child.name == name), f"{name} runs")
+
+    def send(self, name: str, sent: signal.Signals) -> int:
+        """Sends a process a signal; returns its id."""
+        pid = self.pid(name)
+        os.kill(pid, sent)
+        return pid
+
+    def kill(self, name: str) -> int:
+        """Kills a process without warning; returns what its id was."""
+        return self.send(name, signal.SIGKILL)
+
+    # -- what it says of itself --------------------------------------------------------------------------------------
+
+    def registrations(self) -> list[ExecutorRegistration]:
+        """Every registered executor, dead ones too."""
+        return [_registration.decode(data) for data in self.redis.hgetall(self.keys.executors).values()]
+
+    def alive(self) -> list[ExecutorRegistration]:
+        """The executors whose lease holds and that are not about to leave."""
+        return [
+            registration
+            for registration in self.registrations()
+            if not registration.leaving and self.redis.exists(self.keys.executor_lease(registration.executor))
+        ]
+
+    def leader(self, model: str) -> str:
+        """The name of the scheduler that leads a model; "" while nobody does."""
+        value: bytes = self.redis.get(self.keys.leader(model)) or b""
+        scheduler_id = value.decode().split(" ")[0]
+        return next((name for name in self.names("scheduler") if scheduler_id.startswith(f"{name}-")), "")
+
+    def record(self, sequence: SequenceId) -> dict[str, str]:
+        """A sequence's record as Redis holds it (fields: shared/lua/common.lua); {} when there is none."""
+        fields: dict[bytes, bytes] = self.redis.hgetall(self.keys.sequence(sequence).record)
+        return {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
+
+    def slots(self, model: str) -> int:
+        """How many sequences of a model can hold a slot at the same time."""
+        return sum(
+            served.instances * served.slots
+            for registration in self.alive()
+            for served in registration.models
+            if served.model == model
+        )
+
+    def slots_held(self, model: str) -> int:
+        """How many sequences of a model have an owner now."""
+        keys = [
+            self.keys.owned(shard, registration.executor, model)
+            for registration in self.registrations()
+            for shard in self.keys.shard_ids()
+        ]
+        return sum(self.redis.scard(key) for key in keys)
+
+    def leaks(self) -> list[str]:
+        """Keys that would stay for ever though every sequence is over. A live executor's empty inbox is none."""
+        inboxes = {
+            self.keys.inbox(shard, registration.executor)
+            for registration in self.alive()
+            for shard in self.keys.shard_ids()
+        }
+        empty = {f"{inbox} (stream)" for inbox in inboxes if not self.redis.xlen(inbox)}
+        return [key for key in leaked_keys(self.redis, self.keys.prefix) if key not in empty]
+
+    def log(self, name: str) -> str:
+        """Everything that a process (or "launcher") has printed."""
+        path = self.directory / "launcher.log" if name == "launcher" else self.directory / "logs" / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def deaths(self) -> list[str]:
+        """What the launcher said of processes that ended."""
+        return [
+            line for line in self.log("launcher").splitlines() if re.search(r"was killed by|exited with code", line)
+        ]
+
+    def tracebacks(self) -> list[str]:
+        """Every Python traceback in the processes' logs, with the process's name."""
+        return [
+            f"{path.stem}: {found.group()}"
+            for path in sorted((self.directory / "logs").glob("*.log"))
+            for found in TRACEBACK.finditer(path.read_text(errors="replace"))
+        ]
+
+    def log_sections(self) -> list[tuple[str, str]]:
+        """The end of every log, for the report of a failed test."""
+        names = ["launcher", *sorted(path.stem for path in (self.directory / "logs").glob("*.log"))]
+        return [(f"{name} log", "\n".join(self.log(name).splitlines()[-LOG_LINES:])) for name in names]
+
+
+@contextmanager
+def running_mesh(
+    directory: Path,
+    models: Sequence[Path],
+    *,
+    gateways: int = 1,
+    schedulers: int = 1,
+    executors: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[RunningMesh]:
+    """Runs a mesh inside the `with` block; it is ready when the block begins.
+
+    environment  further settings (SEQMESH_...) and variables of the processes
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    said = directory / "launcher.log"
+    settings = {
+        "SEQMESH_GATEWAYS": str(gateways),
+        "SEQMESH_SCHEDULERS": str(schedulers),
+        "SEQMESH_LEASE_MS": str(LEASE_MS),
+        # Threads of a library that wait for work burn the processor that the other processes need.
+        "OMP_NUM_THREADS": "1",
+    }
+    with said.open("wb") as output:
+        launcher = subprocess.Popen(
+            tethered(up_command(directory, executors, tuple(models)), signal.SIGTERM),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**environment_without_settings(), **settings, **(environment or {})},
+            start_new_session=True,
+        )
+    mesh = RunningMesh(directory)
+    try:
+        ready_state(launcher, directory, said)
+        yield mesh
+    finally:
+        for child in mesh.state.children if (directory / "mesh.json").exists() else ():
+            if child.pid:
+                # A frozen process could not be stopped in order.
+                os.kill(child.pid, signal.SIGCONT)
+        mesh.close()
+        stop(launcher)
+
+
+T = TypeVar("T")
+
+
+def wait(condition: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """The first true value of the condition. Fails, saying what did not happen. Blocks."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not happen within {timeout_s:.0f} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+async def eventually(condition: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """`wait` for a coroutine: the loop runs on meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not happen within {timeout_s:.0f} s: {what}"
+        await asyncio.sleep(0.05)
+    return value
