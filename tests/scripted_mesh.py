@@ -86,9 +86,7 @@ class ScriptedMesh:
             message=encode(message),
         )
 
-    async def submit(
-        self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100
-    ) -> Submitted:
+    async def submit(self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100) -> Submitted:
         """Submits one step."""
         shard = self.keys.shard_of(submission.sequence)
         (outcome,) = await self.scripts.run(
