@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -251,12 +251,12 @@ class RunningGateway:
     """A gateway in this loop. `stop` ends it and waits."""
 
     addresses: Addresses
-    stop: Callable[[], Awaitable[None]]
+    stop: Callable[[], Coroutine[Any, Any, None]]
     url: str
 
 
 @contextlib.asynccontextmanager
-async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) -> AsyncIterator[RunningGateway]:
+async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) -> AsyncGenerator[RunningGateway]:
     """Starts a gateway on free ports."""
     stop = Stop()
     ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()

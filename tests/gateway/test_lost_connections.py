@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,7 +88,7 @@ async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
 
 
 @asynccontextmanager
-async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncIterator[Core]:
+async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[Core]:
     """A gateway without ports."""
     redis = connect(settings.redis_url, retries=0)
     async with (
@@ -100,13 +100,15 @@ async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncIterat
 
 
 @pytest.fixture
-async def core(gateway_settings, keys, executor) -> AsyncIterator[Core]:
+async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
     async with core_running(gateway_settings, keys) as running:
         yield running
 
 
 @pytest.fixture
-async def behind_proxy(gateway_settings, keys, executor, proxy) -> AsyncIterator[Core]:
+async def behind_proxy(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy
+) -> AsyncIterator[Core]:
     settings = dataclasses.replace(gateway_settings, redis_url=f"redis://127.0.0.1:{proxy.port}/0")
     async with core_running(settings, keys) as running:
         yield running
@@ -133,7 +135,7 @@ def is_submit(chunk: bytes) -> bool:
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
 async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_reply(
-    behind_proxy, proxy, executor, identity
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, identity: dict[str, Any]
 ):
     """The script ran, its reply was lost: the step is sent again by itself and runs once."""
     await behind_proxy.inference.submit(step(1, start=True, request_id="first"))
@@ -145,7 +147,9 @@ async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_repl
     assert len(executor.received) == 2
 
 
-async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(behind_proxy, proxy, executor):
+async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
+):
     await behind_proxy.inference.submit(step(1, start=True))
     executor.paused.set()
     proxy.cut_after = is_submit
@@ -160,7 +164,7 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     assert total(await behind_proxy.inference.submit(step(4))) == 7
 
 
-async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy, proxy):
+async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Core, proxy: Proxy):
     proxy.refuses = True
     proxy.cut_all()
     await asyncio.sleep(0.05)
@@ -173,7 +177,9 @@ async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy, prox
     assert total(await waiting) == 1
 
 
-async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(behind_proxy, proxy, monkeypatch):
+async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
+    behind_proxy: Core, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("gateway.dispatch.PATIENCE_S", 0.1)
     proxy.refuses = True
     proxy.cut_all()
@@ -183,14 +189,16 @@ async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(behind_proxy, 
         await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
 
 
-async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(core):
+async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(core: Core):
     answers = await asyncio.gather(*(core.inference.submit(step(1, start=index == 0)) for index in range(300)))
 
     assert [total(answer) for answer in answers] == list(range(1, 301))
     assert core.dispatch.round_trips <= 4
 
 
-async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(gateway_settings, keys, executor):
+async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
     """The first gateway dies with the step open; the retry elsewhere joins it, or gets the stored reply."""
     executor.paused.set()
     async with core_running(gateway_settings, keys) as first:
@@ -209,14 +217,16 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(gate
     assert len(executor.received) == 1
 
 
-async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(gateway_settings, keys, executor, monkeypatch):
+async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 0.05)
     async with core_running(gateway_settings, keys) as core:
         executor.paused.set()
         waiting = core.inference.submit(step(1, start=True))
         while not core.dispatch.sent:
             await asyncio.sleep(0.005)
-        async for key in executor.redis.scan_iter(match=f"{keys.prefix}:*replies:*"):
+        async for key in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
             await executor.redis.unlink(key)
 
         with pytest.raises(UnavailableError, match="the gateway lost its replies"):
@@ -226,7 +236,7 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(gateway_s
         assert total(await core.inference.submit(step(2))) == 3
 
 
-async def test_caller_who_leaves_frees_his_place_and_the_step_still_counts(core, executor):
+async def test_caller_who_leaves_frees_his_place_and_the_step_still_counts(core: Core, executor: FakeExecutor):
     executor.paused.set()
     waiting = core.inference.submit(step(1, start=True))
     while not core.dispatch.sent:
@@ -240,7 +250,9 @@ async def test_caller_who_leaves_frees_his_place_and_the_step_still_counts(core,
     assert total(await core.inference.submit(step(1))) == 2
 
 
-async def test_beyond_the_bound_callers_are_refused_at_once(gateway_settings, keys, executor):
+async def test_beyond_the_bound_callers_are_refused_at_once(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
     settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
     async with core_running(settings, keys) as core:
         executor.paused.set()
@@ -252,14 +264,18 @@ async def test_beyond_the_bound_callers_are_refused_at_once(gateway_settings, ke
         assert [total(await answer) for answer in taken] == [1, 1, 1]
 
 
-async def test_unanswered_request_fails_after_the_gateways_timeout(gateway_settings, keys, executor):
+async def test_unanswered_request_fails_after_the_gateways_timeout(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
     executor.paused.set()
     async with core_running(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as core:
         with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
             await core.inference.submit(step(1, start=True))
 
 
-async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(gateway_settings, keys, executor):
+async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
     settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
     async with core_running(settings, keys) as core:
         executor.paused.set()
@@ -272,7 +288,7 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(gateway_set
         assert [total(await answer) for answer in answers[:2]] == [1, 2]
 
 
-async def test_full_backlog_refuses_a_start(gateway_settings, keys, executor):
+async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
     settings = dataclasses.replace(gateway_settings, backlog_max=1, shards=4)
     async with core_running(settings, keys) as core:
         executor.paused.set()
@@ -290,7 +306,7 @@ async def test_full_backlog_refuses_a_start(gateway_settings, keys, executor):
     assert taken == [1, 1, 1, 1]
 
 
-async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core, executor: FakeExecutor):
+async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core: Core, executor: FakeExecutor):
     """The gateway's picture is older than the model: it looks again before it refuses."""
     record = (await executor.membership.models())["running_sum"]
     await executor.commands.hdel(executor.keys.models, "running_sum")
@@ -303,7 +319,7 @@ async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core, 
     assert [total(await first), total(await second)] == [1, 2]
 
 
-async def test_unknown_model_stays_an_error(core):
+async def test_unknown_model_stays_an_error(core: Core):
     with pytest.raises(MeshError) as caught:
         await core.inference.submit(dataclasses.replace(step(1), model="nobody"))
 
@@ -313,12 +329,12 @@ async def test_unknown_model_stays_an_error(core):
     )
 
 
-async def test_read_replies_are_trimmed(core, executor):
+async def test_read_replies_are_trimmed(core: Core, executor: FakeExecutor):
     for _ in range(3):
         await asyncio.gather(*(core.inference.submit(step(1, n, start=True)) for n in range(1, 101)))
     lengths = [
         await executor.commands.xlen(key)
-        async for key in executor.redis.scan_iter(match=f"{executor.keys.prefix}:*replies:*")
+        async for key in executor.commands.scan_iter(match=f"{executor.keys.prefix}:*replies:*")
     ]
 
     assert max(lengths) < 200

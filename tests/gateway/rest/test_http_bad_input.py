@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.gateway.fake_executor import gateway_running
+from gateway.settings import GatewaySettings
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 SUM = "/v2/models/running_sum/infer"
 ECHO = "/v2/models/echo/infer"
@@ -30,7 +31,8 @@ def steps(**parameters: Any) -> dict[str, Any]:
     return body(one(), parameters={"sequence_id": 1, "sequence_start": True} | parameters)
 
 
-FOUR = {"shape": [1, 4], "data": [1, 2, 3, 4], "datatype": "INT32"}
+FOUR: dict[str, Any] = {"shape": [1, 4], "data": [1, 2, 3, 4], "datatype": "INT32"}
+EIGHT: dict[str, Any] = {"shape": [2, 4], "data": [0] * 8}
 
 TABLE: list[tuple[str, str, Any, int, str]] = [
     ("no JSON", ECHO, b"{not json", 400, "failed to parse the request JSON buffer"),
@@ -79,8 +81,10 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
         ADD_SUB,
         body(one("INPUT0", **FOUR)),
         400,
-        "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['INPUT0'], "
-        "but missing required input(s) ['INPUT1']. Please provide all required input(s).",
+        (
+            "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) "
+            "['INPUT0'], but missing required input(s) ['INPUT1']. Please provide all required input(s)."
+        ),
     ),
     (
         "unexpected input",
@@ -99,7 +103,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     (
         "batch mismatch",
         ADD_SUB,
-        body(one("INPUT0", **FOUR), one("INPUT1", **FOUR | {"shape": [2, 4], "data": [0] * 8})),
+        body(one("INPUT0", **FOUR), one("INPUT1", **(FOUR | EIGHT))),
         400,
         "input 'INPUT1' batch size does not match other inputs for 'add_sub'",
     ),
@@ -129,8 +133,10 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
         SUM,
         steps(sequence_id=99, sequence_start=False),
         400,
-        "inference request for sequence 99 to model 'running_sum' must specify the START flag on the first request of "
-        "the sequence",
+        (
+            "inference request for sequence 99 to model 'running_sum' must specify the START flag on the first request "
+            "of the sequence"
+        ),
     ),
     (
         "batch in a sequence",
@@ -158,7 +164,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
 
 
 @pytest.fixture
-async def session(gateway):
+async def session(gateway: RunningGateway):
     async with aiohttp.ClientSession(f"http://{gateway.url}") as made:
         yield made
 
@@ -169,7 +175,7 @@ async def post(session: aiohttp.ClientSession, path: str, content: Any, **header
         return response.status, await response.json()
 
 
-async def test_every_bad_request_gets_its_message_and_the_next_good_one_is_served(session):
+async def test_every_bad_request_gets_its_message_and_the_next_good_one_is_served(session: aiohttp.ClientSession):
     """The table above, each against the same gateway: status, `error`, nothing else broken."""
     for story, path, content, status, message in TABLE:
         got, document = await post(session, path, content)
@@ -179,7 +185,7 @@ async def test_every_bad_request_gets_its_message_and_the_next_good_one_is_serve
         assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200, story
 
 
-async def test_missing_start_says_whether_the_sequence_was_there_before(session):
+async def test_missing_start_says_whether_the_sequence_was_there_before(session: aiohttp.ClientSession):
     await post(session, SUM, steps(sequence_id=8))
     await post(session, SUM, steps(sequence_id=8, sequence_start=False, sequence_end=True))
 
@@ -207,7 +213,9 @@ BINARY = body({"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "parameter
         (bytes(8), "5", 400, "failed to parse the request JSON buffer"),
     ],
 )
-async def test_binary_data_of_the_wrong_size_is_refused(session, blob, length, status, message):
+async def test_binary_data_of_the_wrong_size_is_refused(
+    session: aiohttp.ClientSession, blob: bytes, length: Any, status: int, message: str
+):
     head = json.dumps(BINARY).encode()
 
     got, document = await post(session, ECHO, head + blob, Inference_Header_Content_Length=length or str(len(head)))
@@ -226,7 +234,7 @@ async def test_binary_data_of_the_wrong_size_is_refused(session, blob, length, s
         (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "unexpected number of string elements 2"),
     ],
 )
-async def test_structure_of_text_elements_is_checked(session, raw, message):
+async def test_structure_of_text_elements_is_checked(session: aiohttp.ClientSession, raw: bytes, message: str):
     declared = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps(body(declared)).encode()
 
@@ -238,7 +246,7 @@ async def test_structure_of_text_elements_is_checked(session, raw, message):
     assert message in document.get("error", "")
 
 
-async def test_byte_count_that_does_not_fit_the_shape_is_refused(session):
+async def test_byte_count_that_does_not_fit_the_shape_is_refused(session: aiohttp.ClientSession):
     declared = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 3], "parameters": {"binary_data_size": 8}}
     head = json.dumps(body(declared)).encode()
 
@@ -249,7 +257,9 @@ async def test_byte_count_that_does_not_fit_the_shape_is_refused(session):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_body_beyond_the_bound_is_refused_and_the_gateway_goes_on(gateway_settings, executor, chunked):
+async def test_body_beyond_the_bound_is_refused_and_the_gateway_goes_on(
+    gateway_settings: GatewaySettings, executor: FakeExecutor, chunked: bool
+):
     settings = dataclasses.replace(gateway_settings, http_max_input_size=10_000)
     async with gateway_running(settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
 
@@ -265,7 +275,9 @@ async def test_body_beyond_the_bound_is_refused_and_the_gateway_goes_on(gateway_
         assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200
 
 
-async def test_small_body_that_unpacks_beyond_the_bound_is_refused(gateway_settings, executor):
+async def test_small_body_that_unpacks_beyond_the_bound_is_refused(
+    gateway_settings: GatewaySettings, executor: FakeExecutor
+):
     settings = dataclasses.replace(gateway_settings, http_max_input_size=100_000)
     async with gateway_running(settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
         status, document = await post(session, ECHO, gzip.compress(bytes(50_000_000)), Content_Encoding="gzip")
@@ -275,21 +287,23 @@ async def test_small_body_that_unpacks_beyond_the_bound_is_refused(gateway_setti
 
 
 @pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"{}" * 100)[:-10]])
-async def test_broken_compression_is_refused(session, content):
+async def test_broken_compression_is_refused(session: aiohttp.ClientSession, content: bytes):
     status, document = await post(session, ECHO, content, Content_Encoding="gzip")
 
     assert status == 400
     assert "failed to decompress the request body" in document["error"]
 
 
-async def test_unknown_compression_names_the_known_ones(session):
+async def test_unknown_compression_names_the_known_ones(session: aiohttp.ClientSession):
     async with session.post(ECHO, data=b"{}", headers={"Content-Encoding": "br"}) as response:
         assert response.status == 501
         assert response.headers["Accept-Encoding"] == "gzip, deflate"
         assert await response.json() == {"error": "Unsupported compression type"}
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(gateway, session):
+async def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(
+    gateway: RunningGateway, session: aiohttp.ClientSession
+):
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
     writer.write(f"POST {ECHO} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nabc".encode())
     await writer.drain()

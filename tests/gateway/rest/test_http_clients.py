@@ -12,6 +12,8 @@ import tritonclient.http as blocking_client
 import tritonclient.http.aio as client
 from tritonclient.utils import InferenceServerException
 
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway
+
 
 def tensor(name: str, array: Any, datatype: str, *, binary: bool = True) -> Any:
     made = client.InferInput(name, list(array.shape), datatype)
@@ -24,14 +26,14 @@ def step(value: int, *, binary: bool = True) -> list[Any]:
 
 
 @pytest.fixture
-async def triton(gateway):
+async def triton(gateway: RunningGateway):
     async with client.InferenceServerClient(gateway.url) as connected:
         yield connected
 
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("sequence", [42, "forty-two", 2**64 - 1])
-async def test_steps_of_a_sequence_add_up(triton, binary, sequence):
+async def test_steps_of_a_sequence_add_up(triton: Any, binary: bool, sequence: int | str):
     sums = []
     for index, value in enumerate([1, 2, 3]):
         result = await triton.infer(
@@ -47,7 +49,7 @@ async def test_steps_of_a_sequence_add_up(triton, binary, sequence):
     assert sums == [1, 3, 6]
 
 
-async def test_numeric_and_text_id_are_two_sequences(triton):
+async def test_numeric_and_text_id_are_two_sequences(triton: Any):
     for sequence, value in ((7, 1), ("7", 100)):
         await triton.infer("running_sum", step(value), sequence_id=sequence, sequence_start=True)
 
@@ -68,7 +70,9 @@ async def test_numeric_and_text_id_are_two_sequences(triton):
 )
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
-async def test_tensors_come_back_unchanged_in_every_form(triton, model, datatype, array, binary_in, binary_out):
+async def test_tensors_come_back_unchanged_in_every_form(
+    triton: Any, model: str, datatype: str, array: Any, binary_in: bool, binary_out: bool
+):
     if datatype == "FP32" and not binary_in and not np.isfinite(array).all():
         pytest.skip("JSON has no form for these that a client could send")
 
@@ -86,7 +90,7 @@ async def test_tensors_come_back_unchanged_in_every_form(triton, model, datatype
     )
 
 
-async def test_half_floats_travel_only_as_binary_data(triton):
+async def test_half_floats_travel_only_as_binary_data(triton: Any):
     array = np.array([[1.5, -2.0]], dtype=np.float16)
 
     result = await triton.infer("echo_half", [tensor("INPUT0", array, "FP16")])
@@ -100,7 +104,7 @@ async def test_half_floats_travel_only_as_binary_data(triton):
         )
 
 
-async def test_only_the_outputs_asked_for_come_back(triton):
+async def test_only_the_outputs_asked_for_come_back(triton: Any):
     inputs = [tensor(name, np.array([[1, 2, 3, 4]], dtype=np.int32), "INT32") for name in ("INPUT0", "INPUT1")]
 
     result = await triton.infer("add_sub", inputs, outputs=[client.InferRequestedOutput("OUTPUT1")])
@@ -109,7 +113,7 @@ async def test_only_the_outputs_asked_for_come_back(triton):
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), np.zeros((1, 4), dtype=np.int32))
 
 
-async def test_request_id_comes_back_and_is_absent_when_there_was_none(triton):
+async def test_request_id_comes_back_and_is_absent_when_there_was_none(triton: Any):
     named = await triton.infer("echo", [tensor("INPUT0", np.ones((1, 1), np.float32), "FP32")], request_id="r-1")
     unnamed = await triton.infer("echo", [tensor("INPUT0", np.ones((1, 1), np.float32), "FP32")])
 
@@ -119,7 +123,7 @@ async def test_request_id_comes_back_and_is_absent_when_there_was_none(triton):
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-async def test_compression_both_ways(triton, algorithm):
+async def test_compression_both_ways(triton: Any, algorithm: str):
     array = np.zeros((1, 5000), dtype=np.float32)
 
     result = await triton.infer(
@@ -132,7 +136,7 @@ async def test_compression_both_ways(triton, algorithm):
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-async def test_classification_gives_the_largest_values_with_their_indexes(triton):
+async def test_classification_gives_the_largest_values_with_their_indexes(triton: Any):
     result = await triton.infer(
         "echo",
         [tensor("INPUT0", np.array([[1, 5, 3.25], [9, 7, 8]], dtype=np.float32), "FP32")],
@@ -142,7 +146,9 @@ async def test_classification_gives_the_largest_values_with_their_indexes(triton
     assert [[b"5.000000:1", b"3.250000:2"], [b"9.000000:0", b"8.000000:2"]] == result.as_numpy("OUTPUT0").tolist()
 
 
-async def test_retry_with_the_same_request_id_gets_the_stored_reply_and_runs_nothing(triton, executor):
+async def test_retry_with_the_same_request_id_gets_the_stored_reply_and_runs_nothing(
+    triton: Any, executor: FakeExecutor
+):
     sequence = uuid.uuid4().hex
     await triton.infer("running_sum", step(5), sequence_id=sequence, sequence_start=True, request_id="a")
     first = await triton.infer("running_sum", step(5), sequence_id=sequence, request_id="b")
@@ -152,7 +158,7 @@ async def test_retry_with_the_same_request_id_gets_the_stored_reply_and_runs_not
     assert len(executor.received) == 2
 
 
-async def test_numbered_steps_are_not_doubled_and_not_skipped(triton, executor):
+async def test_numbered_steps_are_not_doubled_and_not_skipped(triton: Any, executor: FakeExecutor):
     async def numbered(number: int) -> Any:
         return await triton.infer(
             "running_sum",
@@ -173,9 +179,11 @@ async def test_numbered_steps_are_not_doubled_and_not_skipped(triton, executor):
         await numbered(5)
 
 
-async def test_many_sequences_at_once_each_keep_their_own_sum_and_share_round_trips(triton, executor):
+async def test_many_sequences_at_once_each_keep_their_own_sum_and_share_round_trips(
+    triton: Any, executor: FakeExecutor
+):
     async def run(sequence: int) -> list[int]:
-        sums = []
+        sums: list[int] = []
         for index in range(8):
             result = await triton.infer(
                 "running_sum", step(sequence), sequence_id=sequence, sequence_start=index == 0, sequence_end=index == 7
@@ -189,18 +197,19 @@ async def test_many_sequences_at_once_each_keep_their_own_sum_and_share_round_tr
     assert len(executor.received) == 32 * 8
 
 
-async def test_blocking_client_works_as_well(gateway):
+async def test_blocking_client_works_as_well(gateway: RunningGateway):
     def drive() -> tuple[bool, bool, list[list[int]]]:
         with blocking_client.InferenceServerClient(gateway.url) as triton:
             made = blocking_client.InferInput("INPUT", [1, 1], "INT32")
             made.set_data_from_numpy(np.array([[3]], dtype=np.int32))
-            result = triton.infer("running_sum", [made], sequence_id=5, sequence_start=True, sequence_end=True)
-            return triton.is_server_live(), triton.is_server_ready(), result.as_numpy("OUTPUT").tolist()
+            result: Any = triton.infer("running_sum", [made], sequence_id=5, sequence_start=True, sequence_end=True)
+            output = result.as_numpy("OUTPUT")
+            return triton.is_server_live(), triton.is_server_ready(), output.tolist()
 
     assert (True, True, [[3]]) == await asyncio.to_thread(drive)
 
 
-async def test_metadata_config_statistics_and_index(triton):
+async def test_metadata_config_statistics_and_index(triton: Any):
     metadata = await triton.get_model_metadata("running_sum")
     server = await triton.get_server_metadata()
     index = await triton.get_model_repository_index()

@@ -12,14 +12,15 @@ import aiohttp
 import msgspec
 import pytest
 
+from gateway.settings import GatewaySettings
 from shared.messages import ControlMessage, RepositoryEntry
-from tests.gateway.fake_executor import FakeExecutor, gateway_running
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 ONE = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
 
 
 @pytest.fixture
-async def session(gateway):
+async def session(gateway: RunningGateway):
     async with aiohttp.ClientSession(f"http://{gateway.url}") as made:
         yield made
 
@@ -48,7 +49,9 @@ async def session(gateway):
         ("POST", "/v2/repository/other/models/echo/load", 501, "'repository_name' specification is not supported"),
     ],
 )
-async def test_status_and_error_of_each_route(session, method, path, status, error):
+async def test_status_and_error_of_each_route(
+    session: aiohttp.ClientSession, method: str, path: str, status: int, error: Any
+):
     async with session.request(method, path + "?ignored=1") as response:
         content = await response.read()
 
@@ -58,7 +61,9 @@ async def test_status_and_error_of_each_route(session, method, path, status, err
         assert json.loads(content)["error"]
 
 
-async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(gateway, session, executor):
+async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(
+    gateway: RunningGateway, session: aiohttp.ClientSession, executor: FakeExecutor
+):
     await executor.commands.hset(
         executor.keys.stats("echo", "1"),
         mapping={"success_count": 3, "inference_count": 12345678, "queue_ns": 5_000_000, "fail_BACKEND": 2},
@@ -87,20 +92,20 @@ async def infer(session: Any, model: str, headers: dict[str, str] | None = None,
         return response.status, response.headers.get("Inference-Session-Id"), await response.json()
 
 
-async def test_session_header_begins_a_sequence_and_continues_it(session):
+async def test_session_header_begins_a_sequence_and_continues_it(session: aiohttp.ClientSession):
     header = {"Inference-Session-Id": "session_abc"}
     sums = [(await infer(session, "session_sum", header))[2]["outputs"][0]["data"] for _ in range(3)]
 
     assert sums == [[1], [2], [3]]
 
 
-async def test_session_header_begins_a_sequence_on_any_sequence_model(session):
+async def test_session_header_begins_a_sequence_on_any_sequence_model(session: aiohttp.ClientSession):
     status, echoed, document = await infer(session, "running_sum", {"Inference-Session-Id": "s"})
 
     assert (status, echoed, document["outputs"][0]["data"]) == (200, "s", [1])
 
 
-async def test_server_names_a_session_when_the_client_did_not_and_the_name_works(session):
+async def test_server_names_a_session_when_the_client_did_not_and_the_name_works(session: aiohttp.ClientSession):
     _, made, document = await infer(session, "session_sum")
     _, other, _ = await infer(session, "session_sum")
     _, _, by_header = await infer(session, "session_sum", {"Inference-Session-Id": made})
@@ -111,7 +116,7 @@ async def test_server_names_a_session_when_the_client_did_not_and_the_name_works
     assert by_parameter["outputs"][0]["data"] == [3]
 
 
-async def test_session_and_sequence_id_must_not_contradict_each_other(session):
+async def test_session_and_sequence_id_must_not_contradict_each_other(session: aiohttp.ClientSession):
     status, _, document = await infer(session, "session_sum", {"Inference-Session-Id": "a"}, sequence_id="b")
 
     assert status == 400
@@ -121,7 +126,9 @@ async def test_session_and_sequence_id_must_not_contradict_each_other(session):
 # -- raw binary requests --------------------------------------------------------------------------------------------
 
 
-async def test_raw_body_is_the_models_only_input_and_a_variable_dimension_follows_from_it(session):
+async def test_raw_body_is_the_models_only_input_and_a_variable_dimension_follows_from_it(
+    session: aiohttp.ClientSession,
+):
     async with session.post(
         "/v2/models/echo/infer", data=bytes(range(12)), headers={"Inference-Header-Content-Length": "0"}
     ) as response:
@@ -132,7 +139,7 @@ async def test_raw_body_is_the_models_only_input_and_a_variable_dimension_follow
     assert json.loads(content[:head])["outputs"][0]["shape"] == [1, 3]
 
 
-async def test_raw_text_body_becomes_one_element(session):
+async def test_raw_text_body_becomes_one_element(session: aiohttp.ClientSession):
     async with session.post(
         "/v2/models/echo_text/infer", data=b"hello", headers={"Inference-Header-Content-Length": "0"}
     ) as response:
@@ -141,7 +148,7 @@ async def test_raw_text_body_becomes_one_element(session):
     assert content.endswith(b"\x05\x00\x00\x00hello")
 
 
-async def test_raw_body_for_a_model_with_two_inputs_is_refused(session):
+async def test_raw_body_for_a_model_with_two_inputs_is_refused(session: aiohttp.ClientSession):
     async with session.post(
         "/v2/models/add_sub/infer", data=b"hello", headers={"Inference-Header-Content-Length": "0"}
     ) as response:
@@ -154,7 +161,7 @@ async def test_raw_body_for_a_model_with_two_inputs_is_refused(session):
 
 async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMessage:
     """What an executor does with the next control message: carries it out, then says so in its registration."""
-    found = []
+    found: list[tuple[bytes, dict[bytes, bytes]]] = []
     while not found:
         found = await executor.commands.xrange(executor.keys.control)
         await asyncio.sleep(0.01)
@@ -162,7 +169,7 @@ async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMe
     executor.registration = msgspec.structs.replace(
         executor.registration,
         applied=entry.decode(),
-        repository=tuple(e for e in executor.registration.repository if e.model != outcome.model) + (outcome,),
+        repository=(*(e for e in executor.registration.repository if e.model != outcome.model), outcome),
     )
     await executor.membership.update(executor.registration)
     return msgspec.msgpack.decode(fields[b"m"], type=ControlMessage)
@@ -175,7 +182,9 @@ async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMe
         (RepositoryEntry("extra", "1", "UNAVAILABLE", "no such file"), 400, "failed to load 'extra', no such file"),
     ],
 )
-async def test_load_returns_when_every_executor_has_carried_it_out(session, executor, outcome, status, error):
+async def test_load_returns_when_every_executor_has_carried_it_out(
+    session: aiohttp.ClientSession, executor: FakeExecutor, outcome: RepositoryEntry, status: int, error: Any
+):
     obeying = asyncio.create_task(obey(executor, outcome=outcome))
     parameters = {"config": "{}", "file:1/model.py": "aGVsbG8="}
     async with session.post("/v2/repository/models/extra/load", json={"parameters": parameters}) as response:
@@ -187,7 +196,7 @@ async def test_load_returns_when_every_executor_has_carried_it_out(session, exec
     assert (json.loads(content)["error"] if content else "") == error
 
 
-async def test_unload_of_something_unknown_succeeds(session, executor):
+async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSession, executor: FakeExecutor):
     obeying = asyncio.create_task(obey(executor, outcome=RepositoryEntry("other")))
     async with session.post("/v2/repository/models/never_loaded/unload") as response:
         assert response.status == 200
@@ -208,7 +217,9 @@ async def test_unload_of_something_unknown_succeeds(session, executor):
         ("index", {"ready": 1}, "Invalid value for 'ready': expected a boolean"),
     ],
 )
-async def test_bad_repository_requests_are_refused(session, path, document, error):
+async def test_bad_repository_requests_are_refused(
+    session: aiohttp.ClientSession, path: str, document: Any, error: Any
+):
     async with session.post(f"/v2/repository/{path}", json=document) as response:
         content = await response.json()
 
@@ -216,7 +227,9 @@ async def test_bad_repository_requests_are_refused(session, path, document, erro
     assert error is None or error in content["error"]
 
 
-async def test_load_is_refused_unless_every_executor_is_in_explicit_mode(session, executor):
+async def test_load_is_refused_unless_every_executor_is_in_explicit_mode(
+    session: aiohttp.ClientSession, executor: FakeExecutor
+):
     executor.registration = msgspec.structs.replace(executor.registration, control_mode="none")
     await executor.membership.update(executor.registration)
 
@@ -225,7 +238,7 @@ async def test_load_is_refused_unless_every_executor_is_in_explicit_mode(session
         assert await response.json() == {"error": "explicit model load / unload is not allowed if polling is enabled"}
 
 
-async def test_index_of_ready_models_only(session, executor):
+async def test_index_of_ready_models_only(session: aiohttp.ClientSession, executor: FakeExecutor):
     executor.registration = msgspec.structs.replace(
         executor.registration,
         repository=(RepositoryEntry("echo", "1", "READY"), RepositoryEntry("broken", "1", "UNAVAILABLE", "why")),
@@ -248,7 +261,11 @@ async def test_index_of_ready_models_only(session, executor):
     assert ready == [{"name": "echo", "version": "1", "state": "READY"}]
 
 
-async def test_gateway_without_executors_is_live_but_not_ready(gateway_settings):
-    async with gateway_running(gateway_settings) as gateway, aiohttp.ClientSession(f"http://{gateway.url}") as session:
-        async with session.get("/v2/health/live") as live, session.get("/v2/health/ready") as ready:
-            assert (live.status, ready.status) == (200, 400)
+async def test_gateway_without_executors_is_live_but_not_ready(gateway_settings: GatewaySettings):
+    async with (
+        gateway_running(gateway_settings) as gateway,
+        aiohttp.ClientSession(f"http://{gateway.url}") as session,
+        session.get("/v2/health/live") as live,
+        session.get("/v2/health/ready") as ready,
+    ):
+        assert (live.status, ready.status) == (200, 400)

@@ -1,0 +1,240 @@
+"""The HTTP codecs, pure: what goes in comes out, in JSON and in binary, and nothing but RequestError stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gateway.classification import classify
+from gateway.rest.compression import choose, pack, unpack
+from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
+from gateway.rest.request import Envelope, OutputForm, OutputForms, decode_infer
+from gateway.rest.response import encode_answer
+from gateway.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
+from gateway.waiting import Answer
+from shared.errors import Code, Reason, RequestError, SequenceError
+from shared.messages import ModelRecord, ReplyMessage
+from shared.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
+from tests.gateway.fake_executor import echo
+
+JSON_TYPES = [name for name in NUMPY_TYPE if name != "FP16"]
+shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
+numbers = st.sampled_from(JSON_TYPES).flatmap(
+    lambda name: hnp.arrays(
+        NUMPY_TYPE[name],
+        shapes,
+        elements=hnp.from_dtype(NUMPY_TYPE[name], allow_nan=False, allow_infinity=False, allow_subnormal=False),
+    )
+)
+texts = hnp.arrays(np.object_, shapes, elements=st.text(max_size=6))
+arrays = st.one_of(numbers, texts)
+
+
+def wire(array: Any) -> Tensor:
+    return from_numpy("T", array)
+
+
+@given(arrays)
+def test_tensors_survive_json_nested_or_flat(array: Any):
+    tensor = wire(array)
+    flat = json_of_tensor(tensor)
+    document = orjson.loads(orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY))
+
+    assert tensor_of_json("T", tensor.datatype, tensor.shape, document) == tensor
+    if array.size:
+        nested = array.tolist()
+        assert tensor_of_json("T", tensor.datatype, tensor.shape, nested) == tensor
+
+
+@given(st.lists(arrays, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3))
+def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: list[Any], binary: list[bool]):
+    tensors = [from_numpy(f"T{index}", array) for index, array in enumerate(given_arrays)]
+    inputs: list[dict[str, Any]] = []
+    blobs = b""
+    for tensor, as_binary in zip(tensors, binary, strict=False):
+        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if as_binary:
+            described["parameters"] = {"binary_data_size": len(tensor.raw)}
+            blobs += tensor.raw
+        else:
+            described["data"] = json_of_tensor(tensor)
+        inputs.append(described)
+    document: dict[str, Any] = {
+        "id": "r",
+        "inputs": inputs,
+        "parameters": {"sequence_id": 2**64 - 1, "sequence_start": True, "x": 1.5},
+    }
+    head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    call, _ = decode_infer(head + blobs, Envelope("m", header_length=len(head)))
+
+    assert list(call.inputs) == tensors
+    assert (call.request_id, call.correlation_id, call.start, call.parameters) == ("r", 2**64 - 1, True, {"x": 1.5})
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["inputs", "outputs", "parameters", "name", "shape", "datatype", "data", "id", "sequence_id"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_json_is_a_call_or_a_request_error(document: Any):
+    with contextlib.suppress(RequestError):
+        decode_infer(json.dumps(document).encode(), Envelope("m"))
+
+
+@given(st.binary(max_size=60), st.none() | st.integers(0, 70))
+def test_any_bytes_are_a_call_or_a_request_error(body: bytes, length: int | None):
+    with contextlib.suppress(RequestError):
+        decode_infer(body, Envelope("m", header_length=length))
+
+
+def answer(*outputs: Tensor, **rest: Any) -> Answer:
+    record = ModelRecord(echo(), "{}", ("1",))
+    return Answer(ReplyMessage("1", outputs), record, "1", "", None, 0, **rest)
+
+
+def test_outputs_take_the_form_that_was_asked_for():
+    first, second = wire(np.array([[1, 2]], dtype=np.int32)), from_numpy("U", np.array([[3.5]], dtype=np.float32))
+    forms = OutputForms({"T": OutputForm(binary=True)}, OutputForm())
+
+    body, length = encode_answer(answer(first, second, parameters={"p": 1}), forms)
+
+    document = json.loads(body[:length])
+    assert document["parameters"] == {"p": 1}
+    assert document["outputs"] == [
+        {"name": "T", "datatype": "INT32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+        {"name": "U", "datatype": "FP32", "shape": [1, 1], "data": [3.5]},
+    ]
+    assert body[length:] == first.raw
+
+
+def test_empty_binary_output_needs_no_header_length():
+    body, length = encode_answer(
+        answer(wire(np.empty((0, 2), dtype=np.int8))), OutputForms(other=OutputForm(binary=True))
+    )
+
+    assert length is None
+    assert json.loads(body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+
+
+def test_values_without_a_json_number_are_written_as_clients_read_them():
+    body, _ = encode_answer(answer(wire(np.array([np.nan, np.inf, -np.inf, 0.5], dtype=np.float32))), OutputForms())
+
+    data = json.loads(body)["outputs"][0]["data"]
+    assert np.isnan(data[0])
+    assert data[1:] == [np.inf, -np.inf, 0.5]
+
+
+def test_text_output_that_is_no_text_is_refused_in_json():
+    with pytest.raises(RequestError, match="no UTF-8 text"):
+        encode_answer(answer(wire(np.array([b"\xff"], dtype=np.object_))), OutputForms())
+
+
+# -- classification -------------------------------------------------------------------------------------------------
+
+
+@given(
+    hnp.arrays(st.sampled_from(list(DATATYPE_OF)), hnp.array_shapes(min_dims=2, max_dims=2, max_side=5)),
+    st.integers(1, 7),
+)
+def test_classes_are_the_largest_values_first(array: Any, count: int):
+    result = classify(wire(array), count, batched=True)
+
+    rows = [[element.decode().split(":") for element in row] for row in to_numpy(result)]
+    assert result.shape == (array.shape[0], min(count, array.shape[1]))
+    for row, values in zip(rows, array, strict=True):
+        indexes = [int(index) for _, index in row]
+        picked = [values[index] for index in indexes if not (values.dtype.kind == "f" and np.isnan(values[index]))]
+        assert picked == sorted(picked, reverse=True)
+        assert len(set(indexes)) == len(indexes)
+
+
+def test_classification_of_text_is_refused():
+    with pytest.raises(RequestError, match="unsupported type 'BYTES'"):
+        classify(wire(np.array(["a"], dtype=np.object_)), 1, batched=False)
+
+
+# -- compression ----------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]))
+def test_compressed_bodies_come_back(content: bytes, encoding: str):
+    assert unpack(pack(content, encoding), encoding, size_max=200) == content
+
+
+def test_deflate_without_zlib_header_is_understood():
+    writer = zlib.compressobj(wbits=-15)
+
+    assert unpack(writer.compress(b"abc") + writer.flush(), "deflate", size_max=10) == b"abc"
+
+
+def test_nothing_is_unpacked_beyond_the_bound():
+    assert unpack(gzip.compress(bytes(100)), "gzip", size_max=100) == bytes(100)
+    with pytest.raises(RequestError, match="exceeds the maximum allowed input size of 99 bytes"):
+        unpack(gzip.compress(bytes(100)), "gzip", size_max=99)
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, gzip;q=0.5", "deflate"),
+        ("gzip;q=0.2, identity", ""),
+        ("br", ""),
+        ("gzip;q=0", ""),
+        ("gzip;q=x", ""),
+        ("*", ""),
+        ("gzip;q=0.5, deflate;q=0.7, br;q=1.0", "deflate"),
+    ],
+)
+def test_response_encoding_is_the_best_weighted_that_is_known(header: str, chosen: str):
+    assert choose(header) == chosen
+
+
+# -- status ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "http", "grpc"),
+    [
+        (Code.UNKNOWN, 400, "UNKNOWN"),
+        (Code.INTERNAL, 500, "INTERNAL"),
+        (Code.NOT_FOUND, 404, "NOT_FOUND"),
+        (Code.INVALID_ARG, 400, "INVALID_ARGUMENT"),
+        (Code.UNAVAILABLE, 503, "UNAVAILABLE"),
+        (Code.UNSUPPORTED, 501, "UNIMPLEMENTED"),
+        (Code.ALREADY_EXISTS, 400, "ALREADY_EXISTS"),
+        (Code.CANCELLED, 400, "CANCELLED"),
+    ],
+)
+def test_status_of_each_code(code: Code, http: int, grpc: str):
+    assert (HTTP_STATUS[code], GRPC_STATUS[code]) == (http, grpc)
+    assert set(HTTP_STATUS) == set(GRPC_STATUS) == set(Code)
+
+
+def test_sequence_error_says_why_and_how_far_it_came():
+    error = SequenceError("gone", Reason.EXPIRED, 4)
+
+    assert http_error(error) == (400, {"error": "gone", "reason": "expired", "last_step": 4})
+    assert grpc_details(error) == (("seqmesh-reason", "expired"), ("seqmesh-last-step", "4"))

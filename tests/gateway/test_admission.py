@@ -1,0 +1,236 @@
+"""Admission, pure: what enters, as what, and Triton's words for what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission import (
+    Admitted,
+    InferCall,
+    admit,
+    check_correlation_id,
+    check_version_text,
+    string_problem,
+)
+from gateway.sessions import new_session
+from shared.errors import Code, RequestError
+from shared.messages import ModelRecord, StepFlag
+from shared.model_config.values import (
+    ControlKind,
+    ControlSpec,
+    Direct,
+    DynamicBatching,
+    ModelConfig,
+    QueuePolicy,
+    SequenceBatching,
+    StateSpec,
+    TensorSpec,
+)
+from shared.tensors import Tensor, bytes_elements, pack_bytes
+
+INT = Tensor("INPUT", "INT32", (1, 1), bytes(4))
+
+
+def model(**batching: Any) -> ModelConfig:
+    settings: dict[str, Any] = {"strategy": Direct(), "idle_us": 1_000_000} | batching
+    return ModelConfig(
+        name="m",
+        backend="python",
+        platform="",
+        max_batch_size=4,
+        inputs=(TensorSpec("INPUT", "INT32", (1,)),),
+        outputs=(TensorSpec("OUTPUT", "INT32", (1,)),),
+        sequence_batching=SequenceBatching(**settings),
+    )
+
+
+def stateless(**changes: Any) -> ModelConfig:
+    return msgspec.structs.replace(model(), sequence_batching=None, **changes)
+
+
+def admitted(call: InferCall, config: ModelConfig) -> Admitted:
+    record = ModelRecord(config, "{}", ("3",))
+    return admit(call, record, "3", arrived_ns=5, make_session=lambda: new_session(config))
+
+
+def refused(call: InferCall, config: ModelConfig) -> str:
+    with pytest.raises(RequestError) as caught:
+        admitted(call, config)
+    return caught.value.message
+
+
+def call(*inputs: Tensor, **rest: Any) -> InferCall:
+    return InferCall("m", inputs=inputs or (INT,), **rest)
+
+
+def corrid(datatype: str) -> tuple[ControlSpec, ...]:
+    return (ControlSpec("CORRID", ControlKind.CORRID, datatype),)
+
+
+def test_step_of_a_sequence_is_scoped_by_the_version_that_was_asked_for():
+    free = admitted(call(correlation_id=7, start=True), model())
+    pinned = admitted(call(correlation_id=7, version="3", end=True), model())
+
+    assert (free.sequence, free.flags, free.message.version) == ("m||i7", StepFlag.START, "3")
+    assert (pinned.sequence, pinned.flags) == ("m|3|i7", StepFlag.END)
+
+
+def test_model_with_declared_states_is_marked_as_held_by_the_mesh():
+    state = StateSpec("S", "S_OUT", "FP32", (1,))
+
+    assert admitted(call(correlation_id="a"), model(states=(state,))).flags == StepFlag.DURABLE
+
+
+def test_state_and_control_tensors_must_not_be_sent():
+    config = model(states=(StateSpec("S", "S_OUT", "FP32", (1,)),), controls=corrid("UINT64"))
+
+    for name in ("S", "CORRID"):
+        stray = Tensor(name, "FP32", (1, 1), bytes(4))
+        assert (
+            refused(call(INT, stray, correlation_id=1), config) == f"unexpected inference input '{name}' for model 'm'"
+        )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "given_id", "message"),
+    [
+        ("UINT64", "a", "control 'CORRID' data-type is 'BYTES', but model 'm' expects 'UINT64'"),
+        ("INT32", "a", "control 'CORRID' data-type is 'BYTES', but model 'm' expects 'INT32'"),
+        ("BYTES", 5, "control 'CORRID' data-type is 'UINT64', but model 'm' expects 'BYTES'"),
+        ("UINT64", 5, ""),
+        ("BYTES", "a", ""),
+    ],
+)
+def test_type_of_the_id_must_suit_the_control(datatype: str, given_id: int | str, message: str):
+    step = call(correlation_id=given_id, start=True)
+    if message:
+        assert (
+            refused(step, model(controls=corrid(datatype))) == f"[request id: <id_unknown>] sequence batching {message}"
+        )
+    else:
+        assert admitted(step, model(controls=corrid(datatype))).message.correlation_id == given_id
+
+
+def test_session_id_in_digits_serves_a_model_with_integer_ids():
+    config = model(controls=corrid("UINT64"), implicit_start=True)
+
+    assert admitted(call(session_id="17"), config).sequence == "m||i17"
+    assert admitted(call(session_id="17"), model(implicit_start=True)).sequence == "m||s17"
+    made = admitted(call(), config)
+    assert isinstance(made.message.correlation_id, int)
+    assert made.session_id == str(made.message.correlation_id)
+    assert made.flags == StepFlag.START | StepFlag.IMPLICIT
+
+
+def test_request_without_any_id_is_refused_unless_the_model_starts_sequences_by_itself():
+    assert refused(call(), model()) == (
+        "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
+    )
+    assert refused(call(session_id=""), model()).endswith("non-empty correlation ID")
+    assert admitted(call(), model(implicit_start=True)).session_id is not None
+
+
+def test_long_ids_are_unsupported():
+    check_correlation_id("x" * 128)
+    with pytest.raises(RequestError) as caught:
+        check_correlation_id("x" * 129)
+
+    assert caught.value.code is Code.UNSUPPORTED
+    assert refused(call(session_id="x" * 129), model()) == "string correlation ID cannot be longer than 128 characters"
+
+
+def test_sequence_parameters_mean_nothing_to_a_stateless_model():
+    entered = admitted(call(correlation_id=9, start=True), stateless())
+
+    assert (entered.sequence, entered.flags) == (None, StepFlag.NONE)
+
+
+@pytest.mark.parametrize(("asked", "level"), [(0, 2), (1, 1), (3, 3), (4, 2)])
+def test_priority_outside_the_levels_means_the_default_level(asked: int, level: int):
+    batching = DynamicBatching(
+        priority_levels=3,
+        default_priority_level=2,
+        default_queue_policy=QueuePolicy(max_queue_size=5),
+        priority_queue_policies={1: QueuePolicy(max_queue_size=9)},
+    )
+
+    entered = admitted(call(priority=asked), stateless(dynamic_batching=batching))
+
+    assert (entered.message.priority, entered.queue_bound) == (level, 9 if level == 1 else 5)
+
+
+def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
+    config = stateless(
+        inputs=(
+            TensorSpec("INPUT", "INT32", (1,)),
+            TensorSpec("EXTRA", "INT32", (1,), optional=True),
+        )
+    )
+
+    assert admitted(call(), config).message.inputs == (INT,)
+    assert refused(dataclasses.replace(call(), inputs=()), config) == (
+        "[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got "
+        "input(s) [], but missing required input(s) ['INPUT']. Please provide all required input(s)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "max_batch_size", "fits"),
+    [
+        ((2, 3), (3,), 4, True),
+        ((2, 3), (-1,), 4, True),
+        ((2, 0), (-1,), 4, True),
+        ((0, 3), (3,), 4, False),
+        ((2, 4), (3,), 4, False),
+        ((3,), (3,), 0, True),
+        ((1, 3), (3,), 0, False),
+        ((), (), 0, True),
+    ],
+)
+def test_shapes(shape: tuple[int, ...], dims: tuple[int, ...], max_batch_size: int, fits: bool):
+    config = stateless(max_batch_size=max_batch_size, inputs=(TensorSpec("INPUT", "INT8", dims),))
+    size = 1
+    for dim in shape:
+        size *= dim
+    request = call(Tensor("INPUT", "INT8", shape, bytes(size)))
+
+    if fits:
+        admitted(request, config)
+    else:
+        assert refused(request, config).startswith("[request id: <id_unknown>] unexpected shape for input 'INPUT'")
+
+
+@pytest.mark.parametrize(("given_text", "plain"), [("", ""), ("3", "3"), ("03", "3")])
+def test_version_in_its_plain_form(given_text: str, plain: str):
+    assert check_version_text(given_text) == plain
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "one", "1.5", " 1", "²"])
+def test_version_that_is_no_positive_integer_is_refused(text: str):
+    with pytest.raises(RequestError, match="version should be an integral value > 0"):
+        check_version_text(text)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8))
+def test_every_packed_text_tensor_passes_and_the_count_must_be_exact(elements: list[bytes]):
+    raw = pack_bytes(elements)
+
+    assert string_problem(raw, len(elements), "i", "m") == ""
+    assert string_problem(raw, len(elements) + 1, "i", "m") != ""
+    assert elements == [] or string_problem(raw, len(elements) - 1, "i", "m") != ""
+
+
+@given(st.binary(max_size=40), st.integers(0, 4))
+def test_text_tensors_pass_exactly_when_they_can_be_read(raw: bytes, count: int):
+    try:
+        readable = len(list(bytes_elements(raw))) == count
+    except ValueError:
+        readable = False
+
+    assert (string_problem(raw, count, "i", "m") == "") == readable
