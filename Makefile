@@ -1,7 +1,7 @@
 # The few words of this project. `make run` and `make test` need Python 3.11+ and nothing else.
 #
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
-#   TORCH_INDEX_URL  where torch comes from, for instance https://download.pytorch.org/whl/cpu to do without CUDA
+#   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
 #   BENCH, UP, ARGS  arguments of `make bench`, `make run` and `make test`
 
 VENV := .venv
