@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
 import gateway.replies
@@ -22,7 +23,7 @@ from shared.lifecycle import Tasks
 from shared.redis_client import connect
 from shared.tensors import Tensor
 from shared.tracing import Tracing
-from tests.gateway.fake_executor import FakeExecutor
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway
 
 
 class Proxy:
@@ -338,3 +339,33 @@ async def test_read_replies_are_trimmed(core: Core, executor: FakeExecutor):
     ]
 
     assert max(lengths) < 200
+
+
+async def test_http_client_that_leaves_while_it_waits_frees_his_place(
+    gateway: RunningGateway, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.rest.infer.WATCH_AFTER_S", 0.01)
+    executor.paused.set()
+    body = (
+        b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],'
+        b'"parameters":{"sequence_id":5,"sequence_start":true}}'
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+    writer.write(
+        b"POST /v2/models/running_sum/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+
+    async with aiohttp.ClientSession(f"http://{gateway.url}") as session:
+
+        async def in_flight_becomes(count: int) -> None:
+            page = ""
+            while f"seqmesh_gateway_requests_in_flight {count}\n" not in page:
+                await asyncio.sleep(0.01)
+                async with session.get("/metrics") as response:
+                    page = await response.text()
+
+        async with asyncio.timeout(10):
+            await in_flight_becomes(1)
+            writer.close()
+            await in_flight_becomes(0)
+    executor.paused.clear()

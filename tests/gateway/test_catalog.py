@@ -1,0 +1,135 @@
+"""What the catalog makes of registrations and records, under a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
+from shared.errors import Code, MeshError
+from shared.ids import ExecutorId
+from shared.membership import Member
+from shared.messages import ExecutorRegistration, ModelRecord, RepositoryEntry, ServedModel
+from tests.gateway.fake_executor import running_sum
+
+
+def member(*versions: str, alive: bool = True, state: str = "READY", **changes: Any) -> Member:
+    """An executor that serves these versions of model `m`."""
+    registration = ExecutorRegistration(
+        executor=ExecutorId("e"),
+        name="e",
+        host="h",
+        pid=1,
+        started_ms=1,
+        models=tuple(ServedModel("m", version, 1, 8) for version in versions),
+        repository=tuple(RepositoryEntry("m", version, state) for version in versions),
+    )
+    return Member(msgspec.structs.replace(registration, **changes), alive)
+
+
+class Mesh:
+    """A membership that says what the test says, and the test's clock."""
+
+    def __init__(self, *members: Member, versions: tuple[str, ...] = ("1", "2", "10")) -> None:
+        self.now = 100.0
+        self.present: Sequence[Member] = members
+        self.records: Mapping[str, ModelRecord] = {"m": ModelRecord(running_sum("m"), "{}", versions)}
+        self.catalog = Catalog(cast("Any", self), clock=lambda: self.now)
+
+    async def models(self) -> Mapping[str, ModelRecord]:
+        return self.records
+
+    async def members(self) -> Sequence[Member]:
+        return self.present
+
+    async def at(self, now: float, *members: Member) -> Catalog:
+        """The catalog after a refresh at that time, with these members."""
+        self.now, self.present = now, members
+        await self.catalog.refresh()
+        return self.catalog
+
+
+def error_of(catalog: Catalog, model: str, version: str = "") -> tuple[Code, str]:
+    with pytest.raises(MeshError) as caught:
+        catalog.find(model, version)
+    return caught.value.code, caught.value.message
+
+
+async def test_highest_version_by_number_serves_who_names_none():
+    catalog = await Mesh().at(100, member("2", "10"), member("1"))
+
+    assert catalog.find("m", "")[1] == "10"
+    assert catalog.find("m", "2")[1] == "2"
+    assert catalog.record("m")[1] == ("1", "2", "10")
+    assert catalog.record("m", "1")[1] == ("1",)
+
+
+async def test_words_for_what_cannot_be_found():
+    mesh = Mesh()
+    assert error_of(mesh.catalog, "m")[0] is Code.UNAVAILABLE
+    catalog = await mesh.at(100, member("1"))
+
+    assert error_of(catalog, "x") == (Code.NOT_FOUND, "Request for unknown model: 'x' is not found")
+    assert error_of(catalog, "m", "7") == (Code.NOT_FOUND, "Request for unknown model: 'm' version 7 is not found")
+    assert error_of(catalog, "m", "2") == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'm' version 2 is not at ready state",
+    )
+    catalog = await mesh.at(200, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
+    assert error_of(catalog, "m") == (Code.NOT_FOUND, "Request for unknown model: 'm' has no available versions")
+
+
+async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but_the_model_is_not_ready():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    catalog = await mesh.at(101, member("1", alive=False))
+
+    assert catalog.find("m", "")[1] == "1"
+    assert not catalog.is_model_ready("m")
+    assert not catalog.is_ready
+
+    catalog = await mesh.at(101 + ABSENCE_GRACE_S)
+    assert error_of(catalog, "m") == (
+        Code.UNAVAILABLE,
+        "no executor serves model 'm' at the moment: try again later",
+    )
+
+
+async def test_an_unloaded_model_has_no_grace():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    catalog = await mesh.at(101, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
+
+    assert error_of(catalog, "m")[0] is Code.NOT_FOUND
+
+
+async def test_gateway_that_starts_after_a_crash_gives_the_dead_the_same_grace():
+    catalog = await Mesh().at(100, member("1", alive=False))
+
+    assert catalog.find("m", "")[1] == "1"
+
+
+async def test_ready_needs_an_executor_that_stays_and_nothing_that_is_still_loading():
+    mesh = Mesh()
+
+    assert (await mesh.at(100, member("1"))).is_ready
+    assert not (await mesh.at(101, member("1", leaving=True))).is_ready
+    loading = member("1", repository=(RepositoryEntry("other", "1", "LOADING"),))
+    assert not (await mesh.at(102, loading)).is_ready
+    assert (await mesh.at(103, member("1"))).is_ready
+    mesh.now += STALE_S + 1
+    assert not mesh.catalog.is_ready
+
+
+def test_index_takes_the_word_of_the_executor_that_is_furthest():
+    one = member(repository=(RepositoryEntry("a", "1", "LOADING"), RepositoryEntry("b", "", ""), RepositoryEntry("c")))
+    two = member(repository=(RepositoryEntry("a", "1", "READY"), RepositoryEntry("b", "2", "UNAVAILABLE", "why")))
+
+    assert merged_index([one, two]) == (
+        RepositoryEntry("a", "1", "READY"),
+        RepositoryEntry("b", "2", "UNAVAILABLE", "why"),
+        RepositoryEntry("c"),
+    )
