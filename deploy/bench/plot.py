@@ -10,7 +10,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import LogFormatter
 
 from deploy.bench.results import Result
 
@@ -64,7 +64,8 @@ def draw_lines(axis: Any, results: Sequence[Result], figure: str, title: str) ->
         axis.set_ylim(bottom=0)
     else:
         axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(ScalarFormatter())
+        axis.yaxis.set_major_formatter(LogFormatter())
+        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axis.grid(alpha=0.3, which="both")
     axis.legend(fontsize=8)
 
