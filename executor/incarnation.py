@@ -231,21 +231,28 @@ class Incarnation:
         if isinstance(read, ResponseError):
             raise read
         for stream, entries in read or ():
+            heard: list[bytes] = []
             for entry, flat in entries:
-                await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+                if await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True))):
+                    heard.append(entry)
+            if heard:
+                # A step leaves the inbox with its checkpoint, a control message as soon as it was heard.
+                await link.exchange([("XDEL", stream, *heard)], timeout_s=REPLY_TIMEOUT_S)
             self._positions[stream.decode()] = entries[-1][0].decode()
 
-    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
+    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> bool:
+        """Takes an entry in; True when that was all there is to do about it."""
         item = inbox_entry(entry, fields)
         if isinstance(item, InboxStep):
             self._accept(item, decode_infer(item.message))
-            return
+            return False
         for (name, _), model in self._sequence_models.items():
             if name == model_of(item.sequence):
                 await model.expired(item)
+        return True
 
     def _accept(self, step: InboxStep, message: InferMessage) -> None:
-        model = self._sequence_models.get((message.model, message.version))
+        model = self._sequence_models.get((message.model, step.version))
         if model is None:
             logs.warning("step left to the scheduler", sequence=step.sequence, cause="its model was unloaded here")
             return

@@ -30,7 +30,7 @@ class StepFlag(IntFlag):
 class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     """One inference request, checked against the model's config, tensor bytes untouched.
 
-    version      the version that serves it, resolved by the gateway
+    version      the version that serves it, resolved by the gateway; of a sequence, its START's counts
     outputs      names asked for; empty means all
     traceparent  W3C trace context of the gateway's span, "" when it is not sampled
     arrived_ns   wall clock at the gateway, ns
@@ -128,7 +128,12 @@ class ControlMessage(msgspec.Struct, frozen=True):
 
 
 class InboxStep(msgspec.Struct, frozen=True):
-    """A step as the owner's inbox brings it. `entry` is its place in the inbox, to be removed with its checkpoint."""
+    """A step as the owner's inbox brings it.
+
+    entry      its place in the inbox, to be removed with its checkpoint
+    committed  the last committed step when it was delivered
+    version    the one that the sequence was pinned to at START, whatever the step's own message says
+    """
 
     entry: str
     sequence: SequenceId
@@ -138,6 +143,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     instance: InstanceIndex
     slot: SlotIndex
     committed: StepNumber
+    version: str
     gateway: str
     token: str
     message: bytes
@@ -164,6 +170,7 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | Inbo
         instance=InstanceIndex(int(fields[b"i"])),
         slot=SlotIndex(int(fields[b"l"])),
         committed=StepNumber(int(fields[b"c"])),
+        version=fields[b"v"].decode(),
         gateway=fields[b"g"].decode(),
         token=fields[b"t"].decode(),
         message=fields[b"m"],

@@ -10,7 +10,7 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local function assign(record, parked, inbox, owned, sid, executor, instance, slot)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm')
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr')
   if got[1] ~= 'w' and got[1] ~= 'm' then
     return 0
   end
@@ -22,7 +22,7 @@ local function assign(record, parked, inbox, owned, sid, executor, instance, slo
   redis.call('SADD', owned, sid)
   for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
     local fields = entry[2]
-    for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3] }) do
+    for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
       fields[#fields + 1] = extra
     end
     redis.call('XADD', inbox, '*', unpack(fields))

@@ -16,7 +16,7 @@ local TOMBSTONE = { e = -2, x = -3, f = -4, o = -5 }
 
 local function deliver(step, record, n, flags)
   redis.call('XADD', ARGV[1] .. record.ow, '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep, 'i', record.instance,
-    'l', record.slot, 'c', record.cm, 'g', step.gateway, 't', step.token, 'm', step.message)
+    'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token, 'm', step.message)
 end
 
 local function park(step, n, flags)
@@ -57,7 +57,7 @@ end
 
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'r:' .. step.request_id)
+    'r:' .. step.request_id, 'vr')
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -65,7 +65,7 @@ local function submit(step, flags)
     return { -1, 0, '' }
   end
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
-    cm = number(got[7]), start = number(got[9]) }
+    cm = number(got[7]), start = number(got[9]), version = got[11] }
   local done = record.cm - record.start + 1
   if step.request_id ~= '' and got[10] then
     return repeated(step, number(got[10]), record)

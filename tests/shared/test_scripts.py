@@ -427,3 +427,13 @@ async def test_scripts_are_loaded_again_when_the_server_has_forgotten_them(mesh:
     outcome = await mesh.submit(mesh.submission(7, ONE))
 
     assert StepNumber(2) == outcome.step
+
+
+async def test_a_sequence_stays_with_the_version_of_its_start(mesh: ScriptedMesh) -> None:
+    await mesh.submit(mesh.submission(7, ONE, START))
+    mesh.version = "2"
+    await mesh.submit(mesh.submission(7, ONE))
+    await mesh.assign(7, ALICE)
+    await mesh.submit(mesh.submission(7, ONE))
+
+    assert ["1", "1", "1"] == [step.version for step in await steps(mesh, ALICE)]

@@ -31,6 +31,7 @@ def step(
         instance=InstanceIndex(0),
         slot=SlotIndex(slot),
         committed=StepNumber(committed),
+        version="1",
         gateway="g",
         token=str(number),
         message=b"",
