@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shared.errors import Code, RequestError
 from shared.ids import CorrelationId, SequenceId, sequence_id
@@ -30,8 +31,7 @@ BATCH_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InferCall:
+class InferCall(msgspec.Struct, frozen=True):
     """One inference request, as either protocol brings it; nothing is checked yet but the protocol's own form.
 
     version          "" leaves the choice to the server
@@ -57,13 +57,12 @@ class InferCall:
     timeout_us: int = 0
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[str, ...] = ()
-    parameters: dict[str, Parameter] = field(default_factory=dict[str, Parameter])
+    parameters: dict[str, Parameter] = {}
     session_id: str | None = None
-    trace_headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """A request that may enter the mesh.
 
     sequence     None for a stateless model

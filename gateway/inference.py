@@ -7,7 +7,6 @@ which is what keeps a stream's steps in order. Everything that can go wrong is t
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import deque
 
@@ -139,7 +138,7 @@ class Inference:
             return admitted, span
         future.add_done_callback(lambda done: _end(span, done))
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
-        return dataclasses.replace(admitted, message=message), span
+        return msgspec.structs.replace(admitted, message=message), span
 
 
 def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from gateway.admission import Admitted, InferCall, Parameter
 from shared.errors import Code, MeshError, ModelError, Reason, RequestError, SequenceError, UnavailableError
@@ -17,8 +18,7 @@ from shared.messages import ModelRecord, ReplyMessage, decode_reply
 from shared.tracing import NO_STEP, StepSpan
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A successful inference.
 
     message        the executor's reply; its outputs are the ones asked for, in the order of the configuration
@@ -37,7 +37,7 @@ class Answer:
     request_id: str
     session_id: str | None
     sequence_step: int
-    parameters: Mapping[str, Parameter] = field(default_factory=dict[str, Parameter])
+    parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict[str, Parameter])
 
 
 class Waiting:

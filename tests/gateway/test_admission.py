@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -174,7 +173,7 @@ def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
     )
 
     assert admitted(call(), config).message.inputs == (INT,)
-    assert refused(dataclasses.replace(call(), inputs=()), config) == (
+    assert refused(msgspec.structs.replace(call(), inputs=()), config) == (
         "[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got "
         "input(s) [], but missing required input(s) ['INPUT']. Please provide all required input(s)."
     )

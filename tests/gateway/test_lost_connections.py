@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import pytest
 
 import gateway.replies
@@ -322,7 +323,7 @@ async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core: 
 
 async def test_unknown_model_stays_an_error(core: Core):
     with pytest.raises(MeshError) as caught:
-        await core.inference.submit(dataclasses.replace(step(1), model="nobody"))
+        await core.inference.submit(msgspec.structs.replace(step(1), model="nobody"))
 
     assert (caught.value.code, caught.value.message) == (
         Code.NOT_FOUND,
