@@ -1,0 +1,151 @@
+"""The images and compose.yaml, as a user has them: driven from outside with tritonclient, and broken on purpose.
+
+A step that was lost would be missing in every later sum of its sequence, one that ran twice would be in it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import secrets
+
+import pytest
+
+from shared.ids import sequence_id
+from shared.trace_context import sequence_trace_id
+from tests.e2e.compose_mesh import ComposeMesh, docker, wait_for
+from tests.e2e.open_sums import MODEL, callers_of, open_sums
+from tests.mesh.traffic import Step
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+PROBE = """
+import importlib.util, json, os, shutil
+def is_writable(directory):
+    try:
+        open(os.path.join(directory, "probe"), "w").close()
+    except OSError:
+        return False
+    return True
+print(json.dumps({
+    "user": os.getuid(),
+    "torch": importlib.util.find_spec("torch") is not None,
+    "compiler": shutil.which("gcc") is not None,
+    "capabilities": next(line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")),
+    "writable": [directory for directory in ("/", "/opt/venv", "/models", "/tmp") if is_writable(directory)],
+}))
+"""
+
+
+def test_images_hold_what_their_service_needs_and_containers_may_do_little(mesh: ComposeMesh) -> None:
+    """torch is in the executor's image only; no compiler, no root, no capability; nothing is writable but /tmp."""
+    found = {service: mesh.python(service, PROBE) for service in ("gateway", "scheduler", "executor")}
+
+    little = {"compiler": False, "capabilities": "0" * 16, "writable": ["/tmp"]}
+    without_root = {service: {name: probe[name] for name in little} for service, probe in found.items()}
+    assert dict.fromkeys(found, little) == without_root
+    assert 0 not in [probe["user"] for probe in found.values()]
+    assert {"gateway": False, "scheduler": False, "executor": True} == {s: probe["torch"] for s, probe in found.items()}
+
+
+async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
+    mesh: ComposeMesh, chance: random.Random
+) -> None:
+    executors = {mesh.host_of(container): container for container in mesh.containers("executor")}
+    async with open_sums(mesh, chance) as sums:
+        owned = await asyncio.to_thread(mesh.sequences_of, MODEL)
+        assert set(executors) == {host for host, count in owned.items() if count > 0}, "both have some to lose"
+        victim = executors[chance.choice(list(executors))]
+        restarts = mesh.inspect(victim)["RestartCount"]
+
+        mesh.kill_process(victim)
+
+        await sums.all_answer()
+    assert restarts + 1 == mesh.inspect(victim)["RestartCount"]
+    mesh.wait_until_healthy(victim)
+
+
+async def test_executors_stopped_one_after_the_other_hand_their_sequences_over(
+    mesh: ComposeMesh, chance: random.Random
+) -> None:
+    """As in a rolling update: each leaves by itself within its grace period, and no caller sees an error."""
+    executors = mesh.containers("executor")
+    async with open_sums(mesh, chance) as sums:
+        for container in executors:
+            await asyncio.to_thread(restart, mesh, container)
+            await sums.all_answer()
+
+
+def restart(mesh: ComposeMesh, container: str) -> None:
+    """Stops a container, starts it again, and waits until it is healthy. 137: it had to be killed."""
+    grace_s = mesh.inspect(container)["Config"]["StopTimeout"]
+    docker("stop", "--time", str(grace_s), container)
+    assert 0 == exit_code(mesh, container)
+    docker("start", container)
+    mesh.wait_until_healthy(container)
+
+
+async def test_sequences_spread_over_executors_that_are_added_and_move_from_those_that_go(
+    mesh: ComposeMesh, chance: random.Random
+) -> None:
+    await asyncio.to_thread(mesh.up, executors=4)
+    hosts = {mesh.host_of(container) for container in mesh.containers("executor")}
+    async with open_sums(mesh, chance):
+        owned = await asyncio.to_thread(mesh.sequences_of, MODEL)
+
+        await asyncio.to_thread(mesh.up, executors=2)
+
+    assert 4 == len(hosts)
+    assert hosts == {host for host, count in owned.items() if count > 0}
+    assert 2 == len(mesh.containers("executor"))
+
+
+async def test_a_mesh_stopped_and_started_again_goes_on_where_it_was(mesh: ComposeMesh, chance: random.Random) -> None:
+    """Every service stops by itself within its grace period; the sequences wait in the volume of redis."""
+    identity, first, second = chance.randint(1, 1 << 62), 41, 1
+    async with callers_of(mesh) as callers:
+        assert first == await callers[0](MODEL, Step(identity, first, start=True))
+
+    await asyncio.to_thread(mesh.compose, "stop")
+    services = ("gateway", "executor", "scheduler", "redis")
+    codes = {service: {exit_code(mesh, container) for container in mesh.containers(service)} for service in services}
+    await asyncio.to_thread(mesh.up)
+
+    assert {service: {0} for service in services} == codes
+    async with callers_of(mesh) as callers:
+        assert first + second == await callers[1](MODEL, Step(identity, second, end=True))
+
+
+def exit_code(mesh: ComposeMesh, container: str) -> int:
+    """With which a stopped container's process ended."""
+    state = mesh.inspect(container)["State"]
+    assert not state["Running"]
+    return state["ExitCode"]
+
+
+async def test_the_spans_of_a_sequence_reach_the_collector(mesh: ComposeMesh) -> None:
+    """All under one trace, whose id is known beforehand, from every service that touched the sequence."""
+    identity = f"traced {secrets.token_hex(8)}"
+    async with callers_of(mesh) as callers:
+        for number in range(3):
+            await callers[number % 2](MODEL, Step(identity, number, start=number == 0, end=number == 2))
+
+    expected = {"sequence.start", "step", "gateway", "queue", "compute", "checkpoint", "reply", "sequence.end"}
+    trace = sequence_trace_id(sequence_id(MODEL, "", identity))
+    wait_for(
+        lambda: expected <= spans_of(mesh, trace), f"the collector prints, of trace {trace:032x}: {sorted(expected)}"
+    )
+
+
+def spans_of(mesh: ComposeMesh, trace_id: int) -> set[str]:
+    """Names of the spans that the collector has printed of a trace, one line each.
+
+    Collectors differ: `<name> <trace id in hex> ...` (the `debug` exporter), or the span as JSON, its id in base64.
+    """
+    text = base64.b64encode(trace_id.to_bytes(16, "big")).decode()
+    lines = mesh.logs("collector").splitlines()
+    return {line.split()[0] for line in lines if f"{trace_id:032x}" in line} | {
+        json.loads(line)["data"]["name"] for line in lines if line.startswith("{") and text in line
+    }
