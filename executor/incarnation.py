@@ -93,12 +93,21 @@ class Incarnation:
         self._loops: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._positions = dict.fromkeys((keys.inbox(shard, self.executor) for shard in keys.shard_ids()), "0-0")
         self._read_again = False
+        self._keys = keys
+        self._statistics = Link(connections.commands)
+        self._sending_statistics = asyncio.Lock()
         self._restore = asyncio.Event()
         self._started_ms = time.time_ns() // 1_000_000
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Registers and serves until the lease is lost (raises LeaseLostError in an exception group) or cancelled."""
+        try:
+            await self._run()
+        finally:
+            await self._statistics.close()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
             for served in self._served():
@@ -303,5 +312,8 @@ class Incarnation:
                 logs.debug("statistics delayed", cause=str(error))
 
     async def _send_statistics(self) -> None:
-        for version in self._served():
-            await version.statistics.flush(self._connections.commands, self._connections.keys)
+        async with self._sending_statistics:
+            await self._statistics.connect()
+            commands = [command for version in self._served() for command in version.statistics.take(self._keys)]
+            if commands:
+                await self._statistics.exchange(commands)

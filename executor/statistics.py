@@ -1,15 +1,14 @@
 """Counts of what a model did (triton-spec 5.7), added up in Redis over all executors.
 
 Counted here per batch, sent as increments a few times a second: the mesh's sum is exact but for the last fraction of
-a second of an executor that was killed.
+a second of an executor that was killed, or of one that lost its connection while sending.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, cast
-
-from redis.asyncio import Redis
+from collections.abc import Sequence
+from typing import Any
 
 from executor.engine.base import Timings
 from shared.keyspace import Keyspace
@@ -53,22 +52,16 @@ class ModelStatistics:
         self._counts["fail_ns"] += total_ns
         self._counts[f"fail_{reason}"] += 1
 
-    async def flush(self, redis: Redis, keys: Keyspace) -> None:
-        """Adds what was counted to the mesh's sums; on a lost connection it is kept for the next time."""
+    def take(self, keys: Keyspace) -> list[Sequence[Any]]:
+        """Takes what was counted since the last time, as commands that add it to the mesh's sums."""
         if not self._counts:
-            return
+            return []
         counts, self._counts = self._counts, Counter()
         name = keys.stats(self.model, self.version)
-        try:
-            async with redis.pipeline(transaction=True) as pipe:
-                for field, value in counts.items():
-                    cast(Any, pipe).hincrby(name, field, value)
-                if self._last_inference_ms:
-                    cast(Any, pipe).hset(name, LAST_INFERENCE, self._last_inference_ms)
-                await pipe.execute()
-        except BaseException:
-            self._counts.update(counts)
-            raise
+        commands: list[Sequence[Any]] = [("HINCRBY", name, field, value) for field, value in counts.items()]
+        if self._last_inference_ms:
+            commands.append(("HSET", name, LAST_INFERENCE, self._last_inference_ms))
+        return commands
 
     @staticmethod
     def _parts(timings: Timings) -> tuple[tuple[str, int], ...]:

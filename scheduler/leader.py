@@ -80,11 +80,14 @@ class Leader:
         """Leads until it is closed or cancelled, or raises: CONNECTION_LOST, ResponseError (FENCED: another leads),
         IllegalMoveError or BrokenInvariantError (a mistake of ours).
         """
-        await self._rebuild()
-        while not self._closed:
-            await self._wake.wait()
-            self._wake.clear()
-            await self._turn()
+        try:
+            await self._rebuild()
+            while not self._closed:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._turn()
+        finally:
+            await self._performer.close()
 
     async def _rebuild(self) -> None:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)

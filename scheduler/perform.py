@@ -22,6 +22,7 @@ from shared.errors import Code
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_STEPS_MAX
+from shared.link import Link
 from shared.membership import Membership
 from shared.messages import ReplyMessage, encode
 from shared.scripts import Assignment, Call, Scripts
@@ -60,6 +61,11 @@ class Performer:
         self._model = model
         self._term = term
         self._tombstone_ms = tombstone_ms
+        self._link = Link(mesh.redis)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._link.close()
 
     async def perform(self, actions: Sequence[Action]) -> list[Event]:
         """Carries the actions out, in order.
@@ -85,11 +91,7 @@ class Performer:
         by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
         for shard, entry in entries:
             by_shard[shard].append(entry)
-        if by_shard:
-            pipe = self._redis.pipeline(transaction=False)
-            for shard, ids in by_shard.items():
-                pipe.xdel(self._keys.feed(shard, self._model), *ids)
-            await pipe.execute()
+        await self._exchange([("XDEL", self._keys.feed(shard, self._model), *ids) for shard, ids in by_shard.items()])
 
     async def _perform_one(self, action: Action) -> list[Event]:
         match action:
@@ -231,11 +233,14 @@ class Performer:
 
     async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
         asked = list(shards)
-        pipe = self._redis.pipeline(transaction=False)
-        for shard in asked:
-            pipe.zrangebyscore(self._keys.deadlines(shard, self._model), 0, now_ms, start=0, num=SCRIPT_STEPS_MAX)
-        replies = zip(asked, await pipe.execute(), strict=True)
-        return {shard: [SequenceId(name.decode()) for name in names] for shard, names in replies if names}
+        replies = await self._exchange(
+            [
+                ("ZRANGEBYSCORE", self._keys.deadlines(shard, self._model), 0, now_ms, "LIMIT", 0, SCRIPT_STEPS_MAX)
+                for shard in asked
+            ]
+        )
+        due = zip(asked, replies, strict=True)
+        return {shard: [SequenceId(name.decode()) for name in names] for shard, names in due if names}
 
     def _tell_expired(self, sequences: Iterable[SequenceId]) -> None:
         now_ns, tracing = time.time_ns(), self._mesh.tracing
@@ -264,11 +269,23 @@ class Performer:
         if not calls:
             return []
         outcomes: list[T] = []
-        for outcome in await self._scripts.run_all(calls):
+        await self._link.connect()
+        for outcome in await self._scripts.run_all(calls, self._link):
             if isinstance(outcome, Exception):
                 raise outcome
             outcomes.append(outcome)
         return outcomes
+
+    async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Plain commands in one round trip; raises the first error among their replies."""
+        if not commands:
+            return []
+        await self._link.connect()
+        replies = await self._link.exchange(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
 
 def _assignment(model: str, assign: Assign) -> Assignment:

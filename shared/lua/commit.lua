@@ -58,13 +58,14 @@ local function commit(keys, step)
   end
   step.joined = got[9]
 
-  redis.call('HSET', keys.record, 'cm', step.n)
   if #step.checkpoint > 0 then
     redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
   end
   if #step.entries > 0 then
-    redis.call('HSET', keys.record, 'ck', step.n)
+    redis.call('HSET', keys.record, 'cm', step.n, 'ck', step.n)
     redis.call('XDEL', keys.inbox, unpack(step.entries))
+  else
+    redis.call('HSET', keys.record, 'cm', step.n)
   end
   keep_reply(keys, step, got[5])
   answer_all(keys, step)

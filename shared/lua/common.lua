@@ -21,9 +21,15 @@ local function number(value)
   return tonumber(value or '0') or 0
 end
 
+local now_ms = nil
+
+-- Redis stops the clock while a script runs, so one look is enough for all of its steps.
 local function clock_ms()
-  local now = redis.call('TIME')
-  return now[1] * 1000 + math.floor(now[2] / 1000)
+  if not now_ms then
+    local now = redis.call('TIME')
+    now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+  end
+  return now_ms
 end
 
 -- Leadership: a scheduler whose term is older than the newest seen in this shard may not decide any more.

@@ -93,16 +93,15 @@ local function submit(step, flags)
     flags, begins = bit.bor(flags, START), true
   end
   local n = record.nx + 1
-  if begins then
-    redis.call('HSET', step.record, 'nx', n, 'sn', n, 'cl', has(flags, END) and 1 or 0)
-  elseif has(flags, END) then
-    redis.call('HSET', step.record, 'nx', n, 'cl', 1)
-  else
-    redis.call('HSET', step.record, 'nx', n)
+  local change = { 'nx', n }
+  local function set(field, value)
+    change[#change + 1] = field
+    change[#change + 1] = value
   end
-  if step.request_id ~= '' then
-    redis.call('HSET', step.record, 'r:' .. step.request_id, n)
-  end
+  if begins then set('sn', n) end
+  if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
+  if step.request_id ~= '' then set('r:' .. step.request_id, n) end
+  redis.call('HSET', step.record, unpack(change))
   if state == 'l' then
     deliver(step, record, n, flags)
     return { 0, n, '' }

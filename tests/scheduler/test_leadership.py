@@ -158,6 +158,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     for action in actions:
         with pytest.raises(ResponseError, match="FENCED"):
             await late.perform([action])
+    await late.close()
     with pytest.raises(ResponseError, match="FENCED"):
         await raise_fence(stage.scripts, stage.keys, MODEL, Term(4))
 
