@@ -34,7 +34,10 @@ async def callers_of(mesh: ComposeMesh) -> AsyncGenerator[Callers]:
 
 
 class OpenSums:
-    """Sequences that are all open at the same time: one caller each, steps one after the other, no retries."""
+    """Sequences that are all open at the same time: one caller each, steps one after the other.
+
+    No step is sent twice by the caller; each has a request id, so that the gateway may do so when it loses Redis.
+    """
 
     def __init__(self, callers: Callers, chance: random.Random) -> None:
         self._callers = callers
@@ -71,11 +74,12 @@ class OpenSums:
             is_open = not self._closing
             value = chance.randint(-1000, 1000)
             total += value
-            step = Step(identity, value, start=self._answered[identity] == 0, end=not is_open)
+            number = self._answered[identity]
+            step = Step(identity, value, start=number == 0, end=not is_open, request_id=f"{identity}/{number}")
             answer = await chance.choice(self._callers)(MODEL, step)
-            self._answered[identity] += 1
+            self._answered[identity] = number + 1
             if answer != total:
-                self.wrong.append(f"{identity}, step {self._answered[identity]}: expected {total}, got {answer}")
+                self.wrong.append(f"{identity}, step {number}: expected {total}, got {answer}")
             await asyncio.sleep(chance.uniform(0, 2 * PAUSE_S))
 
 

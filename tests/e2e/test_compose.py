@@ -63,8 +63,21 @@ async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_kil
         mesh.kill_process(victim)
 
         await sums.all_answer()
-    assert restarts + 1 == mesh.inspect(victim)["RestartCount"]
+    wait_for(lambda: mesh.inspect(victim)["RestartCount"] == restarts + 1, "Docker starts it again, once")
     mesh.wait_until_healthy(victim)
+
+
+async def test_sums_are_right_and_nobody_sees_an_error_though_redis_is_killed(
+    mesh: ComposeMesh, chance: random.Random
+) -> None:
+    redis = mesh.container("redis")
+    restarts = mesh.inspect(redis)["RestartCount"]
+    async with open_sums(mesh, chance) as sums:
+        mesh.kill_process(redis)
+
+        await sums.all_answer()
+    wait_for(lambda: mesh.inspect(redis)["RestartCount"] == restarts + 1, "Docker starts it again, once")
+    mesh.wait_until_healthy(redis)
 
 
 async def test_executors_stopped_one_after_the_other_hand_their_sequences_over(

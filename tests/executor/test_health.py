@@ -1,0 +1,61 @@
+"""An executor's health check says what the mesh believes, and is cheap enough to be asked often."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+from executor.health import is_healthy
+from executor.settings import ExecutorSettings
+from shared.ids import ExecutorId
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.messages import ExecutorRegistration
+
+NAME = "executor-here"
+LEASE_MS = 60_000
+
+
+def settings_of(redis_url: str, prefix: str) -> ExecutorSettings:
+    return ExecutorSettings(name=NAME, redis_url=redis_url, key_prefix=prefix, models=(Path("models"),))
+
+
+def registration(name: str) -> ExecutorRegistration:
+    return ExecutorRegistration(ExecutorId(f"{name}-1"), name, "here", 1, 0)
+
+
+async def test_an_executor_is_healthy_while_it_holds_its_lease(redis: Redis, redis_url: str, key_prefix: str) -> None:
+    settings, keys = settings_of(redis_url, key_prefix), Keyspace(key_prefix)
+    membership, ours = Membership(redis, keys), registration(NAME)
+
+    assert not await is_healthy(settings)
+    await membership.register(registration("executor-elsewhere"), lease_ms=LEASE_MS)
+    assert not await is_healthy(settings)
+    await membership.register(ours, lease_ms=LEASE_MS)
+    assert await is_healthy(settings)
+    await redis.delete(keys.executor_lease(ours.executor))
+    assert not await is_healthy(settings)
+
+
+async def test_an_executor_that_leaves_is_not_healthy(redis: Redis, redis_url: str, key_prefix: str) -> None:
+    membership, ours = Membership(redis, Keyspace(key_prefix)), registration(NAME)
+    await membership.register(ours, lease_ms=LEASE_MS)
+
+    await membership.leave(ours)
+
+    assert not await is_healthy(settings_of(redis_url, key_prefix))
+
+
+async def test_without_redis_an_executor_is_not_healthy(key_prefix: str) -> None:
+    assert not await is_healthy(settings_of("redis://127.0.0.1:1", key_prefix))
+
+
+def test_the_check_does_not_import_torch() -> None:
+    program = "import sys, executor.__main__; sys.exit('torch' in sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+
+    assert 0 == done.returncode
