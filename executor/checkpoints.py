@@ -1,7 +1,8 @@
 """Implicit state on its way to Redis and back.
 
 A checkpoint is a hash: field `n` the step it belongs to, then one field per state tensor (its input name, prefixed by
-`s:`) with the encoded tensor: dtype and shape travel with the bytes, because variable-size state changes shape. It is
+`s:`) with the encoded tensor: dtype and shape travel with the bytes, because variable-size state changes shape. In a
+traced sequence `t` is the trace context of the step, for the link of the next owner's first span. It is
 written only by `commit`, in the same atomic step as the record; reading it needs no script, because only the owner
 writes, and the reader is the owner.
 """
@@ -21,6 +22,7 @@ from shared.messages import decode_tensor, encode
 from shared.tensors import Tensor
 
 STATE_FIELD = "s:"
+TRACE_FIELD = "t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,15 @@ class Checkpoint:
     states: Mapping[str, Tensor]
 
 
-def checkpoint_fields(states: Mapping[str, Tensor]) -> list[tuple[str, bytes]]:
-    """State tensors as fields for `commit`."""
-    return [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
+def checkpoint_fields(states: Mapping[str, Tensor], traceparent: str) -> list[tuple[str, bytes]]:
+    """State tensors, and the context of their step ("" when it is not traced), as fields for `commit`.
+
+    Without state there is no checkpoint, and then nothing carries the context.
+    """
+    fields = [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
+    if fields and traceparent:
+        fields.append((TRACE_FIELD, traceparent.encode()))
+    return fields
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Checkpoint | None:
@@ -43,9 +51,18 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
     epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
     void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
     states = {
-        name.decode().removeprefix(STATE_FIELD): decode_tensor(data) for name, data in fields.items() if name != b"n"
+        name.decode().removeprefix(STATE_FIELD): decode_tensor(data)
+        for name, data in fields.items()
+        if name.startswith(STATE_FIELD.encode())
     }
-    restored = Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(start), void)
+    restored = Restored(
+        Epoch(epoch),
+        StepNumber(checkpointed),
+        StepNumber(committed),
+        StepNumber(start),
+        void,
+        traceparent=fields.get(TRACE_FIELD.encode(), b"").decode(),
+    )
     return Checkpoint(restored, states)
 
 

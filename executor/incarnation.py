@@ -289,6 +289,7 @@ class Incarnation:
                 continue
             for sequence in wanted:
                 model.restored(sequence, found.get(sequence))
+            logs.info("sequences restored", model=model.model, sequences=len(wanted))
             return
 
     async def _claim_work(self) -> None:

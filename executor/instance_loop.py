@@ -225,7 +225,7 @@ class InstanceLoop:
             request_id=message.request_id,
             keep_reply=message.keep_reply,
             entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
-            checkpoint=checkpoint_fields(row.states) if isinstance(row, RowResult) else (),
+            checkpoint=checkpoint_fields(row.states, message.traceparent) if isinstance(row, RowResult) else (),
             traceparent=message.traceparent,
         )
 
@@ -292,8 +292,10 @@ class InstanceLoop:
             return
         tracing = self._lane.tracing
         delivered_ns = entry_time_ns(step.entry)
-        links = [takeover_traceparent(step.sequence, step.epoch)] if member.owned.taken_over else []
-        member.owned.taken_over = False
+        links: list[str] = []
+        if member.owned.taken_over:
+            links = [takeover_traceparent(step.sequence, step.epoch), member.owned.predecessor]
+            member.owned.taken_over = False
         tracing.record(parent, SpanName.SCHEDULE, member.queued.message.arrived_ns, delivered_ns)
         tracing.record(parent, SpanName.QUEUE, delivered_ns, began_ns)
         tracing.record(

@@ -90,7 +90,7 @@ class SequenceModel:
     def _resume(self, owned: OwnedSequence, found: Restored) -> None:
         if self.table.get(owned.sequence) is not owned or self.table.restored(owned.sequence, found) is None:
             return
-        logs.info(
+        logs.debug(
             "sequence restored",
             sequence=owned.sequence,
             epoch=owned.epoch,

@@ -48,6 +48,7 @@ class OwnedSequence:
     open_entries    inbox entries since the last checkpoint, this one's included once it runs
     start_step      step of the START of the present run; 0 when it is not known
     taken_over      another executor ran it before, and no step of it has run here yet
+    predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
     """
 
     sequence: SequenceId
@@ -62,6 +63,7 @@ class OwnedSequence:
     start_step: StepNumber = StepNumber(0)
     since_checkpoint: int = 0
     taken_over: bool = False
+    predecessor: str = ""
     open_entries: list[str] = field(default_factory=list[str])
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
 
@@ -78,6 +80,7 @@ class Restored:
     """What Redis knows of a sequence that another executor ran before.
 
     checkpointed  the step whose state the checkpoint holds; committed: the last step that was answered
+    traceparent   trace context of the checkpointed step, "" when it was not traced
     """
 
     epoch: Epoch
@@ -85,6 +88,7 @@ class Restored:
     committed: StepNumber
     start_step: StepNumber
     void: VoidCause | None
+    traceparent: str = ""
 
 
 class SequenceTable:
@@ -127,6 +131,7 @@ class SequenceTable:
             return None
         owned.restoring = False
         owned.taken_over = True
+        owned.predecessor = found.traceparent
         owned.next_step = StepNumber(found.checkpointed + 1)
         owned.replay_until = found.committed
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
