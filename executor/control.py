@@ -2,6 +2,10 @@
 
 A message's outcome stands in the registration: `applied` tells that it was carried out, the repository index what came
 of it. Whoever asked reads it there.
+
+What was asked is the mesh's, not a process's: an executor that starts, anew or for the first time, begins with the last
+word on every model, so that a model that was loaded on request outlives the executors that loaded it, and one that was
+unloaded does not come back with the next crash.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from shared.redis_client import CONNECTION_LOST
 
 BLOCK_MS = 1000
 RETRY_DELAY_S = 0.5
+MESSAGES_PER_READ = 16
+"""A message may carry a model's files."""
 
 _decoder = msgspec.msgpack.Decoder(ControlMessage)
 
 
 class Control:
-    """Reads the control stream. position: the last message carried out (or that came before this process)."""
+    """Reads the control stream. position: the last message carried out, or made void by a later one."""
 
     def __init__(self, connections: Connections, repository: Repository) -> None:
         self._connections = connections
@@ -36,12 +42,21 @@ class Control:
         self.changed = asyncio.Event()
         """Set when the models have changed: the incarnation has to announce them."""
 
-    async def begin(self) -> None:
-        """Leaves out what was asked before this process began."""
+    async def catch_up(self) -> None:
+        """Carries out what was asked before this process began: of each model's messages, the last."""
         commands = cast(Any, self._connections.commands)
-        newest = await commands.xrevrange(self._connections.keys.control, count=1)
-        if newest:
-            self.position = newest[0][0].decode()
+        last: dict[str, ControlMessage] = {}
+        while entries := await commands.xrange(
+            self._connections.keys.control, min=f"({self.position}", count=MESSAGES_PER_READ
+        ):
+            for entry, fields in entries:
+                message = _decoder.decode(fields[b"m"])
+                # Removed first: the models come in the order of their last messages.
+                last.pop(message.model, None)
+                last[message.model] = message
+                self.position = entry.decode()
+        for message in last.values():
+            await self._carry_out(message)
 
     async def run(self) -> None:
         """Carries out messages, for ever."""

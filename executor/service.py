@@ -67,8 +67,8 @@ async def _serve(
     stop: Stop,
 ) -> None:
     control = Control(connections, repository)
-    await control.begin()
     if settings.model_control_mode == "explicit":
+        await control.catch_up()
         tasks.start(control.run(), name="control")
     while not stop.requested:
         incarnation = Incarnation(settings, connections, repository, tracing, control.position)
