@@ -1,0 +1,147 @@
+"""The trace of a sequence, as an OpenTelemetry collector receives it from gateways, schedulers and executors."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from shared.ids import SequenceId, sequence_id
+from shared.trace_context import sequence_root_id, sequence_trace_id
+from tests.mesh.conftest import MakeMesh
+from tests.mesh.model_repository import add_sum_model
+from tests.mesh.raw_http import answer, infer_document, posted
+from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.traffic import Callers, Step, Traffic, make_plans
+from tests.otlp_receiver import OtlpReceiver, ReceivedSpan
+
+IN_A_STEP = {
+    "gateway": "gateway",
+    "schedule": "executor",
+    "queue": "executor",
+    "compute": "executor",
+    "checkpoint": "executor",
+    "reply": "gateway",
+}
+"""The children of each step's span, with the service that records them."""
+
+
+@pytest.fixture
+def traced_mesh(make_mesh: MakeMesh, tmp_path: Path, otlp_receiver: OtlpReceiver) -> RunningMesh:
+    """Two gateways and two executors that send their spans to the receiver."""
+    repository = tmp_path / "models"
+    add_sum_model(repository)
+    add_sum_model(repository, "brief_sum", idle_us=300_000)
+    return make_mesh(models=(repository,), gateways=2, executors=2, environment=otlp_receiver.environment())
+
+
+def trace_id(sequence: SequenceId) -> str:
+    """As the receiver writes it."""
+    return f"{sequence_trace_id(sequence):032x}"
+
+
+def of(spans: Sequence[ReceivedSpan], name: str) -> list[ReceivedSpan]:
+    """The spans of that name."""
+    return [span for span in spans if span.name == name]
+
+
+async def trace_with(receiver: OtlpReceiver, sequence: SequenceId, **counts: int) -> list[ReceivedSpan]:
+    """A sequence's trace as soon as it has so many spans of each name ("__" for ".")."""
+    wanted = {name.replace("__", "."): count for name, count in counts.items()}
+
+    def complete() -> bool:
+        names = Counter(span.name for span in receiver.trace(trace_id(sequence)))
+        return all(names[name] >= count for name, count in wanted.items())
+
+    try:
+        await eventually(complete, "", timeout_s=20)
+    except AssertionError:
+        names = Counter(span.name for span in receiver.trace(trace_id(sequence)))
+        pytest.fail(f"wanted {wanted}, received {dict(names)}")
+    return receiver.trace(trace_id(sequence))
+
+
+async def test_a_sequence_is_one_trace_over_every_service_that_served_it(
+    traced_mesh: RunningMesh, otlp_receiver: OtlpReceiver
+) -> None:
+    client_trace, client_span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    traceparent = {"traceparent": f"00-{client_trace}-{client_span}-01"}
+    path = "/v2/models/running_sum/infer"
+    async with Callers(traced_mesh) as callers:
+        first = infer_document(1, sequence_id="traced", sequence_start=True)
+        assert 1 == answer(await posted(traced_mesh.http(), path, first, traceparent))
+        for total in (2, 3, 4):
+            assert total == await callers[total % len(callers)]("running_sum", Step("traced", 1, end=total == 4))
+    sequence = sequence_id("running_sum", "", "traced")
+
+    spans = await trace_with(
+        otlp_receiver, sequence, step=4, sequence__start=1, sequence__end=1, **dict.fromkeys(IN_A_STEP, 4)
+    )
+
+    (root,) = of(spans, "sequence.start")
+    assert f"{sequence_root_id(sequence):016x}" == root.span_id
+    assert "" == root.parent_id
+    steps = of(spans, "step")
+    assert {root.span_id} == {step.parent_id for step in steps}
+    assert [1, 2, 3, 4] == sorted(step.attributes["seqmesh.step"] for step in steps)
+    for step in steps:
+        children = [span for span in spans if span.parent_id == step.span_id]
+        assert IN_A_STEP == {child.name: child.service.removeprefix("seqmesh-") for child in children}
+        assert all(child.start_ns <= child.end_ns for child in children)
+    assert [(client_trace, client_span)] == [link for step in steps for link in step.links]
+    (end,) = of(spans, "sequence.end")
+    assert root.span_id == end.parent_id
+    assert all(span.error is None for span in spans)
+
+
+async def test_a_takeover_is_in_the_trace_and_the_new_owners_first_step_links_to_it(
+    traced_mesh: RunningMesh, otlp_receiver: OtlpReceiver, chance: random.Random
+) -> None:
+    mesh = traced_mesh
+    plans = make_plans(chance, 12, shortest=20, longest=30)
+    async with Callers(mesh) as callers, asyncio.TaskGroup() as group:
+        traffic = Traffic("running_sum", callers, plans, chance)
+        group.create_task(traffic.run())
+        await traffic.progress(0.3)
+        mesh.kill("executor-1")
+
+    await eventually(lambda: any(span.name == "sequence.takeover" for span in otlp_receiver.spans), "a takeover")
+    moved = [
+        sequence
+        for plan in plans
+        if of(otlp_receiver.trace(trace_id(sequence := sequence_id("running_sum", "", plan.id))), "sequence.takeover")
+    ]
+    assert moved
+    for sequence in moved:
+        spans = await trace_with(otlp_receiver, sequence, sequence__takeover=1, sequence__end=1)
+        takeovers = {(span.trace_id, span.span_id): span for span in of(spans, "sequence.takeover")}
+        linked = [span for span in of(spans, "compute") if set(span.links) & set(takeovers)]
+        assert len(takeovers) == len(linked)
+        assert {"executor"} == {span.service.removeprefix("seqmesh-") for span in linked}
+        assert {"scheduler"} == {span.service.removeprefix("seqmesh-") for span in takeovers.values()}
+        # The other link leads to the last step that the dead executor committed.
+        before = {(span.trace_id, span.span_id) for span in of(spans, "step")}
+        assert all(set(span.links) & before for span in linked)
+        assert len(of(spans, "sequence.start")) == 1
+        numbers = sorted(span.attributes["seqmesh.step"] for span in of(spans, "step"))
+        assert list(range(1, len(numbers) + 1)) == numbers
+
+
+async def test_expiry_and_errors_are_in_the_trace(traced_mesh: RunningMesh, otlp_receiver: OtlpReceiver) -> None:
+    path = "/v2/models/brief_sum/infer"
+    first = infer_document(1, sequence_id="left alone", sequence_start=True)
+    assert 1 == answer(await posted(traced_mesh.http(), path, first))
+    sequence = sequence_id("brief_sum", "", "left alone")
+
+    spans = await trace_with(otlp_receiver, sequence, sequence__expired=1, step=1)
+    (expired,) = of(spans, "sequence.expired")
+    assert "scheduler" == expired.service.removeprefix("seqmesh-")
+
+    late = await posted(traced_mesh.http(), path, infer_document(1, sequence_id="left alone"))
+    assert 400 == late.status
+    spans = await trace_with(otlp_receiver, sequence, step=2)
+    assert [None, late.error] == [step.error for step in of(spans, "step")]
