@@ -41,13 +41,13 @@ def _numbers(tensor: Tensor) -> NDArray[Any]:
 
 
 def _top(row: NDArray[Any], count: int) -> list[str]:
-    order = np.argsort(-_ordered(row), kind="stable")
     text = "{:f}:{}" if row.dtype.kind == "f" else "{:d}:{}"
-    return [text.format(row[index].item(), index) for index in order[:count]]
+    return [text.format(row[index].item(), index) for index in _descending(row)[:count]]
 
 
-def _ordered(row: NDArray[Any]) -> NDArray[Any]:
-    """Values whose negation turns their order round: it wraps around for unsigned integers, and bools have none."""
-    if row.dtype.kind in "ub":
-        return row.astype(np.float64) if row.dtype.itemsize == 8 else row.astype(np.int64)
-    return row
+def _descending(row: NDArray[Any]) -> NDArray[np.intp]:
+    """Indexes by falling value, equal values by rising index, NaN last."""
+    if row.dtype.kind == "f":
+        return np.argsort(-row, kind="stable")
+    # The negation of an integer may not exist. Sorted backwards and read backwards, equal values keep their order.
+    return len(row) - 1 - np.argsort(row[::-1], kind="stable")[::-1]

@@ -6,12 +6,13 @@ import contextlib
 import gzip
 import json
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -158,6 +159,7 @@ def test_text_output_that_is_no_text_is_refused_in_json():
     hnp.arrays(st.sampled_from(list(DATATYPE_OF)), hnp.array_shapes(min_dims=2, max_dims=2, max_side=5)),
     st.integers(1, 7),
 )
+@example(np.array([[np.iinfo(np.int64).min, 0]]), 2)
 def test_classes_are_the_largest_values_first(array: Any, count: int):
     result = classify(wire(array), count, batched=True)
 
@@ -168,6 +170,7 @@ def test_classes_are_the_largest_values_first(array: Any, count: int):
         picked = [values[index] for index in indexes if not (values.dtype.kind == "f" and np.isnan(values[index]))]
         assert picked == sorted(picked, reverse=True)
         assert len(set(indexes)) == len(indexes)
+        assert all(a < b for a, b in pairwise(indexes) if values[a] == values[b])
 
 
 def test_classification_of_text_is_refused():
