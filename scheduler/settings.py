@@ -39,13 +39,6 @@ class SchedulerSettings(CommonSettings):
         minimum=1,
         maximum=4096,
     )
-    tombstone_seconds: int = setting(
-        60,
-        help="How long the mesh remembers that a sequence ended or expired, to tell late steps so.",
-        unit="s",
-        group="Bounds",
-        minimum=1,
-    )
     check_invariants: bool = setting(
         default=False,
         help="Check the whole state after every turn, and rebuild it when it contradicts itself. For staging: costs "
