@@ -155,9 +155,6 @@ class Connection:
                 )
                 await protocol.initiate()
                 await self._read(protocol)
-        except OSError:
-            # The client has gone; whoever works for it has been told by the protocol.
-            pass
         finally:
             self._stop_timers()
             self._flush()
@@ -173,9 +170,16 @@ class Connection:
         return host, port
 
     async def _read(self, protocol: ProtocolWrapper) -> None:
-        while data := await self._reader.read(READ_BYTES):
+        while data := await self._received():
             await protocol.handle(RawData(data))
         await protocol.handle(Closed())
+
+    async def _received(self) -> bytes:
+        """What the client sent next; nothing when it has gone, in whatever way."""
+        try:
+            return await self._reader.read(READ_BYTES)
+        except OSError:
+            return b""
 
     async def _send(self, event: Event) -> None:
         match event:

@@ -17,6 +17,8 @@ from tests.mesh.model_repository import MISBEHAVING, SAMPLES, add_sum_model
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 LEAK_PATIENCE_S = 20.0
+VICTIM_IDLE_US = 20_000_000
+"""Longer than a takeover on a busy machine, short enough to wait for what a failed test has left open."""
 VICTIM_MODELS = ("running_sum", "slow_sum")
 MESHES = pytest.StashKey[list[RunningMesh]]()
 
@@ -80,8 +82,8 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     """The mesh behind `victim`."""
     directory = tmp_path_factory.mktemp("victim")
     repository = directory / "models"
-    add_sum_model(repository)
-    add_sum_model(repository, "slow_sum", batch_s=0.03)
+    add_sum_model(repository, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "slow_sum", batch_s=0.03, idle_us=VICTIM_IDLE_US)
     with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2) as mesh:
         yield mesh
 
@@ -94,13 +96,13 @@ def victim(request: pytest.FixtureRequest, shared_victim: RunningMesh) -> Iterat
     """
     mesh = remember(request, shared_victim)
     wait_until_whole(mesh)
-    before = mesh.tracebacks(), mesh.leaks(), [mesh.slots_held(model) for model in VICTIM_MODELS]
+    wait_until_empty(mesh)
+    tracebacks = mesh.tracebacks()
     yield mesh
-    assert before[0] == mesh.tracebacks()
+    assert tracebacks == mesh.tracebacks()
     wait_until_whole(mesh)
-    # What a failed test left open was counted before this one began.
-    wait_until_equal(before[2], lambda: [mesh.slots_held(model) for model in VICTIM_MODELS], "slots held")
-    wait_until_equal([], lambda: sorted(set(mesh.leaks()) - set(before[1])), "keys left without TTL")
+    wait_until_equal([0, 0], lambda: [mesh.slots_held(model) for model in VICTIM_MODELS], "slots held")
+    wait_until_equal([], mesh.leaks, "keys left without TTL")
 
 
 def wait_until_equal(expected: object, current: Callable[[], object], what: str) -> None:
@@ -118,6 +120,11 @@ def wait_until_whole(mesh: RunningMesh) -> None:
     wait(lambda: all(map(mesh.is_ready, range(len(mesh.gateways)))), "gateways are ready")
     wait(lambda: all(mesh.leader(model) for model in VICTIM_MODELS), "schedulers lead")
     wait(lambda: all(mesh.redis.exists(mesh.keys.scheduler(name)) for name in mesh.names("scheduler")), "schedulers")
+
+
+def wait_until_empty(mesh: RunningMesh) -> None:
+    """Returns when the sequences that a failed test left open have expired."""
+    wait(lambda: not any(map(mesh.slots_held, VICTIM_MODELS)), "no slot is held")
 
 
 MakeMesh = Callable[..., RunningMesh]

@@ -35,7 +35,9 @@ PATIENCE_S = 60.0
 """How long a test waits for something that must happen; long, because the machine may be busy."""
 LOG_LINES = 60
 DEATH = re.compile(r"was killed by|exited with code")
-TRACEBACK = re.compile(r"^ *Traceback \(most recent call last\):\n(?: .*\n)*(?:\w.*\n)?", re.MULTILINE)
+TRACEBACK = re.compile(
+    r"^ *(?:\+ Exception Group )?Traceback \(most recent call last\):\n(?: .*\n)*(?:\w.*\n)?", re.MULTILINE
+)
 
 _registration = msgspec.json.Decoder(ExecutorRegistration)
 

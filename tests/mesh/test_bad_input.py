@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import re
+import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -296,6 +297,25 @@ async def test_a_body_beyond_the_bound_is_refused_and_the_gateway_goes_on(mesh: 
 
     assert b"400" in status
     assert raw_http.get(mesh.http(), "/v2/health/live").status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST " + INFER.encode() + b" HTTP/1.1\r\nContent-Le", b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n"],
+    ids=["idle", "in the middle of a request", "with a response on its way"],
+)
+async def test_a_client_that_resets_its_connection_is_no_error_to_anybody(mesh: RunningMesh, sent: bytes) -> None:
+    """The fixture sees to it that no process has logged a traceback."""
+    host, port = mesh.http().split(":")
+    client = socket.create_connection((host, int(port)), timeout=10)
+    client.sendall(sent)
+    await asyncio.sleep(0.05)
+    # Without lingering, closing sends RST instead of FIN.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+    assert HTTPStatus.OK == raw_http.get(mesh.http(), "/v2/health/live").status
+    await asyncio.sleep(0.2)
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
