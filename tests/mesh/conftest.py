@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.fixtures.seed_models.build import build as build_seed_models
-from tests.mesh.model_repository import MISBEHAVING, SAMPLES, add_sum_model
+from tests.mesh.model_repository import MISBEHAVING, SAMPLES, add_forgetful_model, add_stateless_model, add_sum_model
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 LEAK_PATIENCE_S = 20.0
 VICTIM_IDLE_US = 20_000_000
 """Longer than a takeover on a busy machine, short enough to wait for what a failed test has left open."""
-VICTIM_MODELS = ("running_sum", "slow_sum")
+VICTIM_MODELS = ("running_sum", "slow_sum", "replayed_sum", "oldest_sum", "forgetful_sum")
 MESHES = pytest.StashKey[list[RunningMesh]]()
 
 
@@ -84,6 +84,11 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     repository = directory / "models"
     add_sum_model(repository, idle_us=VICTIM_IDLE_US)
     add_sum_model(repository, "slow_sum", batch_s=0.03, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "replayed_sum", checkpoint_interval=5, batch_s=0.005, idle_us=VICTIM_IDLE_US)
+    oldest = "oldest { max_candidate_sequences: 16, max_queue_delay_microseconds: 500 }"
+    add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005, idle_us=VICTIM_IDLE_US)
+    add_forgetful_model(repository)
+    add_stateless_model(repository)
     with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2) as mesh:
         yield mesh
 
@@ -101,7 +106,9 @@ def victim(request: pytest.FixtureRequest, shared_victim: RunningMesh) -> Iterat
     yield mesh
     assert tracebacks == mesh.tracebacks()
     wait_until_whole(mesh)
-    wait_until_equal([0, 0], lambda: [mesh.slots_held(model) for model in VICTIM_MODELS], "slots held")
+    wait_until_equal(
+        [0] * len(VICTIM_MODELS), lambda: [mesh.slots_held(model) for model in VICTIM_MODELS], "slots held"
+    )
     wait_until_equal([], mesh.leaks, "keys left without TTL")
 
 
@@ -118,7 +125,7 @@ def wait_until_whole(mesh: RunningMesh) -> None:
     executors = set(mesh.names("executor"))
     wait(lambda: executors == {one.name for one in mesh.alive()} and len(mesh.alive()) == len(executors), "executors")
     wait(lambda: all(map(mesh.is_ready, range(len(mesh.gateways)))), "gateways are ready")
-    wait(lambda: all(mesh.leader(model) for model in VICTIM_MODELS), "schedulers lead")
+    wait(lambda: all(map(mesh.leader, VICTIM_MODELS)), "schedulers lead")
     wait(lambda: all(mesh.redis.exists(mesh.keys.scheduler(name)) for name in mesh.names("scheduler")), "schedulers")
 
 

@@ -10,6 +10,30 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"
 MISBEHAVING = Path(__file__).resolve().parent / "models"
 
+FORGETFUL_MODEL = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """The running sum, but kept in the process, by slot: what many models that were written for Triton do."""
+
+    def initialize(self, args):
+        self.sums = {{}}
+
+    def execute(self, requests):
+        return [self.add(request, row) for row, request in enumerate(requests)]
+
+    def add(self, request, row):
+        def number(name):
+            return int(pb_utils.get_input_tensor_by_name(request, name).as_numpy().item())
+
+        if number("READY"):
+            self.sums[row] = number("INPUT") + (0 if number("START") else self.sums[row])
+        total = np.array([[self.sums.get(row, 0)]], dtype=np.int32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", total)])
+'''
+
 SLOW_MODEL = '''
 import time
 from running_sum_model import TritonPythonModel as RunningSum
@@ -32,12 +56,14 @@ def add_sum_model(
     idle_us: int = 60_000_000,
     batch_s: float = 0.0,
     strategy: str = "direct { }",
+    checkpoint_interval: int = 1,
 ) -> str:
     """Puts the sample `running_sum` into a repository, changed; returns its name.
 
     slots    of one executor
     idle_us  `max_sequence_idle_microseconds`
     batch_s  how long each batch takes
+    checkpoint_interval  steps between two checkpoints
     """
     model = repository / name
     shutil.copytree(SAMPLES / "running_sum", model, ignore=shutil.ignore_patterns("__pycache__"))
@@ -50,8 +76,28 @@ def add_sum_model(
     ):
         config, count = re.subn(pattern, replacement, config, count=1, flags=re.MULTILINE)
         assert count == 1, f"deploy/models/running_sum/config.pbtxt has no {pattern}"
+    if checkpoint_interval > 1:
+        parameter = f'key: "checkpoint_interval", value: {{ string_value: "{checkpoint_interval}" }}'
+        config += f"\nparameters: {{ {parameter} }}\n"
     (model / "config.pbtxt").write_text(config)
     if batch_s:
         (model / "1" / "model.py").rename(model / "1" / "running_sum_model.py")
         (model / "1" / "model.py").write_text(SLOW_MODEL.format(seconds=batch_s))
     return name
+
+
+def add_forgetful_model(repository: Path, name: str = "forgetful_sum") -> str:
+    """Puts a running sum into a repository whose state the mesh does not hold; returns its name."""
+    add_sum_model(repository, name)
+    config = (repository / name / "config.pbtxt").read_text()
+    stateless = re.sub(r"^  state \[.*?^  \]$", "", config, flags=re.MULTILINE | re.DOTALL)
+    assert stateless != config
+    (repository / name / "config.pbtxt").write_text(stateless)
+    (repository / name / "1" / "model.py").write_text(FORGETFUL_MODEL.format())
+    return name
+
+
+def add_stateless_model(repository: Path) -> str:
+    """Puts the sample `add_sub` into a repository; returns its name."""
+    shutil.copytree(SAMPLES / "add_sub", repository / "add_sub", ignore=shutil.ignore_patterns("__pycache__"))
+    return "add_sub"

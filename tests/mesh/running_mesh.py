@@ -113,6 +113,14 @@ class RunningMesh:
         """Kills a process without warning; returns what its id was."""
         return self.send(name, signal.SIGKILL)
 
+    async def kill_executor(self, name: str) -> None:
+        """Kills an executor; returns when the launcher has started it again and it serves, under a new id."""
+        old = {one.executor for one in self.registrations()}
+        self.kill(name)
+        await eventually(
+            lambda: any(one.name == name and one.executor not in old for one in self.alive()), f"{name} is back"
+        )
+
     # -- what it says of itself --------------------------------------------------------------------------------------
 
     def registrations(self) -> list[ExecutorRegistration]:

@@ -8,13 +8,18 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.http.aio as http_aio
 
 from shared.ids import SequenceId, sequence_id
-from tests.mesh.running_mesh import RunningMesh, eventually
-from tests.mesh.traffic import Callers, Plan, Traffic, make_plans
+from tests.mesh.raw_http import infer_document, posted
+from tests.mesh.running_mesh import LEASE_MS, RunningMesh, eventually
+from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans
 
 SEQUENCES = 24
 
@@ -31,6 +36,83 @@ async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_kil
         victim.kill(chance.choice(victim.names("executor")))
 
     assert 0 == traffic.repeated
+
+
+@pytest.mark.parametrize("model", ["replayed_sum", "oldest_sum"])
+async def test_sums_are_right_over_takeovers_with_rare_checkpoints_and_with_the_oldest_strategy(
+    victim: RunningMesh, chance: random.Random, model: str
+) -> None:
+    """replayed_sum: a checkpoint every fifth step; the steps since then run again and are not answered again."""
+    plans = make_plans(chance, SEQUENCES, shortest=20, longest=40)
+    async with Callers(victim) as callers, asyncio.TaskGroup() as group:
+        traffic = Traffic(model, callers, plans, chance)
+        group.create_task(traffic.run())
+        for share, name in ((0.2, "executor-1"), (0.5, "executor-2")):
+            await traffic.progress(share)
+            await victim.kill_executor(name)
+
+    assert 0 == traffic.repeated
+
+
+async def test_stateless_requests_are_all_answered_though_executors_are_killed(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    answered: list[float] = []
+
+    async def play(client: Any) -> None:
+        for _ in range(40):
+            first, second = (np.full((1, 16), chance.randint(-99, 99), np.float32) for _ in range(2))
+            inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
+            for made, array in zip(inputs, (first, second), strict=True):
+                made.set_data_from_numpy(array)
+            result = await client.infer("add_sub", inputs)
+            assert (first + second).tolist() == result.as_numpy("OUTPUT0").tolist()
+            assert (first - second).tolist() == result.as_numpy("OUTPUT1").tolist()
+            answered.append(time.monotonic())
+            await asyncio.sleep(0.005)
+
+    async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
+        for _ in range(16):
+            group.create_task(play(client))
+        for share, name in ((0.2, "executor-1"), (0.6, "executor-2")):
+            await eventually(lambda share=share: len(answered) >= share * 640, "requests are answered")
+            await victim.kill_executor(name)
+
+    assert 640 == len(answered)
+
+
+async def test_state_that_only_a_dead_executor_held_is_lost_and_its_sequences_say_so(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    names = [f"forgotten {number}" for number in range(SEQUENCES)]
+    async with Callers(victim) as callers:
+        caller = callers[0]
+        await asyncio.gather(*(caller("forgetful_sum", Step(name, 1, start=True)) for name in names))
+        assert [2] * SEQUENCES == await asyncio.gather(*(caller("forgetful_sum", Step(name, 1)) for name in names))
+        for name in victim.names("executor"):
+            victim.kill(name)
+        await eventually(lambda: victim.slots_held("forgetful_sum") == 0, "the dead executors' sequences are over")
+
+        for name in names:
+            late = await posted(victim.http(), "/v2/models/forgetful_sum/infer", infer_document(1, sequence_id=name))
+            assert (400, "lost", 2) == (late.status, late.document["reason"], late.document["last_step"])
+        again = await asyncio.gather(*(caller("forgetful_sum", Step(name, 5, start=True, end=True)) for name in names))
+    assert [5] * SEQUENCES == again
+
+
+async def test_sums_are_right_though_redis_answers_nobody_for_longer_than_every_lease(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    """When it wakes, every executor has lost its lease and every scheduler its leadership."""
+    async with Callers(victim) as callers, asyncio.TaskGroup() as group:
+        plans = make_plans(chance, SEQUENCES, shortest=10, longest=30)
+        traffic = Traffic("running_sum", callers, plans, chance, retries=True)
+        group.create_task(traffic.run())
+        await traffic.progress(0.3)
+
+        victim.send("redis", signal.SIGSTOP)
+        await asyncio.sleep(2 * LEASE_MS / 1000)
+        victim.send("redis", signal.SIGCONT)
 
 
 async def test_sums_are_right_though_every_executor_is_killed_at_once(
@@ -70,11 +152,11 @@ async def test_live_sequences_go_on_while_no_scheduler_runs(victim: RunningMesh,
     async with Callers(victim) as callers:
         for plan in begun:
             for step in plan.steps:
-                await callers[0]("running_sum", type(step)(step.id, step.value, start=step.start))
+                await callers[0]("running_sum", Step(step.id, step.value, start=step.start))
 
         frozen = [victim.send(name, signal.SIGSTOP) for name in victim.names("scheduler")]
         answers = [
-            [await callers[1]("running_sum", type(step)(step.id, step.value, end=step.end)) for step in plan.steps[3:]]
+            [await callers[1]("running_sum", Step(step.id, step.value, end=step.end)) for step in plan.steps[3:]]
             for plan in plans
         ]
         assert len(frozen) == len(victim.names("scheduler"))

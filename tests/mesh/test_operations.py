@@ -208,14 +208,7 @@ async def test_a_model_that_was_loaded_on_request_survives_its_executors(
         group.create_task(traffic.run())
         for share, name in ((0.2, "executor-1"), (0.6, "executor-2")):
             await traffic.progress(share)
-            mesh.kill(name)
-            gone = mesh.registrations()
-            await eventually(
-                lambda gone=gone, name=name: any(
-                    one.name == name and one.executor not in {old.executor for old in gone} for one in mesh.alive()
-                ),
-                "the executor is back",
-            )
+            await mesh.kill_executor(name)
         await Traffic("other_sum", callers, make_plans(chance, 12), chance, retries=True).run()
 
 
