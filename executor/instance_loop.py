@@ -301,5 +301,3 @@ class InstanceLoop:
         tracing.record(
             parent, SpanName.COMPUTE, began_ns, ended_ns, links, batch_size=batch_size, slot=step.slot, step=step.step
         )
-        if StepFlag.END in step.flags:
-            tracing.record(tracing.root_of(step.sequence), SpanName.END, began_ns, ended_ns, step=step.step)

@@ -120,6 +120,9 @@ class SequenceModel:
         """A commit came back (see `CommitOwner`)."""
         if step.traceparent:
             self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
+            if code is CommitCode.OVER:
+                root = self._tracing.root_of(step.sequence)
+                self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
         if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
             return
         owned = self.table.get(step.sequence)

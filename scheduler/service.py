@@ -190,6 +190,8 @@ class Scheduler:
                 logs.error("state contradicts itself, rebuilding", error, model=model, term=term)
             except CONNECTION_LOST as error:
                 logs.warning("leader lost redis, rebuilding", model=model, term=term, cause=error)
+            except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
+                logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:
                 # A cancelled task ends late: its successor may already have put its own leader there.
                 if self.leaders.get(model) is leader:

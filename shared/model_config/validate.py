@@ -377,6 +377,8 @@ def _check_parameters(config: ConfigMessage) -> list[str]:
         for name in (("TRITON_BATCH_STRATEGY_PATH",) if stateful else _SEQUENCE_PARAMETERS)
         if name in parameters
     ]
+    if stateful and int(grace):
+        notes.append("parameter 'orphan_grace_microseconds' is not applied yet: idle sequences end by their idle time")
     if stateful and int(interval) > 1 and not config.sequence_batching.state:
         notes.append("parameter 'checkpoint_interval' has no effect: the model declares no state")
     return notes
