@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.answers import answer, void_answer
@@ -19,13 +19,11 @@ from executor.committer import CommitOwner, Committer
 from executor.core.batching import Wait, decide_direct, decide_queue
 from executor.core.controls import ControlTensors
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
-from shared import logs
-from shared.errors import Code
 from shared.ids import ExecutorId, SlotIndex
-from shared.messages import InferMessage, StepFlag
+from shared.messages import StepFlag
 from shared.model_config.values import Direct, ModelConfig, Oldest
 from shared.scripts import Outcome, StepCommit
 from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
@@ -144,12 +142,7 @@ class InstanceLoop:
             for member in members
         ]
         began_ns = time.time_ns()
-        try:
-            result = await self.worker.run(rows, want_state)
-        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
-            logs.error("batch failed", failure, model=self._lane.config.name, rows=len(rows))
-            error = RowError(Code.INTERNAL, f"model '{self._lane.config.name}' failed: {failure}")
-            result = BatchResult([None if member is None else error for member in members], Timings(0, 0, 0))
+        result = await self.worker.run(rows, want_state)
         self._conclude(members, result, began_ns, time.time_ns())
 
     def _begin(self, queued: QueuedStep) -> Member:
@@ -200,12 +193,16 @@ class InstanceLoop:
             if step.step <= owned.replay_until:
                 continue
             commits.append(self._commit(member, row))
-            self._count(member.queued.message, row, result.timings, began_ns, ended_ns)
+            statistics.answered(
+                row,
+                rows=1,
+                arrived_ns=member.queued.message.arrived_ns,
+                began_ns=began_ns,
+                ended_ns=ended_ns,
+                timings=result.timings,
+            )
             self._trace(member, began_ns, ended_ns, len(members))
         self._lane.committer.put(self._lane.owner, commits)
-        self._offer_all(concluded)
-
-    def _offer_all(self, concluded: Iterable[OwnedSequence]) -> None:
         for owned in concluded:
             self.offer(owned)
 
@@ -213,20 +210,40 @@ class InstanceLoop:
         owned, step, message = member.owned, member.queued.step, member.queued.message
         ok = isinstance(row, RowResult)
         since_start = step.step - owned.start_step + 1 if owned.start_step else 0
+        return self._final(
+            member.queued,
+            Outcome.DONE if ok else Outcome.FAILED,
+            answer(row, version=self._lane.version, executor=self._lane.executor, step=since_start),
+            entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
+            checkpoint=checkpoint_fields(row.states, message.traceparent) if isinstance(row, RowResult) else (),
+            traceparent=message.traceparent,
+        )
+
+    def _final(
+        self,
+        queued: QueuedStep,
+        outcome: Outcome,
+        reply: bytes,
+        *,
+        entries: Sequence[str],
+        checkpoint: Sequence[tuple[str, bytes]] = (),
+        traceparent: str = "",
+    ) -> StepCommit:
+        step, message = queued.step, queued.message
         return StepCommit(
             sequence=step.sequence,
             epoch=step.epoch,
             step=step.step,
             flags=step.flags,
-            outcome=Outcome.DONE if ok else Outcome.FAILED,
+            outcome=outcome,
             gateway=step.gateway,
             token=step.token,
-            reply=answer(row, version=self._lane.version, executor=self._lane.executor, step=since_start),
+            reply=reply,
             request_id=message.request_id,
             keep_reply=message.keep_reply,
-            entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
-            checkpoint=checkpoint_fields(row.states, message.traceparent) if isinstance(row, RowResult) else (),
-            traceparent=message.traceparent,
+            entries=entries,
+            checkpoint=checkpoint,
+            traceparent=traceparent,
         )
 
     def _closes(self, member: Member, *, ok: bool) -> bool:
@@ -255,35 +272,8 @@ class InstanceLoop:
         if step.step <= owned.replay_until:
             return
         self._lane.statistics.failure(total_ns=time.time_ns() - queued.message.arrived_ns, reason="OTHER")
-        commit = StepCommit(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            step=step.step,
-            flags=step.flags,
-            outcome=Outcome.VOID,
-            gateway=step.gateway,
-            token=step.token,
-            reply=reply,
-            request_id=queued.message.request_id,
-            keep_reply=queued.message.keep_reply,
-            entries=entries,
-        )
+        commit = self._final(queued, Outcome.VOID, reply, entries=entries)
         self._lane.committer.put(self._lane.owner, [commit])
-
-    def _count(
-        self, message: InferMessage, row: RowResult | RowError, timings: Timings, began_ns: int, ended_ns: int
-    ) -> None:
-        total_ns = max(0, ended_ns - message.arrived_ns)
-        if isinstance(row, RowError):
-            self._lane.statistics.failure(total_ns=total_ns, reason="BACKEND")
-            return
-        self._lane.statistics.success(
-            rows=1,
-            total_ns=total_ns,
-            queue_ns=max(0, began_ns - message.arrived_ns),
-            timings=timings,
-            now_ms=ended_ns // 1_000_000,
-        )
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
         """The step's spans up to here; `checkpoint` follows when its commit comes back."""

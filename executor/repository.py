@@ -162,7 +162,7 @@ class Repository:
                     slots=config.slots_per_instance,
                 )
                 engines.append(backend.load(request))
-                workers.append(EngineWorker(engines[-1], name, InstanceIndex(len(workers))))
+                workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
         except BaseException:
             for engine in engines:
                 engine.close()

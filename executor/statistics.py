@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from executor.engine.base import Timings
+from executor.engine.base import RowError, RowResult, Timings
 from shared.keyspace import Keyspace
 
 LAST_INFERENCE = "last_inference_ms"
@@ -32,6 +32,18 @@ class ModelStatistics:
         counts[f"batch:{batch_size}:count"] += 1
         for part, ns in self._parts(timings):
             counts[f"batch:{batch_size}:{part}_ns"] += ns
+
+    def answered(
+        self, row: RowResult | RowError, *, rows: int, arrived_ns: int, began_ns: int, ended_ns: int, timings: Timings
+    ) -> None:
+        """One request whose row has run. rows: its own batch size; times are wall clock: arrival at the gateway (whose
+        clock may be ahead), begin and end of the batch."""
+        total_ns = max(0, ended_ns - arrived_ns)
+        if isinstance(row, RowError):
+            self.failure(total_ns=total_ns, reason="BACKEND")
+            return
+        queue_ns = max(0, began_ns - arrived_ns)
+        self.success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, timings=timings, now_ms=ended_ns // 1_000_000)
 
     def success(self, *, rows: int, total_ns: int, queue_ns: int, timings: Timings, now_ms: int) -> None:
         """One request answered; rows is its own batch size."""

@@ -20,7 +20,7 @@ from executor.answers import answer, refusal
 from executor.clock import monotonic_us
 from executor.core.batching import ShapeKeys, Wait, decide_queue
 from executor.core.work_queue import QueuedRequest, WorkQueue, deadline_us, effective_level, policy_of
-from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.base import Row
 from executor.repository import ServedVersion
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
@@ -240,19 +240,21 @@ class WorkModel:
     async def _run_batch(self, worker: EngineWorker, batch: Sequence[QueuedRequest]) -> None:
         rows = [self._row(request.message) for request in batch]
         began_ns = time.time_ns()
-        try:
-            result = await worker.run(rows, [False] * len(rows))
-        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
-            logs.error("batch failed", failure, model=self.model, rows=len(rows))
-            error = RowError(Code.INTERNAL, f"model '{self.model}' failed: {failure}")
-            result = BatchResult([error for _ in rows], Timings(0, 0, 0))
+        result = await worker.run(rows, [False] * len(rows))
         ended_ns = time.time_ns()
         self.statistics.execution(batch_size=sum(request.rows for request in batch), timings=result.timings)
         answers: list[tuple[QueuedRequest, bytes]] = []
         for request, row in zip(batch, result.rows, strict=True):
             assert row is not None, "only null rows have no result"
             answers.append((request, answer(row, version=self.version, executor=self._executor)))
-            self._count(request, row, result.timings, began_ns, ended_ns)
+            self.statistics.answered(
+                row,
+                rows=request.rows,
+                arrived_ns=request.message.arrived_ns,
+                began_ns=began_ns,
+                ended_ns=ended_ns,
+                timings=result.timings,
+            )
             if request.message.traceparent:
                 parent = request.message.traceparent
                 self._tracing.record(parent, SpanName.QUEUE, request.message.arrived_ns, began_ns)
@@ -283,22 +285,6 @@ class WorkModel:
             timeout_us=message.timeout_us,
             priority=message.priority,
             parameters=message.parameters,
-        )
-
-    def _count(
-        self, request: QueuedRequest, row: RowResult | RowError, timings: Timings, began_ns: int, ended_ns: int
-    ) -> None:
-        arrived_ns = request.message.arrived_ns
-        total_ns = max(0, ended_ns - arrived_ns)
-        if isinstance(row, RowError):
-            self.statistics.failure(total_ns=total_ns, reason="BACKEND")
-            return
-        self.statistics.success(
-            rows=request.rows,
-            total_ns=total_ns,
-            queue_ns=max(0, began_ns - arrived_ns),
-            timings=timings,
-            now_ms=ended_ns // 1_000_000,
         )
 
 

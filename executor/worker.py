@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from executor.engine.base import BatchResult, Engine, Row
+from executor.engine.base import BatchResult, Engine, Row, RowError, Timings
+from shared import logs
+from shared.errors import Code
 from shared.ids import InstanceIndex, SlotIndex
 from shared.tensors import Tensor
 
@@ -19,15 +21,21 @@ from shared.tensors import Tensor
 class EngineWorker:
     """Calls one engine, one call at a time."""
 
-    def __init__(self, engine: Engine, name: str, index: InstanceIndex) -> None:
+    def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex) -> None:
         self.name = name
+        self._model = model
         self.index = index
         self._engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        """Runs one batch (see `Engine.run`)."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows, want_state)
+        """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows, want_state)
+        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
+            logs.error("batch failed", failure, instance=self.name, rows=len(rows))
+            error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {failure}")
+            return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""

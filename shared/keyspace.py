@@ -22,7 +22,6 @@ PERMANENT = (
     "{mesh}:terms",
     "{mesh}:stats:*",
     "{mesh}:executors",
-    "{mesh}:schedulers",
     "{mesh}:control",
     "*:epoch",
     "*:fence:*",

@@ -59,11 +59,6 @@ class Tasks:
         task.add_done_callback(self._running.discard)
         return task
 
-    def cancel_all(self) -> None:
-        """Asks every running task to end now."""
-        for task in self._running:
-            task.cancel()
-
     async def end_all(self) -> None:
         """Ends every running task; returns when they have ended."""
         await end(self._running)

@@ -265,7 +265,7 @@ async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) ->
         async with asyncio.TaskGroup() as group:
             tasks = Tasks(group)
             await serve(settings, tasks, stop, on_ready=ready.set_result, grace_s=grace_s)
-            tasks.cancel_all()
+            await tasks.end_all()
 
     task = asyncio.create_task(life())
     await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)

@@ -85,16 +85,18 @@ Call = Callable[[str, Step], Awaitable[int]]
 """Sends one step of a model and returns the answer."""
 
 
-class HttpCaller:
-    """Steps over HTTP by tritonclient's asyncio client."""
+class Caller:
+    """Steps by unary calls of one of tritonclient's asyncio libraries, which have the same names."""
+
+    library: Any
 
     def __init__(self, url: str) -> None:
-        self._client: Any = http_aio.InferenceServerClient(url)
+        self._client: Any = self.library.InferenceServerClient(url)
 
     async def __call__(self, model: str, step: Step) -> int:
         result = await self._client.infer(
             model,
-            [tensor(http_aio.InferInput, step.value)],
+            [tensor(self.library.InferInput, step.value)],
             request_id=step.request_id,
             sequence_id=step.id,
             sequence_start=step.start,
@@ -106,25 +108,16 @@ class HttpCaller:
         await self._client.close()
 
 
-class GrpcCaller:
-    """Steps by unary gRPC calls of tritonclient's asyncio client."""
+class HttpCaller(Caller):
+    """Steps over HTTP."""
 
-    def __init__(self, url: str) -> None:
-        self._client: Any = grpc_aio.InferenceServerClient(url)
+    library = http_aio
 
-    async def __call__(self, model: str, step: Step) -> int:
-        result = await self._client.infer(
-            model,
-            [tensor(grpc_aio.InferInput, step.value)],
-            request_id=step.request_id,
-            sequence_id=step.id,
-            sequence_start=step.start,
-            sequence_end=step.end,
-        )
-        return sum_of(result)
 
-    async def close(self) -> None:
-        await self._client.close()
+class GrpcCaller(Caller):
+    """Steps over gRPC."""
+
+    library = grpc_aio
 
 
 class Callers:
