@@ -2,7 +2,7 @@
 #
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
-#   BENCH, UP, ARGS  arguments of `make bench`, `make run` and `make test`
+#   BENCH, SOAK, UP, ARGS  arguments of `make bench`, `make soak`, `make run` and `make test`
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format e2e bench lock clean
+.PHONY: help install run test check format e2e bench soak lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,6 +51,9 @@ e2e: install  ## builds the images, starts them with docker compose, drives them
 
 bench: install  ## closed-loop load; BENCH="--triton" to compare with one
 	$(BIN)/python -m deploy.bench $(BENCH)
+
+soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothing that grows; SOAK="--minutes 1"
+	$(BIN)/python -m deploy.bench.soak $(SOAK)
 
 lock: install  ## writes requirements.lock from what is installed in .venv
 	@{ sed -n '/^#/p' requirements.lock; \
