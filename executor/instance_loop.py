@@ -16,15 +16,16 @@ from executor.answers import answer, void_answer
 from executor.checkpoints import checkpoint_fields
 from executor.clock import monotonic_us
 from executor.committer import CommitOwner, Committer
-from executor.core.batching import Wait, decide_direct, decide_queue
+from executor.core.batching import Wait
 from executor.core.controls import ControlTensors
+from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable
 from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
-from shared.model_config.values import Direct, ModelConfig, Oldest
+from shared.model_config.values import ModelConfig
 from shared.scripts import Outcome, StepCommit
 from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
@@ -61,12 +62,10 @@ class InstanceLoop:
         self.worker = worker
         self._lane = lane
         self._table = lane.table
-        self._strategy = config.sequence_batching.strategy
+        self._steps: SlotSteps[QueuedStep] = slot_steps(config.sequence_batching, config.max_batch_size)
         self._interval = config.checkpoint_interval
         self._durable = config.state_in_mesh
         self._controls = ControlTensors(config)
-        # In order of arrival; the oldest strategy runs from the front.
-        self._ready: dict[SlotIndex, QueuedStep] = {}
         self._wake = asyncio.Event()
         self._stopping = False
         self._between_batches = asyncio.Event()
@@ -76,15 +75,14 @@ class InstanceLoop:
         """A sequence may have become ready. Steps of a sequence without state are answered here, without the model."""
         while (queued := owned.head) is not None:
             if owned.void is None or StepFlag.START in queued.step.flags:
-                if owned.slot not in self._ready:
-                    self._ready[owned.slot] = queued
+                if self._steps.offer(owned.slot, queued, arrived_us=queued.queued_us, now_us=monotonic_us()):
                     self._wake.set()
                 return
             self._answer_void(owned)
 
     def vacate(self, slot: SlotIndex) -> None:
         """Whoever had a ready step in that slot is gone."""
-        self._ready.pop(slot, None)
+        self._steps.withdraw(slot)
 
     async def run(self) -> None:
         """Decides and runs, for ever."""
@@ -105,23 +103,8 @@ class InstanceLoop:
         self._stopping = True
         await self._between_batches.wait()
 
-    def _decide(self) -> Sequence[QueuedStep | None] | Wait:
-        if self._stopping:
-            return Wait()
-        max_batch_size = self._lane.config.max_batch_size
-        match self._strategy:
-            case Direct() as direct:
-                return decide_direct(self._ready, strategy=direct, max_batch_size=max_batch_size, now_us=monotonic_us())
-            case Oldest() as oldest:
-                queue = list(self._ready.values())
-                size = decide_queue(
-                    queue,
-                    max_batch_size=max_batch_size,
-                    preferred=oldest.preferred_batch_sizes,
-                    max_queue_delay_us=oldest.max_queue_delay_us,
-                    now_us=monotonic_us(),
-                )
-                return size if isinstance(size, Wait) else queue[:size]
+    def _decide(self) -> Batch[QueuedStep] | Wait:
+        return Wait() if self._stopping else self._steps.decide(monotonic_us())
 
     async def _sleep(self, wait: Wait) -> None:
         self._wake.clear()
@@ -134,7 +117,7 @@ class InstanceLoop:
         finally:
             timer.cancel()
 
-    async def _run_batch(self, batch: Sequence[QueuedStep | None]) -> None:
+    async def _run_batch(self, batch: Batch[QueuedStep]) -> None:
         members = [self._begin(queued) if queued is not None else None for queued in batch]
         rows = [self._row(member) for member in members]
         want_state = [
@@ -148,7 +131,7 @@ class InstanceLoop:
     def _begin(self, queued: QueuedStep) -> Member:
         owned = self._table.get(queued.step.sequence)
         assert owned is not None and owned.head is queued, f"{queued.step.sequence}: not the sequence's head"
-        self._ready.pop(owned.slot)
+        self._steps.withdraw(owned.slot)
         self._table.begin(owned)
         owned.since_checkpoint += 1
         ends = StepFlag.END in queued.step.flags

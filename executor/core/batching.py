@@ -9,7 +9,7 @@ Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -72,7 +72,8 @@ def decide_direct(
     """The next batch of the direct strategy: position in the list is the slot, None is a null row.
 
     ready    the head step of each slot that has one
-    returns  slots 0 .. the highest ready one; a slot whose shapes differ from the oldest step's waits for its turn
+    returns  slots 0 .. the highest ready one; a slot whose shapes differ from the oldest step's is a null row this time
+             (Triton goes by the lowest slot, which may keep a sequence of other shapes waiting for ever)
     """
     if not ready:
         return Wait()
@@ -83,44 +84,51 @@ def decide_direct(
         if now_us <= until_us and utilization < strategy.minimum_slot_utilization:
             return Wait(until_us + 1)
     members = {slot: step for slot, step in ready.items() if step.shape_key == oldest.shape_key}
-    return [members.get(SlotIndex(slot)) for slot in range(max(members) + 1)]
+    return [members.get(SlotIndex(slot)) for slot in range(max(ready) + 1)]
 
 
 def decide_queue(
-    queue: Sequence[Q],
+    queue: Iterable[Q],
     *,
     max_batch_size: int,
     preferred: Sequence[int],
     max_queue_delay_us: int,
     now_us: int,
 ) -> int | Wait:
-    """How many from the front of a queue run now: the rule of the oldest strategy and of the dynamic batcher.
+    """How many from the front of a queue run now: the rule of Triton's dynamic batcher, which is the oldest strategy's.
 
-    queue      in the order in which they are to run
+    queue      in the order in which they are to run; no more of it is looked at than fits a batch
     preferred  row counts worth stopping at; empty means max_batch_size
     returns    a number of members (not rows) >= 1, or when to look again
+
+    Until the oldest has waited for the delay, the largest preferred size that was reached goes; failing that, what fits
+    below the largest preferred size when the next request would exceed it. Then whatever fits goes, if it cannot grow
+    or has waited long enough.
     """
-    if not queue:
-        return Wait()
     limit = max(1, max_batch_size)
-    members, rows, grows = 0, 0, True
-    best = 0
-    sizes = set(preferred)
+    sizes = set(preferred) or {limit}
+    largest = max(sizes)
+    first: Q | None = None
+    members, rows, best, grows = 0, 0, 0, True
     for item in queue:
-        if members and (rows + item.rows > limit or item.shape_key != queue[0].shape_key):
-            grows = False
-            break
+        if first is None:
+            first = item
+        else:
+            if not best and rows + item.rows > largest:
+                best = members
+            if rows + item.rows > limit or item.shape_key != first.shape_key:
+                grows = False
+                break
         members += 1
         rows += item.rows
         if rows in sizes:
             best = members
-    if rows >= limit:
-        grows = False
-    until_us = queue[0].queued_us + max_queue_delay_us
-    if not grows or max_queue_delay_us == 0 or now_us >= until_us:
-        return members
-    if best:
+    if first is None:
+        return Wait()
+    until_us = first.queued_us + max_queue_delay_us
+    is_late = max_queue_delay_us > 0 and now_us >= until_us
+    if best and not is_late:
         return best
-    if sizes and rows > max(sizes):
+    if is_late or max_queue_delay_us == 0 or not grows or rows >= largest:
         return members
     return Wait(until_us)

@@ -53,6 +53,11 @@ class TestDirect:
 
         assert [None, large] == decide_direct(slots(s0=small, s1=large), strategy=Direct(), max_batch_size=4, now_us=9)
 
+    def test_the_batch_reaches_up_to_the_highest_ready_slot_whatever_its_shapes(self) -> None:
+        small, large = Item(3, "small"), Item(5, "large")
+
+        assert [small, None] == decide_direct(slots(s0=small, s1=large), strategy=Direct(), max_batch_size=4, now_us=9)
+
 
 def decide(
     queue: list[Item], *, limit: int = 8, preferred: tuple[int, ...] = (), delay: int = 0, now: int = 0
@@ -78,8 +83,18 @@ class TestQueue:
     def test_the_largest_preferred_size_goes_at_once(self) -> None:
         assert 4 == decide([Item(10)] * 5, preferred=(2, 4), delay=100, now=20)
 
+    def test_a_preferred_size_that_was_reached_goes_even_if_more_would_fit_or_shapes_change(self) -> None:
+        assert 4 == decide([Item(10)] * 20, preferred=(4,), delay=100, now=20)
+        assert 2 == decide([Item(10, "a")] * 3 + [Item(10, "b")], preferred=(2,), delay=100, now=20)
+
+    def test_past_the_delay_the_preferred_size_does_not_count(self) -> None:
+        assert 5 == decide([Item(10)] * 5, preferred=(2, 4), delay=100, now=110)
+
+    def test_what_would_exceed_the_largest_preferred_size_stays_behind(self) -> None:
+        assert 1 == decide([Item(10, rows=3), Item(10, rows=2)], preferred=(4,), delay=100, now=20)
+
     def test_past_the_largest_preferred_size_there_is_nothing_to_wait_for(self) -> None:
-        assert 2 == decide([Item(10, rows=3), Item(10, rows=2)], preferred=(4,), delay=100, now=20)
+        assert 1 == decide([Item(10, rows=5)], preferred=(4,), delay=100, now=20)
 
     def test_other_shapes_close_the_batch(self) -> None:
         assert 2 == decide([Item(10, "a"), Item(10, "a"), Item(10, "b")], delay=100, now=20)

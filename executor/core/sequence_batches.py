@@ -1,0 +1,125 @@
+"""The ready steps of one instance's sequences, and which of them run together: the direct and the oldest strategy.
+
+Pure: the caller brings the time. A slot offers at most one step, the next one of its sequence, so a batch never holds
+two steps of a sequence, and a step that waits behind another is offered when that one is done.
+
+What the two strategies measure differs, as in Triton: direct asks how long the oldest step has waited since it
+arrived; oldest is a queue of its own, so there a step's age begins when it becomes the head of its sequence. Batches
+are taken from the front of that queue and an instance runs one at a time: results come in queue order by themselves.
+
+Source: Triton core, sequence_batch_scheduler.cc (triton-spec 1.4, 1.5).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+from executor.core.batching import Wait, decide_direct, decide_queue
+from shared.ids import SlotIndex
+from shared.model_config.values import Direct, Oldest, SequenceBatching
+
+
+class Shaped(Protocol):
+    """A step, as far as batching knows it. shape_key: equal for two that may share a batch (triton-spec 1.9)."""
+
+    @property
+    def shape_key(self) -> Hashable: ...
+
+
+S = TypeVar("S", bound=Shaped)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready(Generic[S]):
+    """A step that may run. queued_us: since when it counts as waiting. Satisfies `batching.Queued`."""
+
+    step: S
+    queued_us: int
+    rows: int = 1
+
+    @property
+    def shape_key(self) -> Hashable:
+        """The step's own."""
+        return self.step.shape_key
+
+
+Batch = Sequence[S | None]
+"""The rows of a batch, in order; None is a null row."""
+
+
+class SlotSteps(ABC, Generic[S]):
+    """What every strategy keeps: the ready step of each slot, in the order in which they became ready."""
+
+    def __init__(self, max_batch_size: int) -> None:
+        self._max_batch_size = max_batch_size
+        self._ready: dict[SlotIndex, Ready[S]] = {}
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def offer(self, slot: SlotIndex, step: S, *, arrived_us: int, now_us: int) -> bool:
+        """The slot's next step may run; False when it was known already. arrived_us: when it reached this executor."""
+        if slot in self._ready:
+            return False
+        self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us))
+        return True
+
+    def withdraw(self, slot: SlotIndex) -> None:
+        """The slot's step is taken for a batch, or its sequence is gone."""
+        self._ready.pop(slot, None)
+
+    @abstractmethod
+    def decide(self, now_us: int) -> Batch[S] | Wait:
+        """The next batch (its steps stay until they are withdrawn), or when to look again."""
+
+    @abstractmethod
+    def _since_us(self, arrived_us: int, now_us: int) -> int: ...
+
+
+class DirectSteps(SlotSteps[S]):
+    """The direct strategy: position in the batch is the slot."""
+
+    def __init__(self, strategy: Direct, max_batch_size: int) -> None:
+        super().__init__(max_batch_size)
+        self._strategy = strategy
+
+    def decide(self, now_us: int) -> Batch[S] | Wait:
+        batch = decide_direct(self._ready, strategy=self._strategy, max_batch_size=self._max_batch_size, now_us=now_us)
+        return batch if isinstance(batch, Wait) else [ready and ready.step for ready in batch]
+
+    def _since_us(self, arrived_us: int, now_us: int) -> int:
+        return arrived_us
+
+
+class OldestSteps(SlotSteps[S]):
+    """The oldest strategy: candidates in a queue, in the order in which their steps became ready."""
+
+    def __init__(self, strategy: Oldest, max_batch_size: int) -> None:
+        super().__init__(max_batch_size)
+        self._strategy = strategy
+
+    def decide(self, now_us: int) -> Batch[S] | Wait:
+        size = decide_queue(
+            self._ready.values(),
+            max_batch_size=self._max_batch_size,
+            preferred=self._strategy.preferred_batch_sizes,
+            max_queue_delay_us=self._strategy.max_queue_delay_us,
+            now_us=now_us,
+        )
+        return size if isinstance(size, Wait) else [ready.step for ready in islice(self._ready.values(), size)]
+
+    def _since_us(self, arrived_us: int, now_us: int) -> int:
+        return now_us
+
+
+def slot_steps(batching: SequenceBatching, max_batch_size: int) -> SlotSteps[S]:
+    """The strategy that a model is configured with, for one instance."""
+    match batching.strategy:
+        case Direct() as direct:
+            return DirectSteps(direct, max_batch_size)
+        case Oldest() as oldest:
+            return OldestSteps(oldest, max_batch_size)
