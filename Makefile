@@ -10,10 +10,10 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format e2e bench soak lock clean
+.PHONY: help install run test check format e2e bench soak perf-analyzer lock clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z0-9]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 $(BIN)/python:
 	@deploy/make_venv.sh $(VENV) "$(PYTHON)"
@@ -51,6 +51,10 @@ e2e: install  ## builds the images, starts them with docker compose, drives them
 
 bench: install  ## closed-loop load; BENCH="--triton" to compare with one
 	$(BIN)/python -m deploy.bench $(BENCH)
+
+perf-analyzer: install  ## Triton's load tool, fetched from PyPI, drives sequences; every answer is checked
+	PERF_ANALYZER=$$($(BIN)/python -m tests.conformance.fetch_perf_analyzer build/perf_analyzer) && \
+	  PERF_ANALYZER=$$PWD/$$PERF_ANALYZER $(BIN)/python -m pytest tests/conformance/test_perf_analyzer.py $(ARGS)
 
 soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothing that grows; SOAK="--minutes 1"
 	$(BIN)/python -m deploy.bench.soak $(SOAK)
