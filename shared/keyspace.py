@@ -149,6 +149,20 @@ class Keyspace:
         """Stream + group of stateless requests."""
         return f"{self.base(self.home_shard(model))}work:{model}:{version}:{priority}"
 
+    # -- statistics -------------------------------------------------------------------------------------------------
+
+    def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
+        """What the tallies of a model's versions begin with; the version follows."""
+        return f"{self.base(shard)}tally:{model}:{generation}:"
+
+    def tally(self, shard: ShardId, model: str, version: str, generation: str) -> str:
+        """List of packed counts not yet added up; one day's TTL, gone when they are. Written with every answer."""
+        return f"{self.tally_prefix(shard, model, generation)}{version}"
+
+    def counts(self, shard: ShardId, model: str, version: str, generation: str) -> str:
+        """Hash: sums of one load of a model version in one shard; TTL, renewed by executors that serve it."""
+        return f"{self.base(shard)}counts:{model}:{generation}:{version}"
+
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
     @property

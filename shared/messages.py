@@ -111,11 +111,14 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
     config_json  Triton's canonical JSON of the configuration
     versions     those that can be asked for, ascending
+    generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
+                 load at start, else the id of the control message that asked for it
     """
 
     config: ModelConfig
     config_json: str
     versions: tuple[str, ...]
+    generation: str = "0"
 
 
 class ControlMessage(msgspec.Struct, frozen=True):

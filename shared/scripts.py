@@ -22,6 +22,7 @@ from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId
 from shared.keyspace import Keyspace
 from shared.link import Link
 from shared.messages import StepFlag
+from shared.tally import Load
 
 
 class SubmitCode(IntEnum):
@@ -39,6 +40,8 @@ class SubmitCode(IntEnum):
     BACKLOG_FULL = -6
     BUSY = -7
     WRONG_STEP = -8
+    CANCELLED = -9
+    LATE = -11
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class Submission(msgspec.Struct, frozen=True):
 
     expected_step  `sequence_step` of the request (1 at START), or None
     message        encoded `InferMessage`
+    since_ms       when it was first sent, by the clock of Redis, if it is sent again without knowing what became of it
     """
 
     sequence: SequenceId
@@ -58,11 +62,12 @@ class Submission(msgspec.Struct, frozen=True):
     token: str
     timeout_us: int
     message: bytes
+    since_ms: int = -1
 
 
 class Submitted(msgspec.Struct, frozen=True):
     """code; step: the accepted step's number, or the last committed one (since START) for a refusal;
-    extra: the stored reply (REPEATED), the expected step (WRONG_STEP)."""
+    extra: the sequence's birth (accepted, JOINED), the stored reply (REPEATED), the expected step (WRONG_STEP)."""
 
     code: SubmitCode
     step: int
@@ -70,21 +75,53 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A sequence's new place."""
+    """A sequence's new place. entry: of its wait in the starts stream, which tells it from a later one of the same id."""
 
     sequence: SequenceId
+    entry: str
     model: str
     executor: ExecutorId
     instance: InstanceIndex
     slot: SlotIndex
 
 
+class Rejection(msgspec.Struct, frozen=True):
+    """A waiting sequence that is refused. entry: of its wait; reply: encoded `ReplyMessage` for each of its steps."""
+
+    sequence: SequenceId
+    entry: str
+    reply: bytes
+
+
+class Cancellation(msgspec.Struct, frozen=True):
+    """An accepted step whose caller has gone. birth, step: as `Submitted` told."""
+
+    sequence: SequenceId
+    model: str
+    birth: str
+    step: int
+    gateway: str
+    token: str
+
+
+class CancelCode(IntEnum):
+    """NOTHING: it was answered, or the sequence is over. SHARED: somebody else waits for the same step.
+    TOLD: it is cancelled when it comes to be run. REMOVED: it was waiting for a slot, with all of its sequence."""
+
+    SHARED = -1
+    NOTHING = 0
+    TOLD = 1
+    REMOVED = 2
+
+
 class Outcome(IntEnum):
-    """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state."""
+    """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state.
+    CANCELLED: it was not run, because its caller has gone; the steps behind it are void."""
 
     DONE = 0
     FAILED = 1
     VOID = 2
+    CANCELLED = 3
 
 
 class CommitCode(IntEnum):
@@ -105,6 +142,9 @@ class StepCommit(msgspec.Struct, frozen=True):
     entries     inbox entries that this step's checkpoint makes unnecessary; empty: no checkpoint with this step
     checkpoint  state tensors by name, encoded; empty when the state did not change
     traceparent  of the step's span; stays with the caller
+    counts      packed (`shared.tally`) counts of this request, counted if this very call commits the step
+    execution   packed counts of the model's run, given to the first step of its batch; counted if this call commits
+                any step at all
     """
 
     sequence: SequenceId
@@ -120,6 +160,8 @@ class StepCommit(msgspec.Struct, frozen=True):
     entries: Sequence[str] = ()
     checkpoint: Sequence[tuple[str, bytes]] = ()
     traceparent: str = ""
+    counts: bytes = b""
+    execution: bytes = b""
 
 
 class WorkItem(msgspec.Struct, frozen=True):
@@ -133,18 +175,38 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 
 class WorkDone(msgspec.Struct, frozen=True):
-    """A stateless request's answer."""
+    """A stateless request's answer. counts, execution: as of a `StepCommit`, counted if this call answers it."""
 
     stream: str
     entry: str
     gateway: str
     token: str
     reply: bytes
+    counts: bytes = b""
+    execution: bytes = b""
 
 
-def _source(name: str) -> str:
+class Totals(msgspec.Struct, frozen=True):
+    """added_up: how many packed counts; sums: of each model version, in the order asked for."""
+
+    added_up: int
+    sums: list[dict[str, int]]
+
+
+TOTAL_MAX = 256
+"""Packed counts that one call adds up: about 5 us each, and Redis does nothing else meanwhile."""
+COUNTS_TTL_MS = 24 * 3600 * 1000
+"""How long the counts of a model that nobody serves any more can still be read."""
+
+COUNTING = frozenset({"commit", "finish", "reject"})
+"""Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
+
+
+def script_source(name: str) -> str:
+    """A script with its preludes."""
     folder = resources.files("shared") / "lua"
-    return (folder / "common.lua").read_text() + (folder / f"{name}.lua").read_text()
+    parts = ("common", "tally", name) if name in COUNTING else ("common", name)
+    return "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 
 T = TypeVar("T")
@@ -160,7 +222,20 @@ class Call(Generic[T]):
     read: Callable[[Any], T]
 
 
-NAMES = ("submit", "assign", "commit", "expire", "reclaim", "drain", "reject", "enqueue", "finish", "lead", "resign")
+NAMES = (
+    "submit",
+    "assign",
+    "commit",
+    "expire",
+    "reclaim",
+    "drain",
+    "reject",
+    "enqueue",
+    "finish",
+    "lead",
+    "resign",
+    "total",
+)
 
 
 class Scripts:
@@ -174,7 +249,7 @@ class Scripts:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast(Any, redis)
         self._keys = keys
-        self._sources = {name: _source(name) for name in NAMES}
+        self._sources = {name: script_source(name) for name in NAMES}
         self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._sources.items()}
 
     async def run(self, call: Call[T]) -> T:
@@ -235,6 +310,7 @@ class Scripts:
                 step.token,
                 step.timeout_us,
                 step.message,
+                step.since_ms,
             )
         return Call("submit", keys, args, _read_submitted)
 
@@ -254,7 +330,13 @@ class Scripts:
                 self._keys.inbox(shard, assignment.executor),
                 self._keys.owned(shard, assignment.executor, model),
             )
-            args += (assignment.sequence, assignment.executor, assignment.instance, assignment.slot)
+            args += (
+                assignment.sequence,
+                assignment.entry,
+                assignment.executor,
+                assignment.instance,
+                assignment.slot,
+            )
         return Call("assign", keys, args, list)
 
     def commit(
@@ -266,15 +348,23 @@ class Scripts:
         model: str,
         idle_ms: int,
         tombstone_ms: int,
+        load: Load | None = None,
     ) -> Call[list[CommitCode]]:
-        """Makes one batch's steps of one shard final, and answers them. Safe to repeat after a lost connection."""
+        """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
+
+        load  what the steps' counts are counted for; None only where they carry none
+        """
+        assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
+        counted = load or Load(model, "", "")
         keys = [
             self._keys.inbox(shard, executor),
             self._keys.owned(shard, executor, model),
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
+            self._keys.tally(shard, model, counted.version, counted.generation),
         ]
-        args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
+        executions = [step.execution for step in steps if step.execution]
+        args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms, len(executions), *executions]
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked, own.checkpoint)
@@ -289,6 +379,7 @@ class Scripts:
                 step.reply,
                 step.request_id,
                 1 if step.keep_reply else 0,
+                step.counts,
                 len(step.entries),
                 *step.entries,
                 2 * len(step.checkpoint),
@@ -340,16 +431,33 @@ class Scripts:
         return Call("drain", [self._keys.inbox(shard, executor)], args, _read_drained)
 
     def reject(
-        self, rejections: Sequence[tuple[SequenceId, bytes]], *, shard: ShardId, model: str, term: Term
+        self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term
     ) -> Call[list[int]]:
-        """Ends waiting sequences; each of their steps gets the encoded reply. -1: it does not wait any more."""
+        """Ends waiting sequences; the number of steps that were answered, -1: it does not wait there any more."""
         keys = [self._keys.fence(shard, model), self._keys.starts(shard, model)]
         args: list[Any] = [term, self._keys.replies_prefix(shard)]
-        for sequence, reply in rejections:
-            own = self._keys.sequence(sequence)
+        for rejection in rejections:
+            own = self._keys.sequence(rejection.sequence)
             keys += (own.record, own.parked, own.idle, own.checkpoint)
-            args += (sequence, reply)
+            args += (rejection.entry, rejection.reply)
         return Call("reject", keys, args, list)
+
+    def cancel(
+        self, cancellations: Sequence[Cancellation], *, shard: ShardId, reply: bytes, feed_max: int
+    ) -> Call[list[CancelCode]]:
+        """Tells the mesh of steps (of one shard) whose callers have gone.
+
+        reply     encoded `ReplyMessage` for the other steps of a waiting sequence
+        feed_max  entries of the feed beyond which the scheduler is not told of a sequence that waits no longer
+        """
+        keys: list[str] = []
+        args: list[Any] = [self._keys.replies_prefix(shard), self._keys.inbox_prefix(shard), feed_max, reply]
+        for one in cancellations:
+            own = self._keys.sequence(one.sequence)
+            keys += (own.record, own.parked, own.idle, own.checkpoint)
+            keys += (self._keys.starts(shard, one.model), self._keys.feed(shard, one.model))
+            args += (one.sequence, one.birth, one.step, one.gateway, one.token)
+        return Call("cancel", keys, args, _read_cancelled)
 
     def lead(self, model: str, scheduler: SchedulerId, *, lease_ms: int, term: Term) -> Call[Term]:
         """Takes the lead of a model (term 0) or keeps it; the term, or 0 when another scheduler leads."""
@@ -367,12 +475,37 @@ class Scripts:
             args += (item.gateway, item.token, item.message, item.queue_bound)
         return Call("enqueue", [item.stream for item in items], args, _read_flags)
 
-    def finish(self, done: Sequence[WorkDone], *, shard: ShardId, group: str, consumer: str) -> Call[list[bool]]:
-        """Answers stateless requests of one shard; False: another consumer has claimed it."""
-        args: list[Any] = [group, self._keys.replies_prefix(shard), consumer]
+    def finish(
+        self, done: Sequence[WorkDone], *, shard: ShardId, group: str, consumer: str, load: Load | None = None
+    ) -> Call[list[bool]]:
+        """Answers stateless requests of one model version; False: another has claimed it. load: as in `commit`."""
+        assert load is not None or not any(item.counts or item.execution for item in done), "counts of nothing"
+        counted = load or Load("", "", "")
+        executions = [item.execution for item in done if item.execution]
+        args: list[Any] = [group, self._keys.replies_prefix(shard), consumer, len(executions), *executions]
         for item in done:
-            args += (item.entry, item.gateway, item.token, item.reply)
-        return Call("finish", [item.stream for item in done], args, _read_flags)
+            args += (item.entry, item.gateway, item.token, item.reply, item.counts)
+        tally = self._keys.tally(shard, counted.model, counted.version, counted.generation)
+        return Call("finish", [tally, *(item.stream for item in done)], args, _read_flags)
+
+    def total(self, loads: Sequence[Load], *, shard: ShardId, at_most: int = TOTAL_MAX) -> Call[Totals]:
+        """Adds up what was counted in one shard, and reads the sums. Safe to repeat.
+
+        at_most  packed counts to add up; when as many were, more may be left: call again
+        """
+        keys: list[str] = []
+        for load in loads:
+            place = (shard, load.model, load.version, load.generation)
+            keys += (self._keys.tally(*place), self._keys.counts(*place))
+        return Call("total", keys, [at_most, COUNTS_TTL_MS], _read_totals)
+
+
+def _read_totals(reply: list[Any]) -> Totals:
+    added_up, *hashes = reply
+    return Totals(
+        int(added_up),
+        [{name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)} for flat in hashes],
+    )
 
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
@@ -381,6 +514,10 @@ def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
 
 def _read_commit(codes: list[int]) -> list[CommitCode]:
     return [CommitCode(code) for code in codes]
+
+
+def _read_cancelled(codes: list[int]) -> list[CancelCode]:
+    return [CancelCode(code) for code in codes]
 
 
 def _read_flags(flags: list[int]) -> list[bool]:

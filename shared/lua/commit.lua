@@ -1,10 +1,13 @@
 -- Makes the steps of one batch final: checkpoint, step number, reply. Refused for an owner that is not the owner.
 --
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
+--        5 tally of the model version
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms
---        per step: sequence id, epoch, step, flags (1 START, 2 END), outcome (0 done, 1 the model failed, 2 void),
---                  gateway, token, reply, request id, 1 to keep the reply for a retry,
+--        4 number of executions' packed counts, these counts (counted when this call commits anything at all)
+--        per step: sequence id, epoch, step, flags (1 START, 2 END), outcome (0 done, 1 the model failed, 2 void,
+--                  3 cancelled before it ran: the steps behind it are void until a START),
+--                  gateway, token, reply, request id, 1 to keep the reply for a retry, packed counts,
 --                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
 -- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused,
@@ -31,7 +34,7 @@ local function answer_all(keys, step)
     for gateway, token in string.gmatch(step.joined, '(%S+) (%S+);') do
       answer(gateway, token, step.reply)
     end
-    redis.call('HDEL', keys.record, 'j:' .. step.n)
+    redis.call('HDEL', keys.record, 'j:' .. step.n, 'a:' .. step.n)
   end
 end
 
@@ -48,8 +51,22 @@ local function keep_reply(keys, step, last_request)
   end
 end
 
+-- Of the steps whose callers have gone only those that are still to come are of interest.
+local function forget_cancelled(keys, list, n)
+  if not list then return end
+  local left = {}
+  for one in string.gmatch(list, '%d+') do
+    if tonumber(one) > n then left[#left + 1] = one end
+  end
+  if #left > 0 then
+    redis.call('HSET', keys.record, 'ca', table.concat(left, ' '))
+  else
+    redis.call('HDEL', keys.record, 'ca')
+  end
+end
+
 local function commit(keys, step)
-  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n)
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca')
   if got[1] ~= 'l' or number(got[2]) ~= step.epoch then return -1 end
   local accepted, committed = number(got[3]), number(got[4])
   if step.n <= committed then return 0 end
@@ -57,6 +74,7 @@ local function commit(keys, step)
     return -2
   end
   step.joined = got[9]
+  forget_cancelled(keys, got[10], step.n)
 
   if #step.checkpoint > 0 then
     redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
@@ -69,9 +87,14 @@ local function commit(keys, step)
   end
   keep_reply(keys, step, got[5])
   answer_all(keys, step)
+  tally(keys.tally, step.counts)
 
   local void, kind = got[7], got[8] or 'f'
-  if has(step.flags, START) then
+  if step.outcome == 3 then
+    void, kind = step.n, 'c'
+    redis.call('HSET', keys.record, 'vd', step.n, 'vk', 'c')
+    if number(got[6]) <= step.n then redis.call('HSET', keys.record, 'cl', 1) end
+  elseif has(step.flags, START) then
     if step.outcome == 0 then
       if void then redis.call('HDEL', keys.record, 'vd', 'vk') end
       void = nil
@@ -99,19 +122,25 @@ local function take(count)
   return taken
 end
 
-local results = {}
-for i = 1, (#KEYS - 4) / 4 do
-  local k = 4 + (i - 1) * 4
-  local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4],
+local executions = take(tonumber(take(1)[1]))
+local results, committed_any = {}, false
+for i = 1, (#KEYS - 5) / 4 do
+  local k = 5 + (i - 1) * 4
+  local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
-  local fixed = take(10)
+  local fixed = take(11)
   local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
     outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8], request_id = fixed[9],
-    keep = fixed[10] == '1' }
+    keep = fixed[10] == '1', counts = fixed[11] }
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   results[i] = commit(keys, step)
+  committed_any = committed_any or results[i] > 0
 end
+if committed_any then
+  for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
+end
+tally_all()
 for _, gateway in ipairs(gateways) do
   redis.call('XADD', ARGV[1] .. gateway, 'NOMKSTREAM', '*', unpack(outgoing[gateway]))
 end

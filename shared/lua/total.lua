@@ -1,0 +1,39 @@
+-- Adds tallies up into the hashes of counts, and reads these.
+--
+-- KEYS   per model version: its tally (list, see tally.lua), its counts (hash)
+-- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms
+-- reply  how many packed counts were added up, then per model version: fields and values of its counts
+-- atomic counts leave the tally when they are in the sum; whoever calls, and however often, nothing is added twice.
+-- Fewer than asked for: every tally is empty now.
+
+local LAST = 'last_inference_ms'
+
+local function add_up(tally, counts, room)
+  local packed = redis.call('LPOP', tally, room)
+  if not packed then return 0 end
+  local sums, last = {}, 0
+  for _, one in ipairs(packed) do
+    local fields = cmsgpack.unpack(one)
+    for i = 1, #fields, 2 do
+      local field, by = fields[i], fields[i + 1]
+      if field == LAST then last = math.max(last, by) else sums[field] = (sums[field] or 0) + by end
+    end
+  end
+  for field, by in pairs(sums) do
+    redis.call('HINCRBY', counts, field, string.format('%.0f', by))
+  end
+  if last > number(redis.call('HGET', counts, LAST)) then
+    redis.call('HSET', counts, LAST, string.format('%.0f', last))
+  end
+  return #packed
+end
+
+local room, results = tonumber(ARGV[1]), { 0 }
+for i = 1, #KEYS, 2 do
+  if room > results[1] then
+    results[1] = results[1] + add_up(KEYS[i], KEYS[i + 1], room - results[1])
+  end
+  redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
+  results[#results + 1] = redis.call('HGETALL', KEYS[i + 1])
+end
+return results

@@ -1,0 +1,215 @@
+"""What is counted of a model version's requests and executions: built, packed, and read back. Pure.
+
+Counts travel with the script call that makes an answer final (`commit`, `finish`, or whatever refuses a request), so an
+answered request counts exactly once, whoever is killed or repeats a call. `tally.lua` says how they are kept. One hash
+of sums per load of a model version and shard; gateways add up the shards.
+
+Fields of the hash: `success_count`, `success_ns`, `queue_ns`, `compute_input_ns`, `compute_infer_ns`,
+`compute_output_ns` of the requests that succeeded; `inference_count` (their batch sizes); `fail_count`, `fail_ns`,
+`fail_<reason>`; `cache_hit_count`, `cache_hit_ns`, `cache_miss_count`, `cache_miss_ns`; `last_inference_ms`; and for
+each size of an executed batch `batch:<size>:count`, `batch:<size>:compute_input_ns`, `..._infer_ns`, `..._output_ns`.
+What follows from these is not kept. Source: triton-spec 5.7 and 7.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+Counts = Mapping[str, int]
+"""Field -> increment, or field -> sum."""
+
+LAST_INFERENCE = "last_inference_ms"
+"""The one field that is no sum: the latest counts."""
+
+DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+"""What has a count and nanoseconds, in the protocol's order."""
+
+COMPUTE = ("compute_input", "compute_infer", "compute_output")
+
+
+class Reason(StrEnum):
+    """Why a request failed (triton-spec 7): refused for its age or a full queue; its caller has gone; the model failed;
+    anything else."""
+
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What counts are kept of: one load of a model version.
+
+    generation  which load it is, the same on every executor; counts begin at 0 with each (`ModelRecord.generation`)
+    """
+
+    model: str
+    version: str
+    generation: str
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """Where the time of one execution went, ns."""
+
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+    def items(self) -> tuple[tuple[str, int], ...]:
+        """By the names in `COMPUTE`."""
+        return (
+            ("compute_input", self.input_ns),
+            ("compute_infer", self.infer_ns),
+            ("compute_output", self.output_ns),
+        )
+
+
+# -- counting ----------------------------------------------------------------------------------------------------
+
+
+def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dict[str, int]:
+    """One request that was answered. rows: its own batch size; each request of a batch counts the batch's times."""
+    counts = {"success_count": 1, "success_ns": total_ns, "queue_ns": queue_ns, "inference_count": rows}
+    for name, ns in compute.items():
+        counts[f"{name}_ns"] = ns
+    return counts
+
+
+def failure(reason: Reason, *, total_ns: int) -> dict[str, int]:
+    """One request that was accepted and got an error."""
+    return {"fail_count": 1, "fail_ns": total_ns, f"fail_{reason}": 1}
+
+
+def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, int]:
+    """One run of the model. batch_size: rows with null rows, as Triton's backends report it; ended_ms: wall clock."""
+    counts = {f"batch:{batch_size}:count": 1, LAST_INFERENCE: ended_ms}
+    for name, ns in compute.items():
+        counts[f"batch:{batch_size}:{name}_ns"] = ns
+    return counts
+
+
+def cache_hit(*, total_ns: int, queue_ns: int, lookup_ns: int) -> dict[str, int]:
+    """One request answered from the response cache: a success without inference."""
+    return {
+        "success_count": 1,
+        "success_ns": total_ns,
+        "queue_ns": queue_ns,
+        "cache_hit_count": 1,
+        "cache_hit_ns": lookup_ns,
+    }
+
+
+def cache_miss(*, lookup_and_insert_ns: int) -> dict[str, int]:
+    """One request that the cache did not know; goes with its `success`, whose duration it lengthens."""
+    return {"cache_miss_count": 1, "cache_miss_ns": lookup_and_insert_ns, "success_ns": lookup_and_insert_ns}
+
+
+def added(several: Iterable[Counts]) -> dict[str, int]:
+    """The sum of counts."""
+    total: Counter[str] = Counter()
+    last = 0
+    for counts in several:
+        last = max(last, counts.get(LAST_INFERENCE, 0))
+        total.update(counts)
+    if last:
+        total[LAST_INFERENCE] = last
+    return dict(total)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[str | int]).decode
+
+
+def packed(counts: Counts) -> bytes:
+    """Counts as the scripts take them: one argument. b"" counts nothing."""
+    if not counts:
+        return b""
+    flat: list[str | int] = []
+    for name, by in counts.items():
+        flat += (name, max(0, by))
+    return _pack(flat)
+
+
+def unpacked(data: bytes) -> dict[str, int]:
+    """What `packed` made, for tests and tools."""
+    flat = _unpack(data) if data else []
+    return {str(name): int(by) for name, by in zip(flat[::2], flat[1::2], strict=True)}
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often, and nanoseconds together."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """One model version, summed over the mesh.
+
+    last_inference  wall clock, ms since 1970
+    durations       by the names in `DURATIONS`
+    failures        failed requests by reason; every reason is there
+    counts          the sums themselves
+    """
+
+    name: str
+    version: str
+    last_inference: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    durations: Mapping[str, Duration] = field(default_factory=dict[str, Duration])
+    batches: Sequence[BatchStatistics] = ()
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    counts: Counts = field(default_factory=dict[str, int])
+
+
+def statistics_of(model: str, version: str, counts: Counts) -> ModelStatistics:
+    """The statistics in sums; what is missing counts as 0."""
+    sizes = sorted(int(name.split(":")[1]) for name in counts if name.startswith("batch:") and name.endswith(":count"))
+    return ModelStatistics(
+        name=model,
+        version=version,
+        last_inference=counts.get(LAST_INFERENCE, 0),
+        inference_count=counts.get("inference_count", 0),
+        execution_count=sum(counts[f"batch:{size}:count"] for size in sizes),
+        durations={name: _duration(name, counts) for name in DURATIONS},
+        batches=[_batch(size, counts) for size in sizes],
+        failures={reason.value: counts.get(f"fail_{reason}", 0) for reason in Reason},
+        counts=counts,
+    )
+
+
+def _duration(name: str, counts: Counts) -> Duration:
+    """A request that succeeded was queued, and it was computed unless the cache knew the answer."""
+    ns = counts.get(f"{name}_ns", 0)
+    if name == "queue":
+        return Duration(counts.get("success_count", 0), ns)
+    if name in COMPUTE:
+        return Duration(counts.get("success_count", 0) - counts.get("cache_hit_count", 0), ns)
+    return Duration(counts.get(f"{name}_count", 0), ns)
+
+
+def _batch(size: int, counts: Counts) -> BatchStatistics:
+    executions = counts[f"batch:{size}:count"]
+    times = (Duration(executions, counts.get(f"batch:{size}:{name}_ns", 0)) for name in COMPUTE)
+    return BatchStatistics(size, *times)
