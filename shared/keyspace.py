@@ -23,6 +23,8 @@ PERMANENT = (
     "{mesh}:stats:*",
     "{mesh}:executors",
     "{mesh}:control",
+    "{mesh}:wanted",
+    "{mesh}:kept",
     "*:epoch",
     "*:fence:*",
     # Work streams keep their consumer group while they are empty.
@@ -199,8 +201,18 @@ class Keyspace:
 
     @property
     def control(self) -> str:
-        """Stream of load and unload commands for all executors, trimmed to the last thousand."""
+        """Stream that tells executors which model's word in `wanted` is new, trimmed to the last thousand."""
         return f"{self.mesh_base}control"
+
+    @property
+    def wanted(self) -> str:
+        """Hash: model -> `ControlMessage`, the last that was asked; written by gateways, permanent."""
+        return f"{self.mesh_base}wanted"
+
+    @property
+    def kept(self) -> str:
+        """Hash: model -> `ControlMessage`, the last that an executor carried out; permanent."""
+        return f"{self.mesh_base}kept"
 
     def stats(self, model: str, version: str) -> str:
         """Hash of counters of a model version, summed over the mesh; permanent until the model is unloaded."""

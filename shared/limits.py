@@ -18,4 +18,10 @@ JSON_NESTING_MAX = 100
 """Depth of a request's JSON (triton-spec 5.3)."""
 
 CONTROL_STREAM_ENTRIES = 1_000
-"""Load and unload commands kept for executors that were away."""
+"""Load and unload commands kept for executors that were away; a few dozen bytes each."""
+
+CONTROL_MESSAGE_BYTES_MAX = 128 << 20
+"""Bytes of one load request's configuration and override files: they travel through Redis, which holds them."""
+
+CONTROL_BYTES_MAX = 512 << 20
+"""Bytes of all models' override configurations and files that Redis holds for executors to come."""

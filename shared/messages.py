@@ -69,12 +69,17 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One version of a model as an executor serves it. slots: per instance, 0 for stateless."""
+    """One version of a model as an executor serves it.
+
+    slots   per instance, 0 for stateless
+    floors  per shard: its sequences up to that epoch began before the model was reloaded here and are over; () for none
+    """
 
     model: str
     version: str
     instances: int
     slots: int
+    floors: tuple[int, ...] = ()
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):
@@ -86,12 +91,28 @@ class RepositoryEntry(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class LoadFailure(msgspec.Struct, frozen=True):
+    """A control message that an executor could not carry out.
+
+    entry  the message's id in the control stream
+    code   a `shared.errors.Code`
+    found  False when this executor's repository has no such model; another one's may
+    """
+
+    entry: str
+    model: str
+    code: str
+    error: str
+    found: bool = True
+
+
 class ExecutorRegistration(msgspec.Struct, frozen=True):
     """What the mesh knows of an executor.
 
     leaving   it is stopping: its sequences are taken over at once, without waiting for the lease
     applied   entry id of the last control message it has carried out
-    control_mode  none or explicit: whether it loads and unloads on request
+    control_mode  none, explicit (it loads and unloads on request) or poll (it follows its repository's folders)
+    failures  the latest control messages that it could not carry out, oldest first
     """
 
     executor: ExecutorId
@@ -104,6 +125,7 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
     leaving: bool = False
     applied: str = "0-0"
     control_mode: str = "none"
+    failures: tuple[LoadFailure, ...] = ()
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
@@ -122,7 +144,11 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 class ControlMessage(msgspec.Struct, frozen=True):
-    """Load or unload a model on every executor. files: override files (path in the model directory -> content)."""
+    """The last word on a model, for every executor: load it so, or unload it.
+
+    action  load or unload
+    files   override files (path in the model directory -> content)
+    """
 
     action: str
     model: str
