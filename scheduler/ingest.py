@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduler.core.backlog import MOVING_RANK, WAITING_RANK, Entry
-from scheduler.core.events import Event, ExecutorLost, ExecutorSeen, SequenceOver, SequenceWaits
+from scheduler.core.events import (
+    Event,
+    ExecutorLost,
+    ExecutorSeen,
+    PatienceLowered,
+    SequenceCancelled,
+    SequenceOver,
+    SequenceWaits,
+)
 from scheduler.core.slots import ServedVersion
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.keyspace import Keyspace
@@ -57,21 +65,34 @@ def sources(keys: Keyspace, model: str) -> dict[str, Source]:
 def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
     """Events of entries that were read together: those that free slots, then those that want one, by their turn.
 
-    Shards are read one after the other; without this the younger of two sequences could come first.
+    Shards are read one after the other; without this the younger of two sequences could come first. Who has been
+    cancelled before it was heard of is left out.
     """
-    overs: list[Event] = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
-    waits = [waiting(entry) for entry in entries if entry.source.kind is StreamKind.STARTS]
+    overs = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
+    gone = {event.entry for event in overs if isinstance(event, SequenceCancelled)}
+    starts = [entry for entry in entries if entry.source.kind is StreamKind.STARTS]
+    waits = [waiting(entry) for entry in starts if entry.fields[b"k"] != b"d"]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
-    return [*overs, *waits]
+    lowered = [patience_lowered(entry) for entry in starts if entry.fields[b"k"] == b"d"]
+    return [*overs, *(event for event in waits if event.entry not in gone), *lowered]
 
 
-def over(entry: StreamEntry) -> SequenceOver:
-    """An entry of the feed (`release` in common.lua)."""
-    return SequenceOver(
+def over(entry: StreamEntry) -> SequenceOver | SequenceCancelled:
+    """An entry of the feed (`release` in common.lua; cancel.lua for one that had no slot yet)."""
+    sequence = SequenceId(entry.fields[b"q"].decode())
+    cause = f"feed {entry.entry.decode()}@{entry.source.shard}"
+    if b"b" in entry.fields:
+        return SequenceCancelled(sequence, parse_entry(entry.fields[b"b"], entry.source.shard), cause)
+    return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), entry.fields[b"k"].decode(), cause)
+
+
+def patience_lowered(entry: StreamEntry) -> PatienceLowered:
+    """News in the starts stream of a sequence that waits in it (`lower_deadline` in submit.lua)."""
+    return PatienceLowered(
         sequence=SequenceId(entry.fields[b"q"].decode()),
-        epoch=Epoch(int(entry.fields[b"e"])),
-        kind=entry.fields[b"k"].decode(),
-        cause=f"feed {entry.entry.decode()}@{entry.source.shard}",
+        entry=parse_entry(entry.fields[b"b"], entry.source.shard),
+        deadline_ms=int(entry.fields[b"d"]),
+        cause=f"starts {entry.entry.decode()}@{entry.source.shard}",
     )
 
 

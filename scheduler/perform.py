@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed
 from shared import logs
 from shared.errors import Code
@@ -25,7 +26,7 @@ from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.membership import Membership
 from shared.messages import ReplyMessage, encode
-from shared.scripts import Assignment, Call, Scripts
+from shared.scripts import Assignment, Call, Rejection, Scripts
 from shared.tracing import SpanName, Tracing
 
 RECLAIM_COUNT = 256
@@ -136,9 +137,7 @@ class Performer:
     async def _reject(self, rejects: Sequence[Reject]) -> None:
         chunks = self._chunks(rejects, lambda reject: reject.sequence)
         calls = [
-            self._scripts.reject(
-                [(r.sequence, _rejection(r)) for r in chunk], shard=shard, model=self._model, term=self._term
-            )
+            self._scripts.reject([_rejection(r) for r in chunk], shard=shard, model=self._model, term=self._term)
             for shard, chunk in chunks
         ]
         await self._run(calls)
@@ -290,8 +289,13 @@ class Performer:
 
 def _assignment(model: str, assign: Assign) -> Assignment:
     place = assign.place
-    return Assignment(assign.sequence, model, place.executor, place.instance, place.slot)
+    return Assignment(assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot)
 
 
-def _rejection(reject: Reject) -> bytes:
-    return encode(ReplyMessage(reject.version, error_code=Code.UNAVAILABLE, error=reject.message))
+def _entry_id(entry: Entry) -> str:
+    return f"{entry.ms}-{entry.number}"
+
+
+def _rejection(reject: Reject) -> Rejection:
+    reply = encode(ReplyMessage(reject.version, error_code=Code.UNAVAILABLE, error=reject.message))
+    return Rejection(reject.sequence, _entry_id(reject.entry), reply)

@@ -75,7 +75,7 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A sequence's new place. entry: of its wait in the starts stream, which tells it from a later one of the same id."""
+    """A sequence's new place. entry: of its wait in the starts stream; a later sequence of the same id has another."""
 
     sequence: SequenceId
     entry: str
@@ -230,6 +230,7 @@ NAMES = (
     "reclaim",
     "drain",
     "reject",
+    "cancel",
     "enqueue",
     "finish",
     "lead",
@@ -430,9 +431,7 @@ class Scripts:
         args = [executor, after, count, self._keys.base(shard), 1 if alive else 0]
         return Call("drain", [self._keys.inbox(shard, executor)], args, _read_drained)
 
-    def reject(
-        self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term
-    ) -> Call[list[int]]:
+    def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
         """Ends waiting sequences; the number of steps that were answered, -1: it does not wait there any more."""
         keys = [self._keys.fence(shard, model), self._keys.starts(shard, model)]
         args: list[Any] = [term, self._keys.replies_prefix(shard)]

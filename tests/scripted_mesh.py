@@ -99,7 +99,8 @@ class ScriptedMesh:
     ) -> Epoch:
         """Gives a waiting sequence to an executor."""
         sequence = self.sequence(correlation_id)
-        place = Assignment(sequence, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
+        entry = (await self.record(correlation_id)).get("be", "")
+        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
         call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
         (epoch,) = await self.scripts.run(call)
         return epoch

@@ -53,9 +53,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """End a waiting sequence: each of its steps gets this message, UNAVAILABLE."""
+    """End a sequence that waits in this place: each of its steps gets this message, UNAVAILABLE."""
 
     sequence: SequenceId
+    entry: Entry
     version: str
     message: str
     cause: str = ""

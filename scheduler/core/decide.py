@@ -14,7 +14,9 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    PatienceLowered,
     Reclaimed,
+    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
@@ -42,6 +44,10 @@ def decide(state: State, event: Event) -> list[Action]:
     match event:
         case SequenceWaits():
             return sequence_waits(state, event)
+        case PatienceLowered():
+            return patience_lowered(state, event)
+        case SequenceCancelled():
+            return sequence_cancelled(state, event)
         case Assigned():
             return assigned(state, event)
         case SequenceOver():
@@ -77,8 +83,22 @@ def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
     move(state, sequence, "moved" if event.moving else "begun", event.cause)
     state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
     if event.timeout_us > 0 and not event.moving:
-        expiry.watch(state, event.sequence, event.entry, event.timeout_us)
+        expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
     return actions + serve(state, event.version, event.cause)
+
+
+def patience_lowered(state: State, event: PatienceLowered) -> list[Action]:
+    """A sequence that waits in that place goes at this time, if it still waits then."""
+    if expiry.is_waiting(state, event.sequence, event.entry):
+        expiry.watch(state, event.sequence, event.entry, event.deadline_ms)
+    return []
+
+
+def sequence_cancelled(state: State, event: SequenceCancelled) -> list[Action]:
+    """It leaves the line. If a slot is just being given to it, Redis will say that it does not wait any more."""
+    if not expiry.is_waiting(state, event.sequence, event.entry):
+        return []
+    return end(state, state.sequences[event.sequence], "cancelled", event.cause)
 
 
 def assigned(state: State, event: Assigned) -> list[Action]:
@@ -272,8 +292,9 @@ def tick(state: State, event: Tick) -> list[Action]:
 def reject(state: State, sequence: SequenceId, cause: str) -> Reject:
     """Ends a waiting sequence."""
     known = state.sequences[sequence]
+    assert known.entry is not None
     end(state, known, "rejected", cause)
-    return Reject(sequence, known.version, expiry.TIMEOUT_MESSAGE, cause)
+    return Reject(sequence, known.entry, known.version, expiry.TIMEOUT_MESSAGE, cause)
 
 
 def forgettable(state: State) -> list[Executor]:

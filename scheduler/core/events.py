@@ -55,8 +55,32 @@ class SequenceWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class PatienceLowered:
+    """A step was queued behind a waiting sequence's that may wait less long than those before it (triton-spec 1.7).
+
+    entry        the place in which the sequence waits
+    deadline_ms  by when it must have its slot, Redis clock
+    """
+
+    sequence: SequenceId
+    entry: Entry
+    deadline_ms: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCancelled:
+    """A sequence waits no longer in that place: the caller of one of its steps has gone (triton-spec 1.8)."""
+
+    sequence: SequenceId
+    entry: Entry
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceOver:
-    """A sequence of that epoch holds its slot no longer. kind: e ended, x expired, f failed at START, o lost."""
+    """A sequence of that epoch holds its slot no longer. kind: e ended, x expired, f failed at START, o lost,
+    c cancelled."""
 
     sequence: SequenceId
     epoch: Epoch
@@ -99,5 +123,15 @@ class Tick:
 
 
 Event = (
-    ExecutorSeen | ExecutorLost | SequenceFound | SequenceWaits | SequenceOver | Assigned | Reclaimed | Forgotten | Tick
+    ExecutorSeen
+    | ExecutorLost
+    | SequenceFound
+    | SequenceWaits
+    | PatienceLowered
+    | SequenceCancelled
+    | SequenceOver
+    | Assigned
+    | Reclaimed
+    | Forgotten
+    | Tick
 )

@@ -18,22 +18,27 @@ COMPACT_SLACK = 64
 """Deadlines of sequences that wait no longer, carried along beyond as many as there are sequences."""
 
 
-def watch(state: State, sequence: SequenceId, entry: Entry, timeout_us: int) -> None:
-    """Remembers by when a waiting sequence must have its slot: its arrival plus the timeout, rounded up to a ms."""
+def deadline_ms(entry: Entry, timeout_us: int) -> int:
+    """By when a sequence that came in there must have its slot: its arrival plus the timeout, rounded up to a ms."""
+    return entry.ms + (timeout_us + 999) // 1000
+
+
+def watch(state: State, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
+    """Remembers by when a waiting sequence must have its slot. Said again for it, the earliest time counts."""
     if len(state.timeouts) > 2 * len(state.sequences) + COMPACT_SLACK:
         state.timeouts = [due for due in state.timeouts if is_waiting(state, due[2], due[1])]
         heapify(state.timeouts)
-    heappush(state.timeouts, (entry.ms + (timeout_us + 999) // 1000, entry, sequence))
+    heappush(state.timeouts, (by_ms, entry, sequence))
 
 
 def overdue(state: State) -> list[SequenceId]:
     """Those whose time in the backlog is up at `state.now_ms`, earliest deadline first; they are watched no longer."""
-    due: list[SequenceId] = []
+    due: dict[SequenceId, None] = {}
     while state.timeouts and state.timeouts[0][0] <= state.now_ms:
         _, entry, sequence = heappop(state.timeouts)
         if is_waiting(state, sequence, entry):
-            due.append(sequence)
-    return due
+            due[sequence] = None
+    return list(due)
 
 
 def is_waiting(state: State, sequence: SequenceId, entry: Entry) -> bool:

@@ -2,28 +2,32 @@
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model
 --        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
--- ARGV   1 term of the leader   per sequence: sequence id, executor, instance, slot
--- reply  per sequence its new epoch, or 0 when it does not wait for an owner any more
+-- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot
+-- reply  per sequence its new epoch, or 0 when it does not wait for an owner any more, in that place
 -- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
-local function assign(record, parked, inbox, owned, sid, executor, instance, slot)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr')
-  if got[1] ~= 'w' and got[1] ~= 'm' then
+local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn')
+  if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
   local epoch = redis.call('INCR', KEYS[2])
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
   redis.call('HSETNX', record, 'fe', epoch)
-  redis.call('HDEL', record, 'be')
-  if got[2] then redis.call('XDEL', KEYS[3], got[2]) end
+  redis.call('HDEL', record, 'be', 'dl', 'dn')
+  redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
   for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
     local fields = entry[2]
     for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
       fields[#fields + 1] = extra
+    end
+    if got[5] and listed(got[5], fields[4]) then
+      fields[#fields + 1] = 'x'
+      fields[#fields + 1] = '1'
     end
     redis.call('XADD', inbox, '*', unpack(fields))
   end
@@ -33,8 +37,8 @@ end
 
 local epochs = {}
 for i = 1, (#KEYS - 3) / 4 do
-  local k, a = 3 + (i - 1) * 4, 1 + (i - 1) * 4
+  local k, a = 3 + (i - 1) * 4, 1 + (i - 1) * 5
   epochs[i] = assign(KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
-    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
+    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
 end
 return epochs

@@ -1,15 +1,21 @@
 -- Prelude of every script: what more than one of them needs. Prepended by shared/scripts.py.
 --
 -- Record of a sequence (hash):
---   st  state: w waiting, l live, m moving; tombstones: e ended, x expired, f failed at START, o lost
+--   st  state: w waiting, l live, m moving; tombstones: e ended, x expired, f failed at START, o lost, c cancelled
 --   ow  owner (executor id)        in  instance           sl  slot              ep  epoch
 --   nx  last accepted step         cm  last committed     ck  last checkpointed step
 --   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
---   vk  why it is void: f failed START, o lost            vr  version pin       du  1: the mesh holds its state
+--   vk  why it is void: f failed START, o lost, c cancelled
+--   vr  version pin            du  1: the mesh holds its state
+--   bn  entry id of its first wait: tells it from every other sequence of the same id
 --   be  entry id in the starts stream while waiting or moving
+--   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
+--   ca  numbers of steps whose callers have gone
+--   la  when and by which gateway its latest step was accepted: `<ms> <gateway>`
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
---   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits
+--   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
+--   a:<n> who of them has left
 
 local START, END, IMPLICIT, DURABLE = 1, 2, 4, 8
 
@@ -19,6 +25,11 @@ end
 
 local function number(value)
   return tonumber(value or '0') or 0
+end
+
+-- Whether a list of numbers, separated by spaces, holds this one.
+local function listed(list, n)
+  return list and string.find(' ' .. list .. ' ', ' ' .. n .. ' ', 1, true) ~= nil
 end
 
 local now_ms = nil
@@ -51,7 +62,28 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('ZREM', keys.deadlines, sid)
   redis.call('SREM', keys.owned, sid)
   redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
+end
+
+-- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays.
+-- keys: record, idle, parked, checkpoint, starts. Returns the number of steps.
+local function refuse_waiting(keys, replies_prefix, reply)
+  local got = redis.call('HMGET', keys.record, 'be', 'dn')
+  local steps = redis.call('XRANGE', keys.parked, '-', '+')
+  for _, entry in ipairs(steps) do
+    local fields = {}
+    for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+    redis.call('XADD', replies_prefix .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
+    local joined = redis.call('HGET', keys.record, 'j:' .. fields.n)
+    if joined then
+      for gateway, token in string.gmatch(joined, '(%S+) (%S+);') do
+        redis.call('XADD', replies_prefix .. gateway, 'NOMKSTREAM', '*', token, reply)
+      end
+    end
+  end
+  redis.call('XDEL', keys.starts, got[1], got[2] or got[1])
+  redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
+  return #steps
 end

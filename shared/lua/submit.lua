@@ -3,16 +3,17 @@
 -- KEYS   per step: record, idle marker, parked steps, starts stream of the model
 -- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
 --        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state),
---                  request id or '', expected step since START or '', version, gateway, token, timeout us, message
+--                  request id or '', expected step since START or '', version, gateway, token, timeout us, message,
+--                  when it was first sent (Redis clock, ms) if it is sent again without knowing what became of it, or -1
 -- reply  per step {code, step, extra}:
 --         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
---         3 repeated while in flight: the reply will also come here
+--         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full  -7 too many in flight
---        -8 wrong step; for these, step is the last committed one (since START) and extra the one expected for -8
+--        -8 wrong step  -9 cancelled  -11 late: steps of another gateway came in since it was first sent; for these, step is the last committed one (since START) and extra the one expected for -8
 -- atomic each step's number, its place in the inbox and the record change together.
 -- The inbox's key follows from the record (its owner); it carries the same hash tag as the declared keys.
 
-local TOMBSTONE = { e = -2, x = -3, f = -4, o = -5 }
+local GONE = { e = -2, x = -3, f = -4, o = -5, c = -9 }
 
 local function deliver(step, record, n, flags)
   redis.call('XADD', ARGV[1] .. record.ow, '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep, 'i', record.instance,
@@ -30,13 +31,39 @@ local function repeated(step, n, record)
     local field = 'j:' .. n
     local joined = redis.call('HGET', step.record, field) or ''
     redis.call('HSET', step.record, field, joined .. step.gateway .. ' ' .. step.token .. ';')
-    return { 3, n, '' }
+    return { 3, n, record.birth }
   end
   local stored = redis.call('HMGET', step.record, 'ls', 'lp')
   if number(stored[1]) == n then
     return { 2, n, stored[2] }
   end
   return { -8, record.cm - record.start + 1, record.nx - record.start + 2 }
+end
+
+local function accepted_now(step)
+  return clock_ms() .. ' ' .. step.gateway
+end
+
+local function patience_ms(step)
+  return clock_ms() + math.ceil(tonumber(step.timeout) / 1000)
+end
+
+-- A waiting sequence goes when the first of its steps runs out of patience (triton-spec 1.7); the scheduler is told.
+local function lower_deadline(step, record)
+  local deadline = patience_ms(step)
+  if record.deadline and tonumber(record.deadline) <= deadline then return end
+  if record.news then redis.call('XDEL', step.starts, record.news) end
+  local news = redis.call('XADD', step.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
+    'd', deadline)
+  redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
+end
+
+-- A step that is sent again although it is not known what became of it: what the record still holds of it was looked
+-- for before. Once others' steps came in, its own trace may be gone.
+local function is_late(step, latest)
+  if step.since < 0 or not latest then return false end
+  local ms, gateway = string.match(latest, '(%S+) (.*)')
+  return gateway ~= step.gateway and tonumber(ms) >= step.since
 end
 
 local function create(step, flags)
@@ -46,18 +73,20 @@ local function create(step, flags)
   redis.call('DEL', step.record)
   local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
-    'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry)
+    'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
+    'bn', entry, 'la', accepted_now(step))
+  if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
   if step.request_id ~= '' then
     redis.call('HSET', step.record, 'r:' .. step.request_id, 1)
   end
   redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START))
-  return { 1, 1, '' }
+  return { 1, 1, entry }
 end
 
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'r:' .. step.request_id, 'vr')
+    'r:' .. step.request_id, 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd')
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -65,7 +94,8 @@ local function submit(step, flags)
     return { -1, 0, '' }
   end
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
-    cm = number(got[7]), start = number(got[9]), version = got[11] }
+    cm = number(got[7]), start = number(got[9]), version = got[11],
+    birth = got[12] or '', waits = got[14], deadline = got[15], news = got[16] }
   local done = record.cm - record.start + 1
   if step.request_id ~= '' and got[10] then
     return repeated(step, number(got[10]), record)
@@ -75,9 +105,10 @@ local function submit(step, flags)
     if n >= record.start and n <= record.nx then return repeated(step, n, record) end
     if n ~= record.nx + 1 then return { -8, done, record.nx - record.start + 2 } end
   end
-  if TOMBSTONE[state] then
+  if is_late(step, got[13]) then return { -11, done, '' } end
+  if GONE[state] then
     if begins or has(flags, IMPLICIT) then return create(step, flags) end
-    return { TOMBSTONE[state], done, '' }
+    return { GONE[state], done, '' }
   end
   if record.nx - record.cm >= tonumber(ARGV[3]) then
     return { -7, done, '' }
@@ -89,11 +120,11 @@ local function submit(step, flags)
     redis.call('SET', step.idle, '1')
   end
   if got[8] == '1' and not begins then
-    if not has(flags, IMPLICIT) then return { -2, done, '' } end
+    if not has(flags, IMPLICIT) then return { GONE[number(got[18]) >= record.start and got[17] or 'e'], done, '' } end
     flags, begins = bit.bor(flags, START), true
   end
   local n = record.nx + 1
-  local change = { 'nx', n }
+  local change = { 'nx', n, 'la', accepted_now(step) }
   local function set(field, value)
     change[#change + 1] = field
     change[#change + 1] = value
@@ -104,19 +135,21 @@ local function submit(step, flags)
   redis.call('HSET', step.record, unpack(change))
   if state == 'l' then
     deliver(step, record, n, flags)
-    return { 0, n, '' }
+    return { 0, n, record.birth }
   end
   park(step, n, flags)
-  return { 1, n, '' }
+  if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
+  return { 1, n, record.birth }
 end
 
 local replies = {}
 for i = 1, #KEYS / 4 do
-  local k, a = (i - 1) * 4, 3 + (i - 1) * 9
+  local k, a = (i - 1) * 4, 3 + (i - 1) * 10
   replies[i] = submit({
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], starts = KEYS[k + 4],
     sid = ARGV[a + 1], request_id = ARGV[a + 3], expected = ARGV[a + 4], version = ARGV[a + 5],
     gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8], message = ARGV[a + 9],
+    since = tonumber(ARGV[a + 10]),
   }, tonumber(ARGV[a + 2]))
 end
 return replies

@@ -161,9 +161,15 @@ class FakeExecutor:
             if entries:
                 places = [
                     Assignment(
-                        SequenceId(fields[b"q"].decode()), model.name, self.executor, InstanceIndex(0), SlotIndex(0)
+                        SequenceId(fields[b"q"].decode()),
+                        entry.decode(),
+                        model.name,
+                        self.executor,
+                        InstanceIndex(0),
+                        SlotIndex(0),
                     )
-                    for _, fields in entries
+                    for entry, fields in entries
+                    if fields[b"k"] != b"d"
                 ]
                 await self.scripts.run(self.scripts.assign(places, shard=shard, term=Term(1)))
                 moved += len(places)

@@ -150,7 +150,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     actions: list[Action] = [
         Assign(QUESTION, place, entry),
         Reclaim(ExecutorId("e1")),
-        Reject(QUESTION, "1", "no"),
+        Reject(QUESTION, entry, "1", "no"),
         LookForExpired(10),
     ]
     before = await stage.record(1)

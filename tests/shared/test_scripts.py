@@ -12,7 +12,15 @@ from redis.exceptions import ResponseError
 from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber, Term
 from shared.keyspace import Keyspace
 from shared.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.scripts import CommitCode, Outcome, StepCommit, SubmitCode, WorkDone, WorkItem
+from shared.scripts import (
+    CommitCode,
+    Outcome,
+    Rejection,
+    StepCommit,
+    SubmitCode,
+    WorkDone,
+    WorkItem,
+)
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
@@ -253,7 +261,7 @@ class TestCommit:
         first, second = await steps(mesh, ALICE)
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, first, outcome=Outcome.FAILED)
-        assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert CommitCode.OVER is await commit(mesh, ALICE, second, outcome=Outcome.VOID)
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -383,9 +391,12 @@ class TestReject:
         await mesh.submit(second)
         sequence = mesh.sequence(7)
         late = encode(ReplyMessage("1", error_code="UNAVAILABLE", error="late"))
+        first_wait = (await mesh.record(7))["be"]
 
         (answered,) = await mesh.scripts.run(
-            mesh.scripts.reject([(sequence, late)], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1))
+            mesh.scripts.reject(
+                [Rejection(sequence, first_wait, late)], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1)
+            )
         )
 
         assert 2 == answered

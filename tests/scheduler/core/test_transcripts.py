@@ -163,7 +163,7 @@ def told_action(action: Action) -> str:
             return f"  drain {executor}"
         case Forget(executor):
             return f"  forget {executor}"
-        case Reject(sequence, _, message):
+        case Reject(sequence, _, _, message):
             return f"  reject {sequence}: {message}"
         case LookForExpired(now_ms):
             return f"  look for expired at {now_ms}"
