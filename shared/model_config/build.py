@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from shared.model_config.dialect import describes_on_expiry
-from shared.model_config.normalise import KIND
+from shared.model_config.batch_io import batch_inputs, batch_outputs
+from shared.model_config.dialect import describes_on_expiry, sequence_timeout_action
+from shared.model_config.metric_rules import histogram_buckets
+from shared.model_config.names import CONTROL_NAMES, KIND, QUEUE_DELAY, Part, wire_type
 from shared.model_config.schema import ConfigMessage
-from shared.model_config.validate import CONTROL_NAMES, TYPE_NAMES
 from shared.model_config.values import (
     ControlKind,
     ControlSpec,
@@ -22,9 +21,7 @@ from shared.model_config.values import (
     TensorSpec,
     TimeoutAction,
 )
-
-Part = Any
-"""A message inside the configuration, of a class made at run time."""
+from shared.model_config.warmup import warmup_samples
 
 
 def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> ModelConfig:
@@ -48,13 +45,13 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
         instance_groups=tuple(_instance_group(group) for group in config.instance_group),
         parameters={name: config.parameters[name].string_value for name in sorted(config.parameters)},
         notes=notes,
+        batch_inputs=batch_inputs(config),
+        batch_outputs=batch_outputs(config),
+        warmup=warmup_samples(config),
+        response_cache=config.response_cache.enable,
+        metric_tags={name: config.metric_tags[name] for name in sorted(config.metric_tags)},
+        histogram_buckets=histogram_buckets(config),
     )
-
-
-def wire_type(data_type: int) -> str:
-    """The wire's name of a data type: TYPE_FP32 is FP32, TYPE_STRING is BYTES."""
-    name = TYPE_NAMES[data_type].removeprefix("TYPE_")
-    return "BYTES" if name == "STRING" else name
 
 
 def _tensor(tensor: Part) -> TensorSpec:
@@ -82,6 +79,7 @@ def _sequence_batching(config: ConfigMessage, *, dialect: bool) -> SequenceBatch
         iterative=sequence.iterative_sequence,
         implicit_start=dialect,
         describe_on_expiry=describes_on_expiry(config),
+        timeout_action=sequence_timeout_action(config),
     )
 
 
@@ -151,7 +149,7 @@ def _dynamic_batching(dynamic: Part) -> DynamicBatching:
 
 def _queue_policy(policy: Part) -> QueuePolicy:
     return QueuePolicy(
-        timeout_action=TimeoutAction.DELAY if policy.timeout_action else TimeoutAction.REJECT,
+        timeout_action=TimeoutAction.DELAY if policy.timeout_action == QUEUE_DELAY else TimeoutAction.REJECT,
         default_timeout_us=policy.default_timeout_microseconds,
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,

@@ -18,8 +18,16 @@ from google.protobuf.message import Message
 
 from shared.model_config.schema import ConfigMessage
 
-_STRING_FIELDS = frozenset({"inference.ModelSequenceBatching.InitialState.dims"})
-"""64-bit integers that Triton leaves as strings: its fix-up looks in the wrong object. Model code may rely on it."""
+_STRING_FIELDS = frozenset(
+    {
+        "inference.ModelSequenceBatching.InitialState.dims",
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+    }
+)
+"""64-bit integers that Triton leaves as strings: of the first its fix-up looks in the wrong object, the others it
+forgets. Model code may rely on it.
+"""
 
 
 def to_json(config: ConfigMessage) -> str:

@@ -11,7 +11,9 @@ contradicts itself is refused; what was read is told in notes.
     dynamic_batching beside sequence_batching    lends delay, ordering and preferred sizes to the oldest strategy
     stateful_model_policy                        sequence_batching with the oldest strategy, idle after ten minutes
     timeout_action in dynamic_batching           COMPLETE: a late request runs after the punctual ones (DELAY)
-    timeout_action in sequence_batching          both end the idle sequence: nothing is queued when it expires
+    timeout_action in sequence_batching          a step whose own `timeout` ends in the backlog: REJECT fails it with
+                                                 its sequence, as Triton does; COMPLETE serves it late. Both end an
+                                                 idle sequence: nothing of it is queued when it expires
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.model_config.schema import POOL, ConfigMessage
+from shared.model_config.values import TimeoutAction
 
 _ACTION = POOL.FindEnumTypeByName("inference.DialectTimeoutAction").values_by_name
+_ACTION_NAMES = {value.number: name for name, value in _ACTION.items()}
 _POLICY_ACTION = POOL.FindEnumTypeByName("inference.ModelQueuePolicy.TimeoutAction").values_by_name
 _DESCRIBE = (
     POOL.FindEnumTypeByName("inference.ModelTransactionPolicy.StatefulModelPolicy.TimeoutAction")
@@ -39,6 +43,12 @@ sessions are typed by hand, request by request; Triton's second would end them. 
 def describes_on_expiry(config: ConfigMessage) -> bool:
     """Whether `stateful_model_policy` asks for a description of the state when a sequence expires."""
     return bool(config.model_transaction_policy.stateful_model_policy.timeout_action == _DESCRIBE)
+
+
+def sequence_timeout_action(config: ConfigMessage) -> TimeoutAction:
+    """What becomes of a step that waits for a slot longer than its own `timeout`."""
+    complete = config.sequence_batching.timeout_action == _ACTION["TIMEOUT_COMPLETE"].number
+    return TimeoutAction.DELAY if complete else TimeoutAction.REJECT
 
 
 def translate_dialect(config: ConfigMessage) -> list[str]:
@@ -105,9 +115,10 @@ def _translate_sequence(config: ConfigMessage) -> Iterable[str]:
     if beside:
         yield _lend(config)
     if sequence.timeout_action:
+        late = "served late" if sequence_timeout_action(config) is TimeoutAction.DELAY else "refused with its sequence"
         yield (
-            "sequence_batching: timeout_action ends an idle sequence; a sequence is idle only when nothing of it is "
-            "queued, so that TIMEOUT_COMPLETE and TIMEOUT_REJECT do the same, and later steps are refused"
+            f"sequence_batching: a step that waits for a slot longer than its timeout is {late} "
+            f"(timeout_action {_ACTION_NAMES[sequence.timeout_action]}); an idle sequence ends either way"
         )
 
 

@@ -27,12 +27,14 @@ SERVED: frozenset[str] = frozenset(
         "input.allow_ragged_batch",
         "input.optional",
         "input.is_shape_tensor",  # refused by validation, with Triton's message
+        "input.is_non_linear_format_io",  # refused by validation, with Triton's message
         "output.name",
         "output.data_type",
         "output.dims",
         "output.reshape",
         "output.label_filename",
         "output.is_shape_tensor",  # refused by validation, with Triton's message
+        "output.is_non_linear_format_io",  # refused by validation, with Triton's message
         "dynamic_batching",
         "sequence_batching.direct",
         "sequence_batching.oldest",
@@ -51,6 +53,7 @@ SERVED: frozenset[str] = frozenset(
         "instance_group.kind",
         "instance_group.count",
         "instance_group.gpus",
+        "instance_group.profile",  # refused by validation, with Triton's message
         "model_transaction_policy.stateful_model_policy",
         # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
         "optimization.input_pinned_memory",
@@ -70,10 +73,10 @@ NOTED: dict[str, str] = {
     "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
     "instance_group.passive": "every instance takes requests",
     "instance_group.host_policy": "the mesh has no host policies",
-    "instance_group.profile": "optimization profiles belong to TensorRT",
     "metric_tags": "the mesh's metrics are labelled with model and version only",
     "model_metrics": "the mesh's metrics have fixed buckets",
     "model_warmup": "the mesh runs no warm-up requests",
+    "response_cache.enable": "the mesh has no response cache, so that every request is computed",
 }
 """Fields without effect here, and why a model may still be served without it."""
 
@@ -81,8 +84,6 @@ REFUSED: dict[str, str] = {
     "runtime": "a backend has one runtime",
     "batch_input": "the mesh makes no batch inputs",
     "batch_output": "the mesh makes no batch outputs",
-    "input.is_non_linear_format_io": "non-linear formats belong to TensorRT",
-    "output.is_non_linear_format_io": "non-linear formats belong to TensorRT",
     "ensemble_scheduling": "the mesh does not serve ensembles",
     "sequence_batching.iterative_sequence": "the mesh does not serve iterative sequences",
     "sequence_batching.state.use_growable_memory": "the mesh keeps no growable state buffers",
@@ -91,9 +92,23 @@ REFUSED: dict[str, str] = {
     "model_operations": "the mesh loads no custom operation libraries",
     "model_transaction_policy.decoupled": "the mesh does not serve decoupled models",
     "model_repository_agents": "the mesh has no repository agents",
-    "response_cache.enable": "the mesh has no response cache",
 }
 """Fields without which the model would answer wrongly, and why they cannot be honoured."""
+
+
+WHOLE_MODELS = ("ensemble_scheduling", "model_transaction_policy.decoupled")
+"""Those of the refused fields that make another kind of model: refused before anything of it is looked at or run."""
+
+
+def refuse_other_kinds(config: ConfigMessage) -> None:
+    """Refuses ensembles and decoupled models by name. Raises ConfigError."""
+    for path in WHOLE_MODELS:
+        part = config
+        *parents, last = path.split(".")
+        for name in parents:
+            part = getattr(part, name)
+        if any(field.name == last for field, _ in part.ListFields()):
+            raise _refusal(config.name, path)
 
 
 def review_fields(config: ConfigMessage) -> list[str]:
@@ -101,7 +116,6 @@ def review_fields(config: ConfigMessage) -> list[str]:
 
     raises  ConfigError for the first field that cannot be honoured
     """
-    _review_response_cache(config)
     notes: list[str] = []
     _review(config, "", config.name, notes)
     return list(dict.fromkeys(notes))
@@ -111,7 +125,7 @@ def _review(message: Message, prefix: str, model: str, notes: list[str]) -> None
     for field, value in message.ListFields():
         path = prefix + field.name
         if path in REFUSED:
-            raise ConfigError(f"model '{model}' sets '{path}', which is not supported: {REFUSED[path]}")
+            raise _refusal(model, path)
         if path in NOTED:
             notes.append(f"'{path}' has no effect: {NOTED[path]}")
         elif path not in SERVED:
@@ -119,17 +133,5 @@ def _review(message: Message, prefix: str, model: str, notes: list[str]) -> None
                 _review(element, f"{path}.", model, notes)
 
 
-def _review_response_cache(config: ConfigMessage) -> None:
-    """Triton's own refusals of the response cache, which come before ours (triton-spec 1.1, 4)."""
-    if not config.response_cache.enable:
-        return
-    if config.HasField("sequence_batching"):
-        raise ConfigError(
-            f"Response Cache does not currently support model {config.name} with sequence batching scheduler. "
-            "Please disable the response cache."
-        )
-    if config.model_transaction_policy.decoupled:
-        raise ConfigError(
-            f"Response Cache does not currently support model {config.name} with 'decoupled' transaction policy. "
-            "Please disable the response cache."
-        )
+def _refusal(model: str, path: str) -> ConfigError:
+    return ConfigError(f"model '{model}' sets '{path}', which is not supported: {REFUSED[path]}")

@@ -9,7 +9,6 @@ Nothing is written, and no model is loaded here; only the backend's completion m
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,17 @@ from typing import Any
 
 from shared.errors import ConfigError, MeshError
 from shared.model_config.backends import Surroundings
-from shared.model_config.build import build, wire_type
+from shared.model_config.batching_rules import check_response_cache
+from shared.model_config.build import build
 from shared.model_config.canonical import to_json
-from shared.model_config.fields import review_fields
+from shared.model_config.fields import refuse_other_kinds, review_fields
+from shared.model_config.files import check_files
 from shared.model_config.normalise import fill_identity, normalise
 from shared.model_config.parse import CONFIG_BYTES_MAX, parse_json, parse_text
 from shared.model_config.schema import ConfigMessage, is_dialect, new_config
 from shared.model_config.validate import check_name, validate
 from shared.model_config.values import ModelConfig
 from shared.model_config.versions import choose_versions, find_versions
-from shared.tensors import ELEMENT_BYTES
 
 AutoComplete = Callable[[str, Path], str]
 """A backend's completion: (configuration JSON, version directory) -> configuration JSON."""
@@ -64,23 +64,24 @@ def load_model_config(
     config = _read(model_dir, override_json)
     fill_identity(config, directory)
     check_name(config.name, directory)
-    notes = review_fields(config)
+    check_response_cache(config)
+    refuse_other_kinds(config)
     existing, version_notes = _list(model_dir)
     versions, policy_notes = choose_versions(config, existing)
     version_dir = model_dir / str(versions[-1])
     around = Surroundings(directory, _files(version_dir), frozenset(backends), gpu_count)
     dialect = is_dialect(config)
-    notes += version_notes + policy_notes + normalise(config, around)
+    notes = version_notes + policy_notes + normalise(config, around)
 
     completed = _complete(config, backends[config.backend], version_dir)
     changed = _changed_fields(config, completed)
     if changed:
         notes.append(f"completed from the model itself: {', '.join(changed)}")
         check_name(completed.name, directory)
-        notes += review_fields(completed) + normalise(completed, around)
+        notes += normalise(completed, around)
     notes += validate(completed, dialect=dialect, gpu_count=gpu_count)
-    _check_no_batching_library(completed, model_dir, version_dir)
-    _check_initial_files(completed, model_dir)
+    notes += review_fields(completed)
+    check_files(completed, model_dir, version_dir)
     return LoadedConfig(
         config=build(completed, dialect=dialect, notes=tuple(dict.fromkeys(notes))),
         json=to_json(completed),
@@ -144,35 +145,3 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         else:
             names.append(name)
     return names
-
-
-def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
-    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence."""
-    if config.HasField("sequence_batching") or not config.HasField("dynamic_batching"):
-        return
-    for path in (version_dir / "batchstrategy.so", model_dir / "batchstrategy.so"):
-        if path.exists():
-            raise ConfigError(f"{path} is not supported for {config.name}: the mesh loads no batching libraries")
-
-
-def _check_initial_files(config: ConfigMessage, model_dir: Path) -> None:
-    for state in config.sequence_batching.state:
-        for initial in state.initial_state:
-            if initial.WhichOneof("state_data") == "data_file":
-                _check_initial_file(initial, model_dir / "initial_state" / initial.data_file, config.name)
-
-
-def _check_initial_file(initial: Any, path: Path, model: str) -> None:
-    """A fixed type's file must be long enough; a longer one is cut, and STRING takes all of it (triton-spec 2)."""
-    try:
-        size = path.stat().st_size if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"failed to read initial_state file {path} for {model}: {error}") from error
-    if size is None:
-        raise ConfigError(f"failed to read initial_state file {path} for {model}: there is no such file")
-    expected = math.prod(initial.dims) * ELEMENT_BYTES.get(wire_type(initial.data_type), 0)
-    if size < expected:
-        # The space that is missing before "only" is missing in Triton too.
-        raise ConfigError(
-            f"initial_state setting expects {expected} bytes, but the data provided from {path}only has {size} bytes."
-        )

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from shared.model_config.backends import Surroundings, fill_backend
 from shared.model_config.dialect import translate_dialect
-from shared.model_config.schema import POOL, ConfigMessage
+from shared.model_config.names import KIND, Part
+from shared.model_config.schema import ConfigMessage
 
 IDLE_DEFAULT_US = 1_000_000
 """Triton's `max_sequence_idle_microseconds` where none is given."""
 
-KIND = {
-    name: value.number
-    for name, value in POOL.FindEnumTypeByName("inference.ModelInstanceGroup.Kind").values_by_name.items()
-}
+CPU_COUNT_DEFAULT = {"onnxruntime": 2, "tensorflow": 2}
+"""Instances of a CPU group that says no count, where a backend wants more than one."""
 
 
 def fill_identity(config: ConfigMessage, directory: str) -> None:
@@ -34,7 +33,7 @@ def normalise(config: ConfigMessage, around: Surroundings) -> list[str]:
     notes = fill_backend(config, around)
     notes += translate_dialect(config)
     _fill_batching(config)
-    _fill_instance_groups(config, around.gpu_count)
+    notes += _fill_instance_groups(config, around.gpu_count)
     config.optimization.input_pinned_memory.enable |= not config.optimization.HasField("input_pinned_memory")
     config.optimization.output_pinned_memory.enable |= not config.optimization.HasField("output_pinned_memory")
     return notes
@@ -54,16 +53,32 @@ def _fill_batching(config: ConfigMessage) -> None:
         sequence.oldest.preferred_batch_size.extend(preferred)
 
 
-def _fill_instance_groups(config: ConfigMessage, gpu_count: int) -> None:
+def _fill_instance_groups(config: ConfigMessage, gpu_count: int) -> list[str]:
+    """Name, kind, count and GPUs of each group. A group of our own is called like the model, as Triton does."""
     if not config.instance_group:
-        config.instance_group.add()
+        config.instance_group.add(name=config.name)
+    notes: list[str] = []
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
-        group.count = group.count or 1
         if group.kind == KIND["KIND_AUTO"]:
-            on_gpu = gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus)
-            group.kind = KIND["KIND_GPU" if on_gpu else "KIND_CPU"]
-            if not on_gpu:
-                group.ClearField("gpus")
+            notes += _resolve_kind(group, gpu_count)
+        if group.count < 1:
+            group.count = CPU_COUNT_DEFAULT.get(config.backend, 1) if group.kind == KIND["KIND_CPU"] else 1
         if group.kind == KIND["KIND_GPU"] and not group.gpus:
             group.gpus.extend(range(gpu_count))
+    return notes
+
+
+def _resolve_kind(group: Part, gpu_count: int) -> list[str]:
+    """KIND_AUTO is on the GPUs if all that it names are there.
+
+    If not, Triton makes a CPU group of it and then refuses that for its `gpus`. They are taken away here, so that one
+    repository serves executors with and without GPUs.
+    """
+    on_gpu = gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus)
+    group.kind = KIND["KIND_GPU" if on_gpu else "KIND_CPU"]
+    if on_gpu or not group.gpus:
+        return []
+    named = ", ".join(str(gpu) for gpu in group.gpus)
+    group.ClearField("gpus")
+    return [f"instance group {group.name} has kind KIND_AUTO, and gpus {named} are not all here: it runs on the CPU"]

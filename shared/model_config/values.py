@@ -66,6 +66,13 @@ class StateSpec(msgspec.Struct, frozen=True):
     initial_file: str = ""
 
 
+class TimeoutAction(StrEnum):
+    """What becomes of a request that waited longer than it may: refused, or served after the punctual ones."""
+
+    REJECT = "REJECT"
+    DELAY = "DELAY"
+
+
 class Direct(msgspec.Struct, frozen=True, tag="direct"):
     """A sequence keeps one row of the batch for its whole life (triton-spec 1.4)."""
 
@@ -88,6 +95,8 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     idle_us             a sequence with nothing queued for this long expires
     implicit_start      dialect: a first request without START begins a sequence (DESIGN 9)
     describe_on_expiry  dialect (`timeout_action: DESCRIBE`): log the state's description when a sequence expires
+    timeout_action      what a request's `timeout` does to its sequence in the backlog. Triton knows REJECT only; the
+                        dialect's TIMEOUT_COMPLETE is DELAY: the steps are served late instead
     """
 
     strategy: Direct | Oldest
@@ -97,17 +106,11 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     iterative: bool = False
     implicit_start: bool = False
     describe_on_expiry: bool = False
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
 
     def control(self, kind: ControlKind) -> ControlSpec | None:
         """The control tensor of that kind, if the model asks for one."""
         return next((control for control in self.controls if control.kind is kind), None)
-
-
-class TimeoutAction(StrEnum):
-    """What becomes of a stateless request that waited longer than its queue's policy allows."""
-
-    REJECT = "REJECT"
-    DELAY = "DELAY"
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
@@ -131,6 +134,75 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     priority_queue_policies: dict[int, QueuePolicy] = {}
 
 
+class BatchInputKind(StrEnum):
+    """What a batch input tells the model about the rows that were put together (triton-spec 4)."""
+
+    ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
+    ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
+    ACCUMULATED_ELEMENT_COUNT_WITH_ZERO = "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO"
+    MAX_ELEMENT_COUNT_AS_SHAPE = "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE"
+    ITEM_SHAPE = "BATCH_ITEM_SHAPE"
+    ITEM_SHAPE_FLATTEN = "BATCH_ITEM_SHAPE_FLATTEN"
+
+
+class BatchInput(msgspec.Struct, frozen=True):
+    """Tensors that the batcher makes once per batch; no client sends them, and they are not in `inputs`.
+
+    names     the tensors of the model that get the value
+    datatype  INT32 or FP32
+    source    the input whose rows are described; one of `inputs`
+    """
+
+    kind: BatchInputKind
+    names: tuple[str, ...]
+    datatype: str
+    source: str
+
+
+class BatchOutput(msgspec.Struct, frozen=True):
+    """Outputs that come for the whole batch and are cut by the shapes of an input (BATCH_SCATTER_WITH_INPUT_SHAPE).
+
+    names   the outputs, all of them in `outputs`
+    source  the input whose shape each request's part has
+    """
+
+    names: tuple[str, ...]
+    source: str
+
+
+class WarmupSource(StrEnum):
+    """Where a warm-up tensor's content comes from. RANDOM of BYTES is ZERO: elements of length 0."""
+
+    ZERO = "ZERO"
+    RANDOM = "RANDOM"
+    FILE = "FILE"
+
+
+class WarmupInput(msgspec.Struct, frozen=True):
+    """One tensor of a warm-up request: an input, or a control tensor of a sequence model.
+
+    dims  without the batch dimension, for a control tensor its whole shape; no -1
+    file  under `<model>/warmup/`, with source FILE: the leading bytes count, of BYTES all of them
+    """
+
+    datatype: str
+    dims: tuple[int, ...]
+    source: WarmupSource
+    file: str = ""
+
+
+class WarmupSample(msgspec.Struct, frozen=True):
+    """A batch that each instance runs `count` times before it is ready; it meets no scheduler.
+
+    batch_size  requests in the batch, each with one row; never 0
+    """
+
+    name: str
+    batch_size: int
+    inputs: dict[str, WarmupInput]
+    count: int = 1
+
+
 class InstanceGroup(msgspec.Struct, frozen=True):
     """Copies of a model inside one executor. kind: CPU or GPU (AUTO is resolved at load)."""
 
@@ -143,8 +215,11 @@ class InstanceGroup(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """A model's configuration, complete and valid.
 
-    max_batch_size  0: the model has no batch dimension
-    notes           what the loader wants the operator to know (dialect read, values completed)
+    max_batch_size     0: the model has no batch dimension
+    response_cache     equal requests may be answered from the cache; never of a sequence model
+    metric_tags        labels beside model and version on the model's metrics
+    histogram_buckets  of `model_metrics`: family of a histogram -> its own bucket bounds
+    notes              what the loader wants the operator to know (dialect read, values completed)
     """
 
     name: str
@@ -159,6 +234,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
     instance_groups: tuple[InstanceGroup, ...] = ()
     parameters: dict[str, str] = {}
     notes: tuple[str, ...] = ()
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
+    warmup: tuple[WarmupSample, ...] = ()
+    response_cache: bool = False
+    metric_tags: dict[str, str] = {}
+    histogram_buckets: dict[str, tuple[float, ...]] = {}
 
     @property
     def instance_count(self) -> int:

@@ -63,7 +63,7 @@ def test_json_prints_every_default_in_order_with_numbers(load_text: LoadText) ->
         '"state":[{"input_name":"h","output_name":"h","data_type":"TYPE_FP32","dims":[3],"initial_state":['
         '{"data_type":"TYPE_FP32","dims":["3"],"zero_data":false,"name":"i"}],'
         '"use_same_buffer_for_input_output":false,"use_growable_memory":false}],"iterative_sequence":false},'
-        '"instance_group":[{"name":"m_0","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],'
+        '"instance_group":[{"name":"m","kind":"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],'
         '"passive":false,"host_policy":""}],"default_model_filename":"model.py","cc_model_filenames":{},'
         '"metric_tags":{},"parameters":{},"model_warmup":[]}'
     )

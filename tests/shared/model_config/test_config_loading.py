@@ -57,7 +57,7 @@ def test_defaults_of_a_stateless_model(load_text: LoadText) -> None:
     )
     assert (TensorSpec(name="X", datatype="FP32", dims=(4,)),) == config.inputs
     assert (TensorSpec(name="Y", datatype="BYTES", dims=(-1,)),) == config.outputs
-    assert (InstanceGroup(name="m_0", kind="CPU", count=1),) == config.instance_groups
+    assert (InstanceGroup(name="m", kind="CPU", count=1),) == config.instance_groups
     assert (None, None, (), (1,)) == (config.sequence_batching, config.dynamic_batching, config.notes, loaded.versions)
 
 
@@ -381,12 +381,16 @@ def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
 def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
     group = "instance_group { rate_limiter { priority: 1 } }"
 
-    loaded = load_text(f"{IO} {group} {group} model_warmup {{ name: 'w' }} metric_tags {{ key: 'a' value: 'b' }}")
+    unserved = "model_warmup { name: 'w' } response_cache { enable: true } metric_tags { key: 'a' value: 'b' }"
+
+    loaded = load_text(f"{IO} {group} {group} {unserved}")
 
     assert (
         "'instance_group.rate_limiter' has no effect: the mesh has no rate limiter, as Triton by default",
         "'metric_tags' has no effect: the mesh's metrics are labelled with model and version only",
         "'model_warmup' has no effect: the mesh runs no warm-up requests",
+        "'response_cache.enable' has no effect: the mesh has no response cache, so that every request is computed",
+        "skipping batch 0 warmup sample 'w'",
     ) == tuple(sorted(loaded.config.notes))
 
 
