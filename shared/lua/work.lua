@@ -1,0 +1,170 @@
+-- Prelude of the scripts of stateless work: one queue per model version, which every executor of it serves.
+--
+-- queue      sorted set, all scores 0, so ordered by member: `<level>.<1: delayed>.<number>.<id>`, as it is to run
+-- meta       hash: id -> `<place> <arrived us> <deadline us, 0: none> <action R or D> <rows> <ordered 0 or 1> <shape>`
+-- messages   hash: id -> encoded InferMessage; meta and message stay until the request is answered
+-- held       hash: id -> executor that runs it; such a request is not in the queue
+-- takers     hash: executor -> `<tag> <id> <id> ...`, what its latest take got: a repeated take gets the same again
+-- deadlines  sorted set: id -> deadline, us, of those in the queue that have one
+-- number     string: counts the arrivals
+-- wake       list of at most one token, for whoever is idle
+-- order      sorted set: id -> number, where answers leave in the order of arrival; early: id -> answer held back
+-- An id is `<gateway>/<token>`: it says where the answer goes, and a request that is sent again is known by it.
+
+local WORK_KEYS = 10
+local PLACE = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) ?(.*)$'
+
+local function work_keys(index)
+  local k = (index - 1) * WORK_KEYS
+  return { queue = KEYS[k + 1], meta = KEYS[k + 2], messages = KEYS[k + 3], held = KEYS[k + 4], takers = KEYS[k + 5],
+    deadlines = KEYS[k + 6], number = KEYS[k + 7], wake = KEYS[k + 8], order = KEYS[k + 9], early = KEYS[k + 10] }
+end
+
+local function now_us()
+  local now = redis.call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+local function meta_of(text)
+  local place, arrived, deadline, action, rows, ordered, shape = string.match(text, PLACE)
+  return { place = place, arrived = tonumber(arrived), deadline = deadline, action = action, rows = tonumber(rows),
+    ordered = ordered == '1', shape = shape }
+end
+
+local function meta_text(meta)
+  return meta.place .. ' ' .. string.format('%.0f', meta.arrived) .. ' ' .. meta.deadline .. ' ' .. meta.action .. ' ' ..
+    meta.rows .. ' ' .. (meta.ordered and '1' or '0') .. ' ' .. meta.shape
+end
+
+local function member_of(meta, id)
+  return meta.place .. '.' .. id
+end
+
+-- `<level>.<delayed>.<number>` have fixed widths: 20, 1 and 16 characters, a dot after each.
+local ID_AT = 41
+
+local function id_of(member)
+  return string.sub(member, ID_AT)
+end
+
+-- Somebody who is idle should look. One token is enough: whoever takes work and leaves some behind wakes the next.
+local function wake(keys)
+  if redis.call('LLEN', keys.wake) == 0 then redis.call('RPUSH', keys.wake, '1') end
+end
+
+local function wake_next(keys)
+  if redis.call('EXISTS', keys.queue) == 1 then wake(keys) else redis.call('DEL', keys.wake) end
+end
+
+-- -- answers ----------------------------------------------------------------------------------------------------------
+
+local outgoing, gateways = {}, {}
+
+local function send(id, reply)
+  local gateway, token = string.match(id, '^(.*)/([^/]*)$')
+  local fields = outgoing[gateway]
+  if not fields then
+    fields = {}
+    outgoing[gateway] = fields
+    gateways[#gateways + 1] = gateway
+  end
+  fields[#fields + 1] = token
+  fields[#fields + 1] = reply
+end
+
+-- Sends what was held back for the order and may leave now.
+local function send_ordered(keys)
+  while true do
+    local first = redis.call('ZRANGE', keys.order, 0, 0)[1]
+    local reply = first and redis.call('HGET', keys.early, first)
+    if not reply then return end
+    send(first, reply)
+    redis.call('ZREM', keys.order, first)
+    redis.call('HDEL', keys.early, first)
+  end
+end
+
+-- A request in the queue is given up: it leaves every key, and the caller hears why, at once.
+local function give_up(keys, id, meta, reply)
+  redis.call('ZREM', keys.queue, member_of(meta, id))
+  redis.call('ZREM', keys.deadlines, id)
+  redis.call('HDEL', keys.meta, id)
+  redis.call('HDEL', keys.messages, id)
+  if meta.ordered then redis.call('ZREM', keys.order, id) end
+  send(id, reply)
+  if meta.ordered then send_ordered(keys) end
+end
+
+-- To be called once, at the end of a script. All answers for one gateway leave as one entry, if it still listens.
+local function send_all(prefix)
+  for _, gateway in ipairs(gateways) do
+    redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(outgoing[gateway]))
+  end
+end
+
+-- -- deadlines --------------------------------------------------------------------------------------------------------
+
+local EXPIRED_MAX = 128
+
+-- Applies the policies to what is late: REJECT answers it, DELAY moves it behind its level's others, for good.
+local function expire(keys, now, reply, counts)
+  local late = redis.call('ZRANGEBYSCORE', keys.deadlines, '-inf', string.format('%.0f', now), 'LIMIT', 0, EXPIRED_MAX)
+  for _, id in ipairs(late) do
+    local meta = meta_of(redis.call('HGET', keys.meta, id))
+    if meta.action == 'D' then
+      redis.call('ZREM', keys.queue, member_of(meta, id))
+      redis.call('ZREM', keys.deadlines, id)
+      meta.place = string.sub(meta.place, 1, 21) .. '1' .. string.sub(meta.place, 23)
+      meta.deadline = '0'
+      redis.call('ZADD', keys.queue, 0, member_of(meta, id))
+      redis.call('HSET', keys.meta, id, meta_text(meta))
+    else
+      give_up(keys, id, meta, reply)
+      tally_refused(counts, 'REJECTED', math.floor((now - meta.arrived) / 1000))
+    end
+  end
+end
+
+-- Microseconds until the next deadline in the queue, -1: there is none.
+local function next_deadline(keys, now)
+  local first = redis.call('ZRANGE', keys.deadlines, 0, 0, 'WITHSCORES')[2]
+  return first and math.max(0, tonumber(first) - now) or -1
+end
+
+-- -- taking -----------------------------------------------------------------------------------------------------------
+
+local function messages_of(keys, ids)
+  local reply = {}
+  if #ids == 0 then return reply end
+  local messages = redis.call('HMGET', keys.messages, unpack(ids))
+  for i, id in ipairs(ids) do
+    reply[2 * i - 1] = id
+    reply[2 * i] = messages[i] or ''
+  end
+  return reply
+end
+
+-- What an executor's take with this tag got before, nil when it is new.
+local function taken_before(keys, executor, tag)
+  local taken = redis.call('HGET', keys.takers, executor)
+  if not taken or string.sub(taken, 1, #tag + 1) ~= tag .. ' ' then return nil end
+  local ids = {}
+  for id in string.gmatch(string.sub(taken, #tag + 2), '%S+') do ids[#ids + 1] = id end
+  return messages_of(keys, ids)
+end
+
+-- Moves requests from the queue to an executor.
+local function hold(keys, executor, tag, ids, members)
+  local held = {}
+  for i, id in ipairs(ids) do
+    held[2 * i - 1] = id
+    held[2 * i] = executor
+  end
+  redis.call('ZREM', keys.queue, unpack(members))
+  redis.call('ZREM', keys.deadlines, unpack(ids))
+  redis.call('HSET', keys.held, unpack(held))
+  redis.call('HSET', keys.takers, executor, tag .. ' ' .. table.concat(ids, ' '))
+  wake_next(keys)
+  return messages_of(keys, ids)
+end
+

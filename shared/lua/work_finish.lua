@@ -1,0 +1,41 @@
+-- Answers requests that this executor holds; one that was given to another in between is left to it.
+-- Where answers leave in order, an early one is held back until those before it are there.
+--
+-- KEYS   the queue (shared/lua/work.lua)   11 tally of the model version
+-- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
+--        per request: id, reply, packed counts
+-- reply  per request: 1 answered, 0 somebody else has it or had it
+-- atomic answers and counts: each request once, the execution if it answered any
+
+local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
+local ids, replies = {}, {}
+for a = 4, #ARGV, 3 do ids[#ids + 1] = ARGV[a] end
+local holders = redis.call('HMGET', keys.held, unpack(ids))
+local metas = redis.call('HMGET', keys.meta, unpack(ids))
+local results, done, ordered = {}, {}, false
+for i, id in ipairs(ids) do
+  if holders[i] == ARGV[2] then
+    results[i] = 1
+    done[#done + 1] = id
+    local reply = ARGV[3 * i + 2]
+    if meta_of(metas[i]).ordered then
+      ordered = true
+      redis.call('HSET', keys.early, id, reply)
+    else
+      send(id, reply)
+    end
+    tally(counts, ARGV[3 * i + 3])
+  else
+    results[i] = 0
+  end
+end
+if #done > 0 then
+  redis.call('HDEL', keys.held, unpack(done))
+  redis.call('HDEL', keys.meta, unpack(done))
+  redis.call('HDEL', keys.messages, unpack(done))
+  if ordered then send_ordered(keys) end
+  tally(counts, ARGV[3])
+end
+send_all(ARGV[1])
+tally_all()
+return results
