@@ -12,12 +12,14 @@ REASONS = {
     SubmitCode.EXPIRED: Reason.EXPIRED,
     SubmitCode.FAILED: Reason.FAILED,
     SubmitCode.LOST: Reason.LOST,
+    SubmitCode.CANCELLED: Reason.CANCELLED,
 }
 STORIES = {
     SubmitCode.ENDED: "the sequence has ended; its last step was {last}",
     SubmitCode.EXPIRED: "the sequence was idle for too long and has expired; its last step was {last}",
     SubmitCode.FAILED: "the sequence's START failed in the model",
     SubmitCode.LOST: "the sequence's state was lost with the executor that held it; its last step was {last}",
+    SubmitCode.CANCELLED: "the sequence was cancelled; its last step was {last}",
 }
 
 
@@ -38,6 +40,14 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 Reason.BUSY,
                 outcome.step,
                 Code.UNAVAILABLE,
+            )
+        case SubmitCode.LATE:
+            return SequenceError(
+                f"the connection to Redis was lost, and the sequence went on meanwhile: it is not known whether this "
+                f"step of sequence {sequence} of model '{model}' was accepted; its last step was {outcome.step}. With "
+                "its number as parameter 'sequence_step' it can be sent again safely",
+                Reason.LATE,
+                outcome.step,
             )
         case SubmitCode.WRONG_STEP if waiting.call.expected_step is None:
             return SequenceError(

@@ -37,6 +37,8 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     FAILED = "failed"
     LOST = "lost"
+    CANCELLED = "cancelled"
+    LATE = "late"
     WRONG_STEP = "wrong_step"
     BUSY = "busy"
     BACKLOG_FULL = "backlog_full"
