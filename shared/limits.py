@@ -25,3 +25,6 @@ CONTROL_MESSAGE_BYTES_MAX = 128 << 20
 
 CONTROL_BYTES_MAX = 512 << 20
 """Bytes of all models' override configurations and files that Redis holds for executors to come."""
+
+LABEL_FILE_BYTES_MAX = 1 << 20
+"""A file with the names of an output's classes: it travels to every gateway."""

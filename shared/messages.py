@@ -135,12 +135,14 @@ class ModelRecord(msgspec.Struct, frozen=True):
     versions     those that can be asked for, ascending
     generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
                  load at start, else the id of the control message that asked for it
+    labels       output -> names of its classes by index, from the output's `label_filename`
     """
 
     config: ModelConfig
     config_json: str
     versions: tuple[str, ...]
     generation: str = "0"
+    labels: dict[str, tuple[str, ...]] = {}
 
 
 class ControlMessage(msgspec.Struct, frozen=True):
