@@ -8,6 +8,7 @@ The names in the Lua scripts that follow from a record (`seq:`, `inbox:`, ...) a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -45,6 +46,22 @@ SEQUENCE_BOUND = (
     "*:inbox:*",
 )
 """Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
+
+
+class WorkKeys(NamedTuple):
+    """The keys of one model version's queue of stateless work, in the order in which the scripts take them; what each
+    holds stands in `shared/lua/work.lua`."""
+
+    queue: str
+    meta: str
+    messages: str
+    held: str
+    takers: str
+    deadlines: str
+    number: str
+    wake: str
+    order: str
+    early: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +167,12 @@ class Keyspace:
     def work(self, model: str, version: str, priority: int) -> str:
         """Stream + group of stateless requests."""
         return f"{self.base(self.home_shard(model))}work:{model}:{version}:{priority}"
+
+    def work_queue(self, model: str, version: str) -> WorkKeys:
+        """A model version's queue of stateless requests, on the model's home shard; permanent, and empty when there is
+        nothing to do but for the count of arrivals."""
+        base = f"{self.base(self.home_shard(model))}work:{model}:{version}:"
+        return WorkKeys(*(base + name for name in WorkKeys._fields))
 
     # -- statistics -------------------------------------------------------------------------------------------------
 

@@ -201,11 +201,18 @@ COUNTS_TTL_MS = 24 * 3600 * 1000
 COUNTING = frozenset({"commit", "finish", "reject"})
 """Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
 
+WORK = tuple(
+    f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "wake")
+)
+"""Scripts of stateless work (see `shared.work_scripts`), with both preludes and `work.lua`."""
+
 
 def script_source(name: str) -> str:
     """A script with its preludes."""
     folder = resources.files("shared") / "lua"
     parts = ("common", "tally", name) if name in COUNTING else ("common", name)
+    if name in WORK:
+        parts = ("common", "tally", "work", name)
     return "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 
@@ -236,6 +243,7 @@ NAMES = (
     "lead",
     "resign",
     "total",
+    *WORK,
 )
 
 

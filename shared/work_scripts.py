@@ -1,0 +1,241 @@
+"""Stateless work: one queue per model version, which all executors of the model serve. Typed wrappers of its scripts.
+
+A request waits in the queue, is taken by an executor (which then holds it) and leaves with its answer. Every call is of
+one shard, is one atomic step, and may be sent again when its outcome was lost: a request is known by its id, a take by
+its tag, and only the holder answers. The headers of `shared/lua/work*.lua` have keys, arguments and replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.ids import ExecutorId, GatewayId
+from shared.keyspace import Keyspace
+from shared.scripts import Call
+from shared.tally import Load
+
+LEVEL_DIGITS = 20
+"""Of a priority level in the order of a queue: levels are uint64."""
+
+RequestId = str
+"""`<gateway>/<token>`: a request's name in its queue."""
+
+
+class WorkItem(msgspec.Struct, frozen=True):
+    """A stateless request for its queue.
+
+    level        priority level, lower runs first; 0 where the model has none
+    level_bound  requests that may wait in this level; 0: any number
+    timeout_us   how long it may wait; 0: for ever
+    delays       what happens then: it runs after its level's punctual ones, instead of being refused
+    rows         rows that it brings of its own
+    shape        equal for requests that may share a batch; no spaces
+    ordered      the model's answers leave in the order of arrival
+    """
+
+    model: str
+    version: str
+    gateway: str
+    token: str
+    message: bytes
+    level: int = 0
+    level_bound: int = 0
+    timeout_us: int = 0
+    delays: bool = False
+    rows: int = 1
+    shape: str = ""
+    ordered: bool = False
+
+
+class WorkDone(msgspec.Struct, frozen=True):
+    """A stateless request's answer. counts: packed (`shared.tally`), counted if this call answers it."""
+
+    id: RequestId
+    reply: bytes
+    counts: bytes = b""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A request at the front of a queue. arrived_us: Redis clock."""
+
+    id: RequestId
+    rows: int
+    arrived_us: int
+    shape: str
+
+
+class Front(msgspec.Struct, frozen=True):
+    """A look at a queue.
+
+    queued       requests in it
+    deadline_us  microseconds until one of them is too late; None: never
+    now_us       Redis clock
+    front        those that run first, one more than fits where there is one
+    """
+
+    queued: int
+    deadline_us: int | None
+    now_us: int
+    front: tuple[Seen, ...]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A batch that this executor holds now: (id, encoded message). queued, deadline_us: of what stays."""
+
+    queued: int
+    deadline_us: int | None
+    requests: tuple[tuple[RequestId, bytes], ...]
+
+
+class Take:
+    """When `pull` takes at once what it finds."""
+
+    NEVER = 0
+    WHEN_LATE = 1
+    WHEN_PLAIN = 2
+
+
+REQUESTS_MAX = 1024
+"""Requests that one call takes: their ids and messages are arguments of one command inside the script."""
+
+
+def request_id(gateway: str, token: str) -> RequestId:
+    """A request's name in its queue."""
+    return f"{gateway}/{token}"
+
+
+class WorkScripts:
+    """Makes the calls; `Scripts` sends them."""
+
+    def __init__(self, keys: Keyspace) -> None:
+        self._keys = keys
+
+    def enqueue(self, items: Sequence[WorkItem], *, bound: int) -> Call[list[bool]]:
+        """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full."""
+        queues: dict[tuple[str, str], int] = {}
+        keys: list[str] = []
+        args: list[Any] = [0, bound]
+        for item in items:
+            place = (item.model, item.version)
+            if place not in queues:
+                queues[place] = len(queues) + 1
+                keys += self._keys.work_queue(*place)
+            args += (
+                queues[place],
+                request_id(item.gateway, item.token),
+                f"{item.level:0{LEVEL_DIGITS}d}",
+                item.level_bound,
+                item.timeout_us,
+                "D" if item.delays else "R",
+                item.rows,
+                1 if item.ordered else 0,
+                item.shape,
+                item.message,
+            )
+        args[0] = len(queues)
+        return Call("work_enqueue", keys, args, _read_flags)
+
+    def pull(
+        self,
+        load: Load,
+        executor: ExecutorId,
+        tag: str,
+        *,
+        requests_max: int,
+        rows_max: int,
+        delay_us: int,
+        take: int,
+        too_late: bytes,
+    ) -> Call[Taken | Front]:
+        """Applies the queue's policies, then takes the front of the queue or tells what it looks like.
+
+        requests_max, rows_max  of a batch; requests_max 0: only the policies
+        delay_us  how long the oldest may wait for others
+        take      one of `Take`
+        too_late  encoded reply of those that the policy REJECT gives up
+        """
+        args = [
+            self._replies(load),
+            executor,
+            tag,
+            min(requests_max, REQUESTS_MAX),
+            rows_max,
+            delay_us,
+            take,
+            too_late,
+        ]
+        return Call("work_pull", [*self._queue(load), self._tally(load)], args, _read_pulled)
+
+    def take(
+        self, load: Load, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
+    ) -> Call[tuple[tuple[RequestId, bytes], ...]]:
+        """Takes exactly these requests; empty when one of them is not in the queue any more: look again."""
+        return Call("work_take", self._queue(load), [executor, tag, *ids], _read_messages)
+
+    def read(self, load: Load, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
+        """Messages of waiting requests; those that are gone are left out."""
+        return Call("work_read", self._queue(load), list(ids), _read_messages)
+
+    def finish(
+        self, load: Load, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
+    ) -> Call[list[bool]]:
+        """Answers requests; False: this executor does not hold it (any more), and nothing was sent.
+
+        execution  packed counts of the model's run
+        """
+        args: list[Any] = [self._replies(load), executor, execution]
+        for item in done:
+            args += (item.id, item.reply, item.counts)
+        return Call("work_finish", [*self._queue(load), self._tally(load)], args, _read_flags)
+
+    def requeue(self, load: Load, executor: ExecutorId) -> Call[int]:
+        """Puts all that an executor holds back at its old places; returns how many."""
+        return Call("work_requeue", self._queue(load), [executor], int)
+
+    def withdraw(self, load: Load, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
+        """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""
+        args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
+        return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
+
+    def wake(self, load: Load) -> Call[int]:
+        """Passes a wake-up on to another idle executor."""
+        return Call("work_wake", self._queue(load), [], int)
+
+    def _queue(self, load: Load) -> tuple[str, ...]:
+        return self._keys.work_queue(load.model, load.version)
+
+    def _tally(self, load: Load) -> str:
+        return self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
+
+    def _replies(self, load: Load) -> str:
+        return self._keys.replies_prefix(self._keys.home_shard(load.model))
+
+
+def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
+    """The executors that may hold requests of a queue, from its hash of takers."""
+    return [ExecutorId(name.decode()) for name in takers]
+
+
+def _read_pulled(reply: list[Any]) -> Taken | Front:
+    taken, queued, deadline, *rest = reply
+    deadline_us = None if deadline < 0 else deadline
+    if taken:
+        return Taken(queued, deadline_us, _read_messages(rest))
+    if not rest:
+        return Front(queued, deadline_us, 0, ())
+    now_us, *flat = rest
+    fields = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+    front = tuple(Seen(id.decode(), rows, arrived, shape.decode()) for id, rows, arrived, shape in fields)
+    return Front(queued, deadline_us, now_us, front)
+
+
+def _read_messages(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
+    pairs = zip(flat[::2], flat[1::2], strict=True)
+    return tuple((id.decode(), message) for id, message in pairs if message)
+
+
+def _read_flags(flags: list[int]) -> list[bool]:
+    return [bool(flag) for flag in flags]
