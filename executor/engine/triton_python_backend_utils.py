@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.model_metrics import MetricFamily, TritonModelException
+from shared.model_config import completion
 from shared.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
 
 __all__ = [
@@ -446,65 +447,24 @@ class ModelConfig:
         return json.dumps(self._config)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Sets the largest batch where none is configured. Raises ValueError below a configured one."""
-        configured = int(self._config.get("max_batch_size", 0))
-        if configured > max_batch_size:
-            raise ValueError(
-                f"configuration specified max_batch_size {configured}, but the model allows only {max_batch_size}"
-            )
-        if configured == 0:
-            self._config["max_batch_size"] = max_batch_size
+        """Sets the largest batch. Raises ValueError below a configured one."""
+        completion.set_max_batch_size(self._config, max_batch_size)
 
     def set_dynamic_batching(self) -> None:
         """Adds dynamic batching. Raises ValueError beside another kind of scheduling."""
-        for other in ("sequence_batching", "ensemble_scheduling"):
-            if other in self._config:
-                raise ValueError(f"configuration specified '{other}', so 'dynamic_batching' cannot be set")
-        self._config.setdefault("dynamic_batching", {})
+        completion.set_dynamic_batching(self._config)
 
     def set_model_transaction_policy(self, transaction_policy: Mapping[str, Any]) -> None:
         """Sets `decoupled`. Raises ValueError for another key, or a contradiction."""
-        if set(transaction_policy) - {"decoupled"}:
-            raise ValueError("model transaction policy has only the property 'decoupled'")
-        configured: dict[str, Any] = self._config.setdefault("model_transaction_policy", {})
-        decoupled = transaction_policy.get("decoupled", False)
-        if configured.setdefault("decoupled", decoupled) != decoupled:
-            raise ValueError("configuration specified another 'decoupled' than the model")
+        completion.set_transaction_policy(self._config, transaction_policy)
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002  # the documented name
         """Adds an input, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
-        self._add("input", input, {"name", "data_type", "dims", "optional"})
+        completion.add_tensor(self._config, "input", input)
 
     def add_output(self, output: Mapping[str, Any]) -> None:
         """Adds an output, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
-        self._add("output", output, {"name", "data_type", "dims"})
-
-    def _add(self, field: str, tensor: Mapping[str, Any], allowed: set[str]) -> None:
-        if not tensor.get("name") or set(tensor) - allowed:
-            raise ValueError(f"an {field} needs 'name', and may have {', '.join(sorted(allowed))}; got {dict(tensor)}")
-        declared: list[dict[str, Any]] = self._config.setdefault(field, [])
-        same = next((entry for entry in declared if entry["name"] == tensor["name"]), None)
-        if same is None:
-            missing = {"data_type", "dims"} - set(tensor)
-            if missing:
-                raise ValueError(f"{field} '{tensor['name']}' needs {', '.join(sorted(missing))}")
-            declared.append({**tensor, "dims": list(tensor["dims"])})
-            return
-        _fill(field, same, tensor)
-
-
-def _fill(field: str, declared: dict[str, Any], tensor: Mapping[str, Any]) -> None:
-    for name, said in tensor.items():
-        value = [int(dim) for dim in said] if name == "dims" else said
-        given = declared.get(name)
-        if name == "dims" and given is not None:
-            given = [int(dim) for dim in given]
-        if given in (None, "TYPE_INVALID"):
-            declared[name] = value
-        elif given != value:
-            raise ValueError(
-                f"model configuration specifies {name} {given} for {field} '{tensor['name']}', the model {value}"
-            )
+        completion.add_tensor(self._config, "output", output)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -77,8 +77,8 @@ def _backend_of(config: ConfigMessage, around: Surroundings) -> str:
     for file, backend in FILE_BACKENDS.items():
         if file in candidates and file in around.files:
             return backend
-    _, dot, suffix = config.name.rpartition(".")
-    if dot and suffix:
+    _, _, suffix = config.name.partition(".")
+    if suffix:
         return suffix
     raise ConfigError(
         f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
@@ -91,6 +91,8 @@ def _stand_in(config: ConfigMessage, around: Surroundings) -> str:
     for file, backend in FILE_BACKENDS.items():
         if file in around.files and backend in around.backends and config.default_model_filename in ("", file):
             return backend
+    if config.platform not in PLATFORM_BACKENDS:
+        raise ConfigError(f"unexpected platform type '{config.platform}' for {config.name}; {_installed(around)}")
     raise ConfigError(
         f"platform '{config.platform}' of model '{config.name}' is not installed, and no file of an installed backend "
         f"stands in for it; {_installed(around)}"
@@ -111,9 +113,9 @@ def _installed(around: Surroundings) -> str:
 
 
 def _filename_of(backend: str, files: frozenset[str]) -> str:
-    """The backend's file that is there; the first it knows where none is; nothing for a backend that we do not know."""
+    """The backend's file that is there; the first it knows where none is; `model.<backend>` for a user's own."""
     known = [file for file, name in FILE_BACKENDS.items() if name == backend]
-    return next((file for file in known if file in files), known[0] if known else "")
+    return next((file for file in known if file in files), known[0] if known else f"model.{backend}")
 
 
 def _review_platform(config: ConfigMessage, around: Surroundings) -> list[str]:

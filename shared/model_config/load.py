@@ -1,7 +1,7 @@
 """A model's directory to its configuration: read, complete, normalise, validate. The executor's way in.
 
-    config.pbtxt or override -> message -> name, fields, versions -> defaults -> backend's completion -> defaults
-                             -> validation -> values, canonical JSON, versions
+    configs/<name>.pbtxt, config.pbtxt or override -> message -> name, versions -> defaults -> backend's completion
+                             -> defaults -> validation -> fields, files -> values, canonical JSON, versions
 
 Nothing is written, and no model is loaded here; only the backend's completion may look into the model's file.
 """
@@ -52,16 +52,18 @@ def load_model_config(
     backends: Mapping[str, AutoComplete],
     gpu_count: int = 0,
     override_json: str | None = None,
+    config_name: str = "",
 ) -> LoadedConfig:
     """Reads the configuration of the model in that directory.
 
     backends       the installed backends, each with its completion
     gpu_count      GPUs of this executor
-    override_json  a load request's configuration, in place of the directory's `config.pbtxt`
+    override_json  a load request's configuration, in place of the directory's own
+    config_name    read `configs/<config_name>.pbtxt` where there is one, in place of `config.pbtxt`
     raises         ConfigError, whatever is wrong
     """
     directory = model_dir.name
-    config = _read(model_dir, override_json)
+    config = _read(model_dir, override_json, config_name)
     fill_identity(config, directory)
     check_name(config.name, directory)
     check_response_cache(config)
@@ -90,11 +92,13 @@ def load_model_config(
     )
 
 
-def _read(model_dir: Path, override_json: str | None) -> ConfigMessage:
+def _read(model_dir: Path, override_json: str | None, config_name: str) -> ConfigMessage:
     """The configuration as given. Without any, everything is told from the files, as Triton does."""
     if override_json is not None:
         return parse_json(override_json, f"override configuration of model '{model_dir.name}'")
-    path = model_dir / "config.pbtxt"
+    path = model_dir / "configs" / f"{config_name}.pbtxt"
+    if not config_name or not path.is_file():
+        path = model_dir / "config.pbtxt"
     try:
         if path.stat().st_size > CONFIG_BYTES_MAX:
             raise ConfigError(f"failed to read {path}: longer than {CONFIG_BYTES_MAX} bytes")

@@ -157,7 +157,7 @@ def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
     assert {
         "name": "auto",
         "max_batch_size": 4,
-        "input": [{"name": "IN", "dims": ["3"], "data_type": "TYPE_FP32"}],
+        "input": [{"name": "IN", "dims": [3], "data_type": "TYPE_FP32"}],
         "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
         "dynamic_batching": {},
         "model_transaction_policy": {"decoupled": False},
@@ -167,13 +167,19 @@ def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("config.set_max_batch_size(2); return config", "max_batch_size 8, but the model allows only 2"),
+        (
+            "config.set_max_batch_size(2); return config",
+            "max_batch_size 8, but in auto-complete-config function for model",
+        ),
         (
             "config.add_input({'name': 'IN', 'data_type': 'TYPE_INT8', 'dims': [3]}); return config",
-            "specifies data_type TYPE_FP32 for input 'IN', the model TYPE_INT8",
+            "configuration expects datatype TYPE_FP32 for input 'IN', model provides TYPE_INT8",
         ),
-        ("config.add_output({'name': 'NEW'}); return config", "output 'NEW' needs data_type, dims"),
-        ("config.set_dynamic_batching(); return config", "'dynamic_batching' cannot be set"),
+        (
+            "config.add_output({'name': 'NEW'}); return config",
+            "output 'NEW' in auto-complete-config function for model 'auto' is missing 'data_type'",
+        ),
+        ("config.set_dynamic_batching(); return config", "tries to set scheduling_choice as 'dynamic_batching'"),
         ("return None", "must return the ModelConfig it was given, not NoneType"),
     ],
 )

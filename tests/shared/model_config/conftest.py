@@ -33,6 +33,7 @@ def load_text(tmp_path: Path) -> LoadText:
         backends: Mapping[str, AutoComplete] = INSTALLED,
         gpu_count: int = 0,
         override_json: str | None = None,
+        config_name: str = "",
     ) -> LoadedConfig:
         model_dir = tmp_path / name
         for version in versions:
@@ -41,6 +42,8 @@ def load_text(tmp_path: Path) -> LoadText:
                 (model_dir / version / file).touch()
         if text is not None:
             (model_dir / "config.pbtxt").write_text(text)
-        return load_model_config(model_dir, backends=backends, gpu_count=gpu_count, override_json=override_json)
+        return load_model_config(
+            model_dir, backends=backends, gpu_count=gpu_count, override_json=override_json, config_name=config_name
+        )
 
     return load

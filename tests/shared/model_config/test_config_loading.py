@@ -126,6 +126,7 @@ def test_later_state_of_the_same_name_is_left_out_with_a_note(load_text: LoadTex
     [
         ("", 0, InstanceGroup("m_0", "CPU", 1)),
         ("", 2, InstanceGroup("m_0", "GPU", 1, (0, 1))),
+        ("count: -1", 0, InstanceGroup("m_0", "CPU", 1)),
         ("kind: KIND_CPU count: 3", 2, InstanceGroup("m_0", "CPU", 3)),
         ("kind: KIND_AUTO gpus: 1", 2, InstanceGroup("m_0", "GPU", 1, (1,))),
         ("kind: KIND_AUTO gpus: 5", 2, InstanceGroup("m_0", "CPU", 1)),
@@ -138,6 +139,31 @@ def test_kind_is_resolved_by_the_gpus_there_are(
     loaded = load_text(f"{IO} instance_group {{ {group} }}", gpu_count=gpu_count)
 
     assert (expected,) == loaded.config.instance_groups
+
+
+def test_automatic_group_without_its_gpus_is_noted(load_text: LoadText) -> None:
+    """Triton refuses it where they are missing; here one repository serves executors with and without GPUs."""
+    loaded = load_text(f"{IO} instance_group {{ gpus: [0, 1] }}")
+
+    expected = "instance group m_0 has kind KIND_AUTO, and gpus 0, 1 are not all here: it runs on the CPU"
+    assert (expected,) == loaded.config.notes
+
+
+@pytest.mark.parametrize(("kind", "count"), [("KIND_CPU", 2), ("KIND_GPU", 1)])
+def test_onnxruntime_has_two_instances_on_the_cpu(load_text: LoadText, kind: str, count: int) -> None:
+    backends = {"onnxruntime": unchanged}
+
+    loaded = load_text(f"{IO} instance_group {{ kind: {kind} }}", files=["model.onnx"], backends=backends, gpu_count=1)
+
+    assert [count] == [group.count for group in loaded.config.instance_groups]
+
+
+def test_groups_may_share_a_name_and_the_missing_one_is_called_like_the_model(load_text: LoadText) -> None:
+    shared = load_text(f'{IO} instance_group [ {{ name: "a" }}, {{ name: "a" count: 2 }} ]')
+    missing = load_text(IO)
+
+    assert ["a", "a"] == [group.name for group in shared.config.instance_groups]
+    assert ["m"] == [group.name for group in missing.config.instance_groups]
 
 
 def test_count_of_a_gpu_group_is_meant_for_each_gpu(load_text: LoadText) -> None:
@@ -169,8 +195,14 @@ def test_backend_platform_and_file_are_told_from_each_other(
     assert expected == (config.backend, config.platform, config.default_model_filename)
 
 
-def test_backend_is_told_from_the_models_name(load_text: LoadText) -> None:
-    assert "python" == load_text(IO, name="m.python", files=["other.py"]).config.backend
+@pytest.mark.parametrize(
+    ("name", "backend", "file"), [("m.python", "python", "model.py"), ("m.my.own", "my.own", "model.my.own")]
+)
+def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, backend: str, file: str) -> None:
+    """By all that follows its first dot."""
+    config = load_text(IO, name=name, files=["other.py"], backends={backend: unchanged}).config
+
+    assert (backend, file) == (config.backend, config.default_model_filename)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +244,14 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText) -> None:
             'backend: "python" platform: "pytorch_libtorch"',
             ["model.py"],
             "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, python",
+        ),
+        (
+            'platform: "abacus"',
+            ["model.plan"],
+            (
+                "unexpected platform type 'abacus' for m; installed backends: python, pytorch (platform "
+                "pytorch_libtorch)"
+            ),
         ),
         ('platform: "ensemble"', [], "model 'm' has platform 'ensemble'; the mesh does not serve ensembles"),
     ],
@@ -324,6 +364,27 @@ def test_text_that_is_no_utf8_is_refused(load_text: LoadText) -> None:
 def test_directory_that_is_not_there_is_refused(load_text: LoadText) -> None:
     with pytest.raises(ConfigError, match="failed to read the directory of model 'm'"):
         load_text(None, versions=[])
+
+
+def test_configuration_of_another_name_is_read_from_configs(load_text: LoadText) -> None:
+    """`configs/<name>.pbtxt` where there is one, `config.pbtxt` where there is none."""
+    folder = load_text(f"{IO} instance_group {{ count: 2 }}").model_dir / "configs"
+    folder.mkdir()
+    (folder / "large.pbtxt").write_text(f"{IO} instance_group {{ count: 5 }}")
+
+    counts = [load_text(None, config_name=name).config.instance_count for name in ("", "large", "small")]
+
+    assert [2, 5, 2] == counts
+    assert () == load_text(None, config_name="large").config.notes
+
+
+def test_override_wins_over_a_configuration_of_another_name(load_text: LoadText) -> None:
+    folder = load_text(IO).model_dir / "configs"
+    folder.mkdir()
+    (folder / "large.pbtxt").write_text("not even parsed")
+    override = load_text(IO).json
+
+    assert override == load_text(None, config_name="large", override_json=override).json
 
 
 # Completion by the backend
