@@ -20,6 +20,7 @@ from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, CommitCode, Scripts, StepCommit
+from shared.tally import Load
 
 OPEN_STEPS_MAX = 4096
 """Computed steps that may wait for their commit, over all models: then computing waits for Redis."""
@@ -31,6 +32,8 @@ class CommitOwner(Protocol):
 
     @property
     def model(self) -> str: ...
+    @property
+    def load(self) -> Load: ...
     @property
     def idle_ms(self) -> int: ...
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
@@ -106,11 +109,12 @@ class Committer:
             self._idle.set()
 
     def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
-        """One group per model and shard, in order of arrival, none larger than a script should carry."""
-        open_groups: dict[tuple[str, ShardId], _Group] = {}
+        """One group per load of a model version and shard, in order of arrival, none larger than a script should
+        carry."""
+        open_groups: dict[tuple[Load, ShardId], _Group] = {}
         groups: list[_Group] = []
         for owner, step in taken:
-            place = (owner.model, self._keys.shard_of(step.sequence))
+            place = (owner.load, self._keys.shard_of(step.sequence))
             group = open_groups.get(place)
             if group is None or len(group.steps) >= SCRIPT_STEPS_MAX:
                 group = open_groups[place] = _Group(owner, place[1], [])
@@ -149,4 +153,5 @@ class Committer:
             model=group.owner.model,
             idle_ms=group.owner.idle_ms,
             tombstone_ms=self._tombstone_ms,
+            load=group.owner.load,
         )

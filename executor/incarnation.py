@@ -31,13 +31,14 @@ from shared.membership import Membership
 from shared.messages import ExecutorRegistration, InboxStep, InferMessage, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts
+from shared.totals import Tallies
 from shared.tracing import Tracing
 
 INBOX_BLOCK_MS = 1000
 RETRY_DELAY_S = 0.2
 RENEWALS_PER_LEASE = 6
 CLAIM_INTERVAL_S = 1.0
-STATISTICS_INTERVAL_S = 0.2
+COUNTS_INTERVAL_S = 1.0
 
 
 class LeaseLostError(Exception):
@@ -94,20 +95,13 @@ class Incarnation:
         self._positions = dict.fromkeys((keys.inbox(shard, self.executor) for shard in keys.shard_ids()), "0-0")
         self._read_again = False
         self._keys = keys
-        self._statistics = Link(connections.commands)
-        self._sending_statistics = asyncio.Lock()
+        self._tallies = Tallies(connections.scripts, keys)
         self._restore = asyncio.Event()
         self._started_ms = time.time_ns() // 1_000_000
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Registers and serves until the lease is lost (raises LeaseLostError in an exception group) or cancelled."""
-        try:
-            await self._run()
-        finally:
-            await self._statistics.close()
-
-    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._group = group
             for served in self._served():
@@ -118,7 +112,7 @@ class Incarnation:
             group.create_task(self._read_inbox(), name="inbox")
             group.create_task(self._restore_sequences(), name="restore")
             group.create_task(self._claim_work(), name="claims")
-            group.create_task(self._flush_statistics(), name="statistics")
+            group.create_task(self._add_up_counts(), name="counts")
             logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
 
     async def leave(self) -> None:
@@ -126,7 +120,6 @@ class Incarnation:
         for model in [*self._sequence_models.values(), *self._work_models.values()]:
             await model.quiet()
         await self._committer.drained()
-        await self._send_statistics()
         await self._connections.membership.leave(self._registration())
         logs.info("executor left", executor=self.executor)
 
@@ -304,17 +297,11 @@ class Incarnation:
             except CONNECTION_LOST as error:
                 logs.warning("claims delayed", cause=str(error))
 
-    async def _flush_statistics(self) -> None:
+    async def _add_up_counts(self) -> None:
+        """Keeps the tallies of what is served here short, and its counts alive."""
         while True:
-            await asyncio.sleep(STATISTICS_INTERVAL_S)
+            await asyncio.sleep(COUNTS_INTERVAL_S)
             try:
-                await self._send_statistics()
+                await self._tallies.add_up([version.statistics.load for version in self._served()])
             except CONNECTION_LOST as error:
-                logs.debug("statistics delayed", cause=str(error))
-
-    async def _send_statistics(self) -> None:
-        async with self._sending_statistics:
-            await self._statistics.connect()
-            commands = [command for version in self._served() for command in version.statistics.take(self._keys)]
-            if commands:
-                await self._statistics.exchange(commands)
+                logs.debug("counts delayed", cause=str(error))

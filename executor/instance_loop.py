@@ -27,6 +27,7 @@ from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig
 from shared.scripts import Outcome, StepCommit
+from shared.tally import Reason
 from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 
@@ -159,8 +160,6 @@ class InstanceLoop:
         )
 
     def _conclude(self, members: Sequence[Member | None], result: BatchResult, began_ns: int, ended_ns: int) -> None:
-        statistics = self._lane.statistics
-        statistics.execution(batch_size=len(members), timings=result.timings)
         commits: list[StepCommit] = []
         concluded: list[OwnedSequence] = []
         for member, row in zip(members, result.rows, strict=True):
@@ -175,8 +174,7 @@ class InstanceLoop:
             concluded.append(owned)
             if step.step <= owned.replay_until:
                 continue
-            commits.append(self._commit(member, row))
-            statistics.answered(
+            counts = self._lane.statistics.answered(
                 row,
                 rows=1,
                 arrived_ns=member.queued.message.arrived_ns,
@@ -184,12 +182,18 @@ class InstanceLoop:
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
+            execution = b"" if commits else self._execution(members, result, ended_ns)
+            commits.append(self._commit(member, row, counts, execution))
             self._trace(member, began_ns, ended_ns, len(members))
         self._lane.committer.put(self._lane.owner, commits)
         for owned in concluded:
             self.offer(owned)
 
-    def _commit(self, member: Member, row: RowResult | RowError) -> StepCommit:
+    def _execution(self, members: Sequence[Member | None], result: BatchResult, ended_ns: int) -> bytes:
+        """The counts of a batch's run; they go with the first step that the batch answers."""
+        return self._lane.statistics.execution(batch_size=len(members), timings=result.timings, ended_ns=ended_ns)
+
+    def _commit(self, member: Member, row: RowResult | RowError, counts: bytes, execution: bytes) -> StepCommit:
         owned, step, message = member.owned, member.queued.step, member.queued.message
         ok = isinstance(row, RowResult)
         since_start = step.step - owned.start_step + 1 if owned.start_step else 0
@@ -200,6 +204,8 @@ class InstanceLoop:
             entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
             checkpoint=checkpoint_fields(row.states, message.traceparent) if isinstance(row, RowResult) else (),
             traceparent=message.traceparent,
+            counts=counts,
+            execution=execution,
         )
 
     def _final(
@@ -211,6 +217,8 @@ class InstanceLoop:
         entries: Sequence[str],
         checkpoint: Sequence[tuple[str, bytes]] = (),
         traceparent: str = "",
+        counts: bytes,
+        execution: bytes = b"",
     ) -> StepCommit:
         step, message = queued.step, queued.message
         return StepCommit(
@@ -227,6 +235,8 @@ class InstanceLoop:
             entries=entries,
             checkpoint=checkpoint,
             traceparent=traceparent,
+            counts=counts,
+            execution=execution,
         )
 
     def _closes(self, member: Member, *, ok: bool) -> bool:
@@ -254,8 +264,10 @@ class InstanceLoop:
         self._table.conclude(owned)
         if step.step <= owned.replay_until:
             return
-        self._lane.statistics.failure(total_ns=time.time_ns() - queued.message.arrived_ns, reason="OTHER")
-        commit = self._final(queued, Outcome.VOID, reply, entries=entries)
+        counts = self._lane.statistics.refused(
+            Reason.OTHER, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns()
+        )
+        commit = self._final(queued, Outcome.VOID, reply, entries=entries, counts=counts)
         self._lane.committer.put(self._lane.owner, [commit])
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:

@@ -22,6 +22,7 @@ from shared.ids import InstanceIndex
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
 from shared.model_config.load import LoadedConfig, load_model_config
 from shared.model_config.values import ModelConfig
+from shared.tally import Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,17 @@ class Repository:
         """Every model folder, sorted; the first repository that has a name wins."""
         return sorted({path.name for folder in self.folders for path in _model_folders(folder)})
 
-    def load(self, name: str, override_json: str | None = None, folder: Path | None = None) -> LoadedModel:
+    def load(
+        self, name: str, override_json: str | None = None, folder: Path | None = None, generation: str = "0"
+    ) -> LoadedModel:
         """Loads a model (anew). Blocks. Raises LoadError with the reason, which stays in `failures`.
 
-        folder  a directory with the model's files, in place of the one in the repository
+        folder      a directory with the model's files, in place of the one in the repository
+        generation  which load it is (`ModelRecord.generation`)
         """
         began = time.monotonic()
         try:
-            model = self._load(name, override_json or None, folder)
+            model = self._load(name, override_json or None, folder, generation)
         except MeshError as error:
             self.failures[name] = error.message
             raise
@@ -134,18 +138,19 @@ class Repository:
                 entries.append(RepositoryEntry(name))
         return tuple(entries)
 
-    def _load(self, name: str, override_json: str | None, folder: Path | None) -> LoadedModel:
+    def _load(self, name: str, override_json: str | None, folder: Path | None, generation: str) -> LoadedModel:
         found = (path for root in self.folders for path in _model_folders(root) if path.name == name)
         folder = folder or next(found, None)
         if folder is None:
             raise LoadError(f"failed to load '{name}', failed to poll from model repository")
         backends = {key: backend.auto_complete for key, backend in installed_backends().items()}
         loaded = load_model_config(folder, backends=backends, gpu_count=self.devices.count, override_json=override_json)
-        versions = [self._serve(loaded, version) for version in loaded.versions]
-        record = ModelRecord(loaded.config, loaded.json, tuple(str(version) for version in loaded.versions))
+        versions = [self._serve(loaded, Load(name, str(version), generation)) for version in loaded.versions]
+        names = tuple(str(version) for version in loaded.versions)
+        record = ModelRecord(loaded.config, loaded.json, names, generation)
         return LoadedModel(record, versions)
 
-    def _serve(self, loaded: LoadedConfig, version: int) -> ServedVersion:
+    def _serve(self, loaded: LoadedConfig, load: Load) -> ServedVersion:
         config = loaded.config
         backend = find_backend(config.backend)
         engines: list[Engine] = []
@@ -156,7 +161,7 @@ class Repository:
                     config=config,
                     config_json=loaded.json,
                     model_dir=loaded.model_dir,
-                    version=str(version),
+                    version=load.version,
                     instance_name=name,
                     device=device,
                     slots=config.slots_per_instance,
@@ -167,7 +172,7 @@ class Repository:
             for engine in engines:
                 engine.close()
             raise
-        return ServedVersion(config, str(version), workers, ModelStatistics(config.name, str(version)))
+        return ServedVersion(config, load.version, workers, ModelStatistics(load))
 
 
 async def close(model: LoadedModel) -> None:

@@ -37,6 +37,7 @@ class SequenceModel:
         assert served.config.sequence_batching is not None
         self.serves = served
         self.model = served.config.name
+        self.load = served.statistics.load
         self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
         self.table = SequenceTable()
         self.restoring: list[SequenceId] = []

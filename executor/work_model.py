@@ -32,6 +32,7 @@ from shared.messages import InferMessage, decode_infer
 from shared.model_config.values import DynamicBatching, ModelConfig
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts, WorkDone
+from shared.tally import Reason
 from shared.tracing import SpanName, Tracing
 
 GROUP = "executors"
@@ -233,21 +234,29 @@ class WorkModel:
 
     async def _reject(self, rejected: Sequence[QueuedRequest]) -> None:
         reply = refusal(Code.UNAVAILABLE, "Request timeout expired", version=self.version, executor=self._executor)
-        for request in rejected:
-            self.statistics.failure(total_ns=time.time_ns() - request.message.arrived_ns, reason="REJECTED")
-        await self._finish([(request, reply) for request in rejected])
+        now_ns = time.time_ns()
+        await self._finish(
+            [
+                _done(
+                    request,
+                    reply,
+                    self.statistics.refused(Reason.REJECTED, arrived_ns=request.message.arrived_ns, now_ns=now_ns),
+                )
+                for request in rejected
+            ]
+        )
 
     async def _run_batch(self, worker: EngineWorker, batch: Sequence[QueuedRequest]) -> None:
         rows = [self._row(request.message) for request in batch]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
         ended_ns = time.time_ns()
-        self.statistics.execution(batch_size=sum(request.rows for request in batch), timings=result.timings)
-        answers: list[tuple[QueuedRequest, bytes]] = []
+        batch_size = sum(request.rows for request in batch)
+        execution = self.statistics.execution(batch_size=batch_size, timings=result.timings, ended_ns=ended_ns)
+        answers: list[WorkDone] = []
         for request, row in zip(batch, result.rows, strict=True):
             assert row is not None, "only null rows have no result"
-            answers.append((request, answer(row, version=self.version, executor=self._executor)))
-            self.statistics.answered(
+            counts = self.statistics.answered(
                 row,
                 rows=request.rows,
                 arrived_ns=request.message.arrived_ns,
@@ -255,18 +264,20 @@ class WorkModel:
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
+            reply = answer(row, version=self.version, executor=self._executor)
+            answers.append(_done(request, reply, counts, b"" if answers else execution))
             if request.message.traceparent:
                 parent = request.message.traceparent
                 self._tracing.record(parent, SpanName.QUEUE, request.message.arrived_ns, began_ns)
                 self._tracing.record(parent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=len(batch))
         await self._finish(answers)
 
-    async def _finish(self, answers: Sequence[tuple[QueuedRequest, bytes]]) -> None:
-        done = [WorkDone(r.stream, r.entry, r.gateway, r.token, reply) for r, reply in answers]
+    async def _finish(self, done: Sequence[WorkDone]) -> None:
+        load = self.statistics.load
         while True:
             try:
                 await self._scripts.run(
-                    self._scripts.finish(done, shard=self._shard, group=GROUP, consumer=self._executor)
+                    self._scripts.finish(done, shard=self._shard, group=GROUP, consumer=self._executor, load=load)
                 )
             except CONNECTION_LOST as error:
                 # Repeating is safe: what was answered is not pending any more.
@@ -286,6 +297,10 @@ class WorkModel:
             priority=message.priority,
             parameters=message.parameters,
         )
+
+
+def _done(request: QueuedRequest, reply: bytes, counts: bytes, execution: bytes = b"") -> WorkDone:
+    return WorkDone(request.stream, request.entry, request.gateway, request.token, reply, counts, execution)
 
 
 def rows_of(config: ModelConfig, message: InferMessage) -> int:

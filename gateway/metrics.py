@@ -13,9 +13,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from gateway.statistics import FAILURE_REASONS, ModelStatistics, Statistics
+from gateway.statistics import Statistics
 from shared import logs
 from shared.errors import MeshError
+from shared.tally import ModelStatistics, Reason
 
 Labels = Mapping[str, str]
 
@@ -95,7 +96,7 @@ def mesh_families(statistics: Sequence[ModelStatistics]) -> list[Family]:
         [
             ({"model": each.name, "reason": reason, "version": each.version}, each.failures.get(reason, 0))
             for each in statistics
-            for reason in FAILURE_REASONS
+            for reason in map(str, Reason)
         ],
     )
     return [

@@ -42,6 +42,7 @@ from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
 from shared.redis_client import connect, join_mesh
 from shared.scripts import Scripts
+from shared.totals import Tallies
 from shared.tracing import Tracing, setup
 
 GRACE_S = 25.0
@@ -106,7 +107,9 @@ async def running_core(
     where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
     replies = Replies(redis, keys, gateway, where=where)
     bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
-    dispatch = Dispatch(redis, Scripts(redis, keys), keys, replies, gateway, bounds)
+    scripts = Scripts(redis, keys)
+    dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds)
+    tallies = Tallies(scripts, keys)
     inference = Inference(
         catalog,
         dispatch,
@@ -126,7 +129,7 @@ async def running_core(
     ]
     try:
         yield Core(
-            inference, catalog, Repository(redis, keys, catalog), Statistics(redis, keys, catalog), dispatch, replies
+            inference, catalog, Repository(redis, keys, catalog), Statistics(tallies, catalog), dispatch, replies
         )
     finally:
         for task in background:

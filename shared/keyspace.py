@@ -21,7 +21,6 @@ PERMANENT = (
     "{mesh}:mesh",
     "{mesh}:models",
     "{mesh}:terms",
-    "{mesh}:stats:*",
     "{mesh}:executors",
     "{mesh}:control",
     "{mesh}:wanted",
@@ -236,10 +235,6 @@ class Keyspace:
     def kept(self) -> str:
         """Hash: model -> `ControlMessage`, the last that an executor carried out; permanent."""
         return f"{self.mesh_base}kept"
-
-    def stats(self, model: str, version: str) -> str:
-        """Hash of counters of a model version, summed over the mesh; permanent until the model is unloaded."""
-        return f"{self.mesh_base}stats:{model}:{version}"
 
     def gateway(self, gateway: GatewayId) -> str:
         """String + TTL: the gateway lives, and where."""

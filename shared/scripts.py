@@ -495,16 +495,19 @@ class Scripts:
         tally = self._keys.tally(shard, counted.model, counted.version, counted.generation)
         return Call("finish", [tally, *(item.stream for item in done)], args, _read_flags)
 
-    def total(self, loads: Sequence[Load], *, shard: ShardId, at_most: int = TOTAL_MAX) -> Call[Totals]:
+    def total(
+        self, loads: Sequence[Load], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True
+    ) -> Call[Totals]:
         """Adds up what was counted in one shard, and reads the sums. Safe to repeat.
 
         at_most  packed counts to add up; when as many were, more may be left: call again
+        read     False: only add up, return no sums
         """
         keys: list[str] = []
         for load in loads:
             place = (shard, load.model, load.version, load.generation)
             keys += (self._keys.tally(*place), self._keys.counts(*place))
-        return Call("total", keys, [at_most, COUNTS_TTL_MS], _read_totals)
+        return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
 
 
 def _read_totals(reply: list[Any]) -> Totals:

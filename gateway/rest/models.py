@@ -15,9 +15,10 @@ from gateway.repository import Repository
 from gateway.rest.body import read_body, read_headers
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from gateway.rest.request import Json, parse_object
-from gateway.statistics import DURATIONS, BatchStatistics, Duration, ModelStatistics, Statistics
+from gateway.statistics import Statistics
 from shared.errors import Code, RequestError
 from shared.messages import RepositoryEntry
+from shared.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"
 

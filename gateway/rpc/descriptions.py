@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.metadata import platform_of, tensor_metadata
 from gateway.rpc.pb import AnyMessage, pb
-from gateway.statistics import DURATIONS, BatchStatistics, Duration, ModelStatistics
 from shared.errors import RequestError
 from shared.messages import ModelRecord, RepositoryEntry
 from shared.model_config.values import ModelConfig, TensorSpec
+from shared.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"
 

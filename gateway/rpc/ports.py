@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.admission import InferCall
-from gateway.statistics import ModelStatistics
 from gateway.waiting import Answer
 from shared.messages import ModelRecord, RepositoryEntry
+from shared.tally import ModelStatistics
 
 
 class Inference(Protocol):

@@ -1,8 +1,8 @@
 -- Adds tallies up into the hashes of counts, and reads these.
 --
 -- KEYS   per model version: its tally (list, see tally.lua), its counts (hash)
--- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms
--- reply  how many packed counts were added up, then per model version: fields and values of its counts
+-- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms   3 1 to read them
+-- reply  how many packed counts were added up, then (if they are read) per model version: its counts' fields and values
 -- atomic counts leave the tally when they are in the sum; whoever calls, and however often, nothing is added twice.
 -- Fewer than asked for: every tally is empty now.
 
@@ -34,6 +34,6 @@ for i = 1, #KEYS, 2 do
     results[1] = results[1] + add_up(KEYS[i], KEYS[i + 1], room - results[1])
   end
   redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
-  results[#results + 1] = redis.call('HGETALL', KEYS[i + 1])
+  if ARGV[3] == '1' then results[#results + 1] = redis.call('HGETALL', KEYS[i + 1]) end
 end
 return results

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,9 @@ from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ReplyMessage, StepFlag
 from shared.redis_client import connect
+from shared.tally import Load
 from shared.tensors import to_numpy
+from shared.totals import Tallies
 from shared.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
@@ -279,8 +281,9 @@ async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: 
         await end(mesh, 7)
         await a.incarnation.leave()
 
-    counts = await cast(Any, mesh.redis).hgetall(mesh.keys.stats("sum", "1"))
-    assert (b"4", b"1", b"4") == (counts[b"success_count"], counts[b"fail_count"], counts[b"inference_count"])
+    load = Load("sum", "1", "0")
+    counts = (await Tallies(mesh.scripts, mesh.keys).read([load]))[load]
+    assert (4, 1, 4) == (counts["success_count"], counts["fail_count"], counts["inference_count"])
 
 
 async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from shared.messages import ControlMessage, RepositoryEntry
+from shared.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 ONE = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
@@ -64,10 +65,9 @@ async def test_status_and_error_of_each_route(
 async def test_metrics_count_this_gateway_and_the_mesh_on_both_ports(
     gateway: RunningGateway, session: aiohttp.ClientSession, executor: FakeExecutor
 ):
-    await executor.commands.hset(
-        executor.keys.stats("echo", "1"),
-        mapping={"success_count": 3, "inference_count": 12345678, "queue_ns": 5_000_000, "fail_BACKEND": 2},
-    )
+    counts = {"success_count": 3, "inference_count": 12345678, "queue_ns": 5_000_000, "fail_BACKEND": 2}
+    tally = executor.keys.tally(executor.keys.home_shard("echo"), "echo", "1", "0")
+    await executor.commands.rpush(tally, packed(counts))
     async with session.post("/v2/models/echo/infer", json={"inputs": []}) as response:
         assert response.status == 400
     async with session.get("/metrics") as response:

@@ -14,11 +14,11 @@ from gateway.rpc.pb import pb_grpc
 from gateway.rpc.ports import Ports
 from gateway.rpc.server import GrpcServer, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
-from gateway.statistics import BatchStatistics, Duration, ModelStatistics
 from gateway.waiting import Answer
 from shared.errors import Code, LoadError, MeshError, RequestError
 from shared.messages import ModelRecord, ReplyMessage, RepositoryEntry
 from shared.model_config.values import ModelConfig, TensorSpec
+from shared.tally import BatchStatistics, Duration, ModelStatistics
 from shared.tensors import Tensor
 
 RECORD = ModelRecord(

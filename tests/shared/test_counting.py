@@ -1,0 +1,159 @@
+"""An answered request counts exactly once, on the real scripts: repeated calls, refused owners, parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from shared.ids import Epoch, ExecutorId, ShardId
+from shared.keyspace import Keyspace
+from shared.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.scripts import COUNTS_TTL_MS, TOTAL_MAX, CommitCode, Outcome, StepCommit
+from shared.tally import Compute, Load, execution, packed, statistics_of, success
+from shared.totals import Tallies
+from tests.scripted_mesh import ScriptedMesh
+
+ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
+ONE = {"INPUT": np.ones((1, 1), np.int32)}
+TIMES = Compute(1, 2, 3)
+STEP = packed(success(rows=1, total_ns=100, queue_ns=10, compute=TIMES))
+LOAD = Load("sum", "1", "0")
+SHARD = ShardId(0)
+
+pytestmark = pytest.mark.leaves_sequences
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    """One shard, so that any two sequences can be in one call."""
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
+    await mesh.open()
+    return mesh
+
+
+async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
+    """The first steps of sequences that alice owns."""
+    for number in sequences:
+        await mesh.submit(mesh.submission(number, ONE, StepFlag.START))
+        await mesh.assign(number, ALICE, slot=number)
+    entries = await cast(Any, mesh.redis).xrange(mesh.keys.inbox(SHARD, ALICE))
+    steps = [inbox_entry(entry, fields) for entry, fields in entries]
+    return [step for step in steps if isinstance(step, InboxStep)]
+
+
+async def commit(mesh: ScriptedMesh, steps: Sequence[InboxStep], *, epochs: Sequence[int] = ()) -> list[CommitCode]:
+    """One batch of these steps and a null row. epochs: what the owner believes, when that is not the truth."""
+    final = [
+        StepCommit(
+            sequence=step.sequence,
+            epoch=Epoch(epochs[place]) if epochs else step.epoch,
+            step=step.step,
+            flags=step.flags,
+            outcome=Outcome.DONE,
+            gateway=step.gateway,
+            token=step.token,
+            reply=encode(ReplyMessage("1")),
+            entries=[step.entry],
+            counts=STEP,
+            execution=packed(execution(batch_size=len(steps) + 1, compute=TIMES, ended_ms=5)) if place == 0 else b"",
+        )
+        for place, step in enumerate(steps)
+    ]
+    return await mesh.scripts.run(
+        mesh.scripts.commit(
+            final, shard=SHARD, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=10_000, load=LOAD
+        )
+    )
+
+
+async def counted(mesh: ScriptedMesh) -> tuple[int, int]:
+    """Requests answered, executions."""
+    read = statistics_of("sum", "1", (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD])
+    assert read.inference_count == read.durations["success"].count
+    return read.inference_count, read.execution_count
+
+
+async def test_a_commit_that_is_sent_twice_counts_once(mesh: ScriptedMesh) -> None:
+    steps = await delivered(mesh, 1, 2)
+
+    assert [CommitCode.COMMITTED] * 2 == await commit(mesh, steps)
+    assert [CommitCode.BEFORE] * 2 == await commit(mesh, steps)
+    assert (2, 1) == await counted(mesh)
+
+
+async def test_an_owner_that_is_no_owner_any_more_counts_nothing(mesh: ScriptedMesh) -> None:
+    steps = await delivered(mesh, 1, 2)
+    await mesh.take_over(ALICE)
+
+    assert [CommitCode.REFUSED] * 2 == await commit(mesh, steps)
+    assert (0, 0) == await counted(mesh)
+
+
+async def test_of_a_batch_of_which_some_steps_are_refused_the_others_and_its_execution_count(
+    mesh: ScriptedMesh,
+) -> None:
+    """The refused step is the first, with which the counts of the execution travel."""
+    steps = await delivered(mesh, 1, 2)
+
+    codes = await commit(mesh, steps, epochs=[steps[0].epoch + 9, steps[1].epoch])
+
+    assert [CommitCode.REFUSED, CommitCode.COMMITTED] == codes
+    assert (1, 1) == await counted(mesh)
+
+
+async def test_counts_are_added_up_once_by_however_many(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1, 2, 3))
+
+    assert (3, 1) == await counted(mesh)
+    await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])
+    assert (3, 1) == await counted(mesh)
+
+
+async def test_more_counts_than_one_call_takes_are_all_added_up(mesh: ScriptedMesh) -> None:
+    tally = mesh.keys.tally(SHARD, "sum", "1", "0")
+    for _ in range(3):
+        await cast(Any, mesh.redis).rpush(tally, *[STEP] * TOTAL_MAX)
+    await cast(Any, mesh.redis).pexpire(tally, 60_000)
+
+    assert (3 * TOTAL_MAX, 0) == await counted(mesh)
+
+
+async def test_sums_beyond_the_precision_of_a_double_stay_exact(mesh: ScriptedMesh) -> None:
+    """A script calculates in doubles; a year of 100 requests in flight is more nanoseconds than these can hold."""
+    place = (SHARD, "sum", "1", "0")
+    await cast(Any, mesh.redis).hset(mesh.keys.counts(*place), "success_ns", 2**60 + 1)
+    await commit(mesh, await delivered(mesh, 1))
+
+    assert 2**60 + 101 == (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD]["success_ns"]
+
+
+async def test_tallies_and_counts_have_a_time_to_live(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1))
+    place = (SHARD, "sum", "1", "0")
+    redis = cast(Any, mesh.redis)
+
+    assert 0 < await redis.pttl(mesh.keys.tally(*place)) <= COUNTS_TTL_MS
+    await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])
+    assert 0 == await redis.exists(mesh.keys.tally(*place))
+    assert 0 < await redis.pttl(mesh.keys.counts(*place)) <= COUNTS_TTL_MS
+
+
+async def test_another_load_of_the_model_begins_at_zero(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1))
+    reloaded = Load("sum", "1", "5-0")
+
+    sums = await Tallies(mesh.scripts, mesh.keys).read([LOAD, reloaded])
+    assert (1, {}) == (sums[LOAD]["success_count"], sums[reloaded])
+
+
+async def test_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
+    keys = Keyspace(key_prefix, 3)
+    mesh = ScriptedMesh(redis, keys, "sum")
+    for shard in keys.shard_ids():
+        await cast(Any, redis).rpush(keys.tally(shard, "sum", "1", "0"), STEP)
+
+    assert (3, 0) == await counted(mesh)
