@@ -3,6 +3,7 @@
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
 #   BENCH, SOAK, UP, ARGS  arguments of `make bench`, `make soak`, `make run` and `make test`
+#   TRITON_PYTHON    of `make conformance`: interpreter of a virtual environment with nvidia-pytriton 0.7.0 (Triton 2.51)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format e2e bench soak perf-analyzer lock clean
+.PHONY: help install run test conformance check format e2e bench soak perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -35,6 +36,9 @@ run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, u
 
 test: install  ## all tests that need no Docker, on a real embedded server
 	$(BIN)/python -m pytest $(ARGS)
+
+conformance: install  ## what a user of Triton sees; TRITON_PYTHON=.../python runs it on a real Triton
+	TRITON_PYTHON="$(TRITON_PYTHON)" $(BIN)/python -m pytest tests/conformance $(ARGS)
 
 check: install  ## style, format, strict types, import contracts
 	$(BIN)/ruff check .
