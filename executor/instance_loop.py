@@ -76,7 +76,9 @@ class InstanceLoop:
         """A sequence may have become ready. Steps of a sequence without state are answered here, without the model."""
         while (queued := owned.head) is not None:
             if owned.void is None or StepFlag.START in queued.step.flags:
-                if self._steps.offer(owned.slot, queued, arrived_us=queued.queued_us, now_us=monotonic_us()):
+                now_us = monotonic_us()
+                arrived_us = now_us if owned.passes else queued.queued_us
+                if self._steps.offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us):
                     self._wake.set()
                 return
             self._answer_void(owned)
@@ -134,7 +136,6 @@ class InstanceLoop:
         assert owned is not None and owned.head is queued, f"{queued.step.sequence}: not the sequence's head"
         self._steps.withdraw(owned.slot)
         self._table.begin(owned)
-        owned.since_checkpoint += 1
         ends = StepFlag.END in queued.step.flags
         due = not self._durable or ends or owned.since_checkpoint >= self._interval
         return Member(owned, queued, due)
@@ -143,8 +144,10 @@ class InstanceLoop:
         if member is None:
             controls = self._controls.of(start=False, end=False, ready=False, correlation_id=0)
             return Row(inputs={}, controls=controls, null=True)
-        message, flags = member.queued.message, member.queued.step.flags
-        start, end = StepFlag.START in flags, StepFlag.END in flags
+        message = member.queued.message
+        # The model hears the flags with a step's first pass; of the end of a request's own sequence it hears nothing.
+        flags = StepFlag.NONE if member.owned.passes else member.queued.step.flags
+        start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
         return Row(
             inputs={tensor.name: tensor for tensor in message.inputs},
             controls=self._controls.of(start=start, end=end, ready=True, correlation_id=message.correlation_id),
@@ -167,6 +170,10 @@ class InstanceLoop:
                 continue
             owned, step = member.owned, member.queued.step
             if self._table.get(owned.sequence) is not owned:
+                continue
+            if isinstance(row, RowResult) and row.again:
+                self._table.repeat(owned)
+                concluded.append(owned)
                 continue
             ok = isinstance(row, RowResult)
             begins = StepFlag.START in step.flags
@@ -196,7 +203,9 @@ class InstanceLoop:
     def _commit(self, member: Member, row: RowResult | RowError, counts: bytes, execution: bytes) -> StepCommit:
         owned, step, message = member.owned, member.queued.step, member.queued.message
         ok = isinstance(row, RowResult)
-        since_start = step.step - owned.start_step + 1 if owned.start_step else 0
+        # A request of its own is no step to its caller.
+        counted = owned.start_step and not message.own_sequence
+        since_start = step.step - owned.start_step + 1 if counted else 0
         return self._final(
             member.queued,
             Outcome.DONE if ok else Outcome.FAILED,

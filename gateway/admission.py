@@ -346,6 +346,8 @@ def _step(
         )
     made = None
     correlation_id = named_sequence(call, config)
+    if not correlation_id and batching.iterative:
+        return _own_sequence(call, config, version, arrived_ns, make_session())
     if not correlation_id:
         if not batching.implicit_start:
             raise RequestError(
@@ -367,6 +369,19 @@ def _step(
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=StepFlag(flags),
         session_id=None if made is None else str(made),
+    )
+
+
+def _own_sequence(
+    call: InferCall, config: ModelConfig, version: str, arrived_ns: int, correlation_id: CorrelationId
+) -> Admitted:
+    """A request without a sequence, of an iterative model: a sequence of one step, begun and ended by the batcher under
+    an id that no client hears of (triton-spec 1.10). Flags that the request came with do not count, as in Triton."""
+    flags = START | END | (DURABLE if config.state_in_mesh else 0)
+    return Admitted(
+        _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
+        sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),
+        flags=StepFlag(flags),
     )
 
 
@@ -414,7 +429,13 @@ def _check_control(call: InferCall, config: ModelConfig, correlation_id: Correla
 
 
 def _message(
-    call: InferCall, version: str, correlation_id: CorrelationId, priority: int, arrived_ns: int
+    call: InferCall,
+    version: str,
+    correlation_id: CorrelationId,
+    priority: int,
+    arrived_ns: int,
+    *,
+    own_sequence: bool = False,
 ) -> InferMessage:
     return InferMessage(
         model=call.model,
@@ -429,4 +450,5 @@ def _message(
         arrived_ns=arrived_ns,
         # Only a client that names the step can ask for it again.
         keep_reply=bool(call.request_id) or call.expected_step is not None,
+        own_sequence=own_sequence,
     )

@@ -34,6 +34,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     outputs      names asked for; empty means all
     traceparent  W3C trace context of the gateway's span, "" when it is not sampled
     arrived_ns   wall clock at the gateway, ns
+    own_sequence  the request is a sequence of its own, of an iterative model: the model hears START with its first
+                 pass, and never END (triton-spec 1.10)
     keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
     """
 
@@ -49,6 +51,7 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     traceparent: str = ""
     arrived_ns: int = 0
     keep_reply: bool = False
+    own_sequence: bool = False
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):

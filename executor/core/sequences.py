@@ -5,8 +5,13 @@ Order comes from step numbers, never from a place in a stream: after a takeover 
 twice. A sequence is known by its epoch; a step of an older epoch is somebody's past, a newer one begins afresh.
 
     (first step seen) ──► RESTORING ──restored──► READY ──begin──► RUNNING ──conclude──► READY ...
-    (a START that needs no state) ──────────────►   │                                      │
+    (a START that needs no state) ──────────────►   │  ◄──repeat─────┘                     │
                                                     └── VOID: no state; steps fail until a START begins
+
+A step of an iterative model may be run many times before it is answered (`repeat`). For the mesh all its passes are one
+step: accepted once, committed once, with its answer. Until then the request lies in the inbox; after a takeover its
+passes begin anew, from the checkpoint before it, which a START of its own does not even need. Nothing of an unfinished
+step was visible, so its effect is still exactly once. Triton keeps passes in one process's memory; they end with it.
 
 Must never touch Redis or tensors: restoring, running and committing are the caller's.
 """
@@ -47,6 +52,7 @@ class OwnedSequence:
     replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
     open_entries    inbox entries since the last checkpoint, this one's included once it runs
     start_step      step of the START of the present run; 0 when it is not known
+    passes          how often the head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
     predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
     """
@@ -62,6 +68,7 @@ class OwnedSequence:
     replay_until: StepNumber = StepNumber(0)
     start_step: StepNumber = StepNumber(0)
     since_checkpoint: int = 0
+    passes: int = 0
     taken_over: bool = False
     predecessor: str = ""
     open_entries: list[str] = field(default_factory=list[str])
@@ -141,19 +148,29 @@ class SequenceTable:
         return owned
 
     def begin(self, owned: OwnedSequence) -> QueuedStep:
-        """Takes the head step out to be run (or answered, if the sequence is void)."""
+        """Takes the head step out to be run, perhaps once more (or answered, if the sequence is void)."""
         queued = owned.head
         assert queued is not None, f"{owned.sequence}: step {owned.next_step} is not ready"
         owned.running = True
+        if owned.passes:
+            return queued
         if StepFlag.START in queued.step.flags:
             owned.start_step = queued.step.step
         owned.open_entries.append(queued.step.entry)
+        owned.since_checkpoint += 1
         return queued
+
+    def repeat(self, owned: OwnedSequence) -> None:
+        """The running step is not answered yet: it is the head again (triton-spec 1.10)."""
+        assert owned.running, f"{owned.sequence}: no step is running"
+        owned.running = False
+        owned.passes += 1
 
     def conclude(self, owned: OwnedSequence, *, failed_start: bool = False, started: bool = False) -> None:
         """The running step is done; the next one may run."""
         assert owned.running, f"{owned.sequence}: no step is running"
         owned.running = False
+        owned.passes = 0
         del owned.steps[owned.next_step]
         owned.next_step = StepNumber(owned.next_step + 1)
         if failed_start:

@@ -62,10 +62,13 @@ class RowResult(msgspec.Struct, frozen=True):
 
     states  the implicit state after this step, by the state's *input* name, without the batch dimension: bytes,
             dtype and shape as they go into the checkpoint. Empty for stateless models and where `want_state` was off.
+    again   the model wants this request in a later batch once more before it answers (triton-spec 1.10): no outputs.
+            Only of models with `iterative_sequence`.
     """
 
     outputs: Sequence[Tensor]
     states: Mapping[str, Tensor] = {}
+    again: bool = False
 
 
 class Timings(msgspec.Struct, frozen=True):

@@ -64,6 +64,7 @@ class PythonEngine:
         self._shapes = RowShapes(config)
         self._states = SlotStates(batching.states if batching else (), request.model_dir)
         self._has_state = bool(self._states.specs)
+        self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
         self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
         self._output_states = [
@@ -154,6 +155,11 @@ class PythonEngine:
         for position, index, count in members:
             if isinstance(responses, RowError):
                 results[index] = responses
+            elif requests[position].release_flags == interface.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+                results[index] = self._rescheduled(responses[position])
+                if self._has_state and (kept := states[position]) is not None:
+                    # The next pass does not carry START any more: it must find what START began with.
+                    self._states.put(cast("int", rows[index].slot), kept)
             else:
                 before = states[position] if self._has_state else None
                 result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
@@ -250,6 +256,21 @@ class PythonEngine:
         )
 
     # --- one row's result
+
+    def _rescheduled(self, response: object) -> RowResult | RowError:
+        """What a request comes to that the model wants again (triton-spec 1.10)."""
+        if not self._iterative:
+            return RowError(
+                Code.INVALID_ARG,
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured "
+                "to handle such a flag.",
+            )
+        if response is not None:
+            return self._call_error(
+                "Expected a None object in the execute function return list for reschduled request, found type "
+                f"'{type(response)}'."
+            )
+        return RowResult((), again=True)
 
     def _result(
         self, row: Row, count: int, response: object, before: States | None, *, wanted: bool
@@ -432,6 +453,7 @@ class RowRequest(interface.InferenceRequest):
         self._row = row
         self.columns = columns
         self.position = position
+        self.release_flags = interface.TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[interface.Tensor]:
         assert isinstance(self.columns, Columns), "a row's columns are its batch's"

@@ -259,6 +259,7 @@ class InferenceRequest:
     """A request, as the model gets it. One that a model makes itself cannot be executed: see `exec`.
 
     columns, position  where its tensors are: in `columns[name][position]`; every name has a column (for the engine)
+    release_flags      what becomes of it after `execute` (for the engine)
     """
 
     __slots__ = (
@@ -274,6 +275,7 @@ class InferenceRequest:
         "_trace",
         "columns",
         "position",
+        "release_flags",
     )
 
     def __init__(
@@ -302,6 +304,7 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = parameters or {}
+        self.release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
 
     def inputs(self) -> list[Tensor]:
         """All tensors: inputs, controls and states."""
@@ -361,9 +364,11 @@ class InferenceRequest:
         raise _unsupported("decoupled responses (InferenceRequest.get_response_sender)")
 
     def set_release_flags(self, flags: int) -> None:
-        """Takes RELEASE_ALL; anything else is not supported."""
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
-            raise _unsupported("rescheduling a request (InferenceRequest.set_release_flags)")
+        """RELEASE_ALL: this call of `execute` answers it. RELEASE_RESCHEDULE: `execute` returns None for it and gets
+        it again in a later batch, which needs `iterative_sequence` in the configuration."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"unknown release flags {flags}")
+        self.release_flags = flags
 
 
 class InferenceResponse:

@@ -233,3 +233,27 @@ def test_text_tensors_pass_exactly_when_they_can_be_read(raw: bytes, count: int)
         readable = False
 
     assert (string_problem(raw, count, "i", "m") == "") == readable
+
+
+class TestIterativeSequences:
+    def test_a_request_without_a_sequence_is_one_of_its_own(self) -> None:
+        step = admitted(InferCall("m", inputs=(INT,)), model(iterative=True))
+
+        assert StepFlag.START | StepFlag.END == step.flags
+        assert step.message.own_sequence
+        assert isinstance(step.message.correlation_id, int)
+        assert step.session_id is None
+        assert step.sequence != admitted(InferCall("m", inputs=(INT,)), model(iterative=True)).sequence
+
+    def test_its_id_has_the_type_of_the_models_control(self) -> None:
+        control = ControlSpec("CORRID", ControlKind.CORRID, "BYTES")
+
+        step = admitted(InferCall("m", inputs=(INT,)), model(iterative=True, controls=(control,)))
+
+        assert isinstance(step.message.correlation_id, str)
+
+    def test_a_request_that_names_a_sequence_is_a_step_of_it(self) -> None:
+        step = admitted(InferCall("m", inputs=(INT,), correlation_id=7, start=True), model(iterative=True))
+
+        assert StepFlag.START == step.flags
+        assert not step.message.own_sequence

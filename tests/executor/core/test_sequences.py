@@ -192,3 +192,22 @@ def test_steps_run_once_and_in_order_however_they_arrive(
     ran += run_all(table, last)
 
     assert list(range(checkpointed + 1, 9)) == ran
+
+
+def test_a_step_that_is_repeated_stays_the_head_and_leaves_the_inbox_once() -> None:
+    """The passes of an iterative model's step are one step: one entry, one step since the checkpoint, one START."""
+    table = SequenceTable()
+    owned = table.accept(step(1, flags=StepFlag.START))
+    table.accept(step(2, committed=0))
+    assert owned is not None
+
+    for expected_passes in range(3):
+        assert expected_passes == owned.passes
+        assert 1 == table.begin(owned).step.step
+        table.repeat(owned)
+    table.begin(owned)
+    table.conclude(owned, started=True)
+
+    assert (0, 1, 1) == (owned.passes, owned.since_checkpoint, owned.start_step)
+    assert ["1-1"] == table.checkpointed(owned)
+    assert [2] == run_all(table, owned)
