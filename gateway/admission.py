@@ -17,7 +17,7 @@ from shared.errors import Code, RequestError
 from shared.ids import CorrelationId, SequenceId, sequence_id
 from shared.limits import CORRELATION_ID_CHARS_MAX
 from shared.messages import InferMessage, ModelRecord, StepFlag
-from shared.model_config.values import ControlKind, DynamicBatching, ModelConfig, QueuePolicy, TensorSpec
+from shared.model_config.values import ControlKind, DynamicBatching, ModelConfig, QueuePolicy, TensorSpec, TimeoutAction
 from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 
 Parameter = str | int | bool | float
@@ -68,6 +68,7 @@ class Admitted(msgspec.Struct, frozen=True):
     sequence     None for a stateless model
     session_id   the id that this request began a sequence under without having named one; None otherwise
     queue_bound  of its own queue policy (stateless), 0 for none
+    served_late  its timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
     """
 
     message: InferMessage
@@ -75,6 +76,7 @@ class Admitted(msgspec.Struct, frozen=True):
     flags: StepFlag = StepFlag.NONE
     session_id: str | None = None
     queue_bound: int = 0
+    served_late: bool = False
 
 
 def admit(
@@ -369,6 +371,7 @@ def _step(
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=StepFlag(flags),
         session_id=None if made is None else str(made),
+        served_late=batching.timeout_action is TimeoutAction.DELAY,
     )
 
 

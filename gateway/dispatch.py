@@ -220,7 +220,7 @@ class Dispatch:
             version=message.version,
             gateway=self._gateway,
             token=waiting.token,
-            timeout_us=call.timeout_us,
+            timeout_us=0 if waiting.admitted.served_late else call.timeout_us,
             message=encode(message),
         )
 

@@ -30,6 +30,7 @@ from shared.model_config.values import (
     SequenceBatching,
     StateSpec,
     TensorSpec,
+    TimeoutAction,
 )
 from shared.tensors import Tensor, bytes_elements, pack_bytes
 
@@ -133,6 +134,13 @@ def test_request_without_any_id_is_refused_unless_the_model_starts_sequences_by_
     )
     assert refused(call(session_id=""), model()).endswith("non-empty correlation ID")
     assert admitted(call(), model(implicit_start=True)).session_id is not None
+
+
+def test_timeout_of_a_step_counts_unless_the_model_says_complete():
+    """The dialect's `timeout_action: TIMEOUT_COMPLETE`: who waits too long for a slot is served late."""
+    late = model(timeout_action=TimeoutAction.DELAY)
+
+    assert [False, True] == [admitted(call(correlation_id=1, timeout_us=5), m).served_late for m in (model(), late)]
 
 
 def test_long_ids_are_unsupported():

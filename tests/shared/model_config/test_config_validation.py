@@ -278,9 +278,10 @@ NOT_SERVED = [
         "the mesh does not serve decoupled models",
     ),
     (
-        "sequence_batching { iterative_sequence: true }",
-        "sequence_batching.iterative_sequence",
-        "the mesh does not serve iterative sequences",
+        'sequence_batching { state { input_name: "h" output_name: "g" data_type: TYPE_FP32 dims: 1 '
+        "use_growable_memory: true } }",
+        "sequence_batching.state.use_growable_memory",
+        "the mesh keeps no growable state buffers",
     ),
     (
         'batch_input { target_name: "b" source_input: "X" data_type: TYPE_INT32 }',
