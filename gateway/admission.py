@@ -8,20 +8,24 @@ Where a message has Triton's id prefix, it is `[request id: <id>] `; an unnamed 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from shared.batch_shape import ShapeKeys, rows_of
 from shared.errors import Code, RequestError
 from shared.ids import CorrelationId, SequenceId, sequence_id
 from shared.limits import CORRELATION_ID_CHARS_MAX
 from shared.messages import InferMessage, ModelRecord, StepFlag
-from shared.model_config.values import ControlKind, DynamicBatching, ModelConfig, QueuePolicy, TensorSpec, TimeoutAction
+from shared.model_config.values import ControlKind, ModelConfig, TensorSpec, TimeoutAction, TimeoutAction
 from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 
 Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
+INT64_MAX = (1 << 63) - 1
+VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
 START, END, IMPLICIT, DURABLE = map(int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE))
 
 BATCH_NOTE = (
@@ -68,15 +72,13 @@ class Admitted(msgspec.Struct, frozen=True):
     sequence     None for a stateless model
     session_id   the id that this request began a sequence under without having named one; None otherwise
     queue_bound  of its own queue policy (stateless), 0 for none
-    served_late  its timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
     """
 
     message: InferMessage
     sequence: SequenceId | None = None
     flags: StepFlag = StepFlag.NONE
     session_id: str | None = None
-    queue_bound: int = 0
-    served_late: bool = False
+    queueing: Queueing = Queueing()
 
 
 def admit(
@@ -110,7 +112,8 @@ def with_id(request_id: str, text: str) -> str:
 
 def check_correlation_id(correlation_id: CorrelationId) -> None:
     """Refuses ids that no protocol message may carry; both codecs call it while they read parameters."""
-    if isinstance(correlation_id, str) and len(correlation_id) > CORRELATION_ID_CHARS_MAX:
+    # Triton counts bytes and calls them characters.
+    if isinstance(correlation_id, str) and len(correlation_id.encode()) > CORRELATION_ID_CHARS_MAX:
         raise RequestError(
             f"string correlation ID cannot be longer than {CORRELATION_ID_CHARS_MAX} characters", Code.UNSUPPORTED
         )
@@ -120,14 +123,16 @@ def check_version_text(version: str) -> str:
     """A requested version in its plain form ("" stays ""). Raises RequestError for what is not a positive integer."""
     if not version:
         return ""
-    if not (version.isascii() and version.removeprefix("-").isdigit()):
+    number = int(version) if VERSION_TEXT.fullmatch(version) else None
+    if number is None or number > INT64_MAX:
+        # The detail is the name of the C++ function that would not read it.
         raise RequestError(
-            f"failed to get model version from specified version string '{version}' "
-            "(details: not a number), version should be an integral value > 0"
+            f"failed to get model version from specified version string '{version}' (details: stol), version should be "
+            "an integral value > 0"
         )
-    if int(version) <= 0:
+    if number <= 0:
         raise RequestError(f"invalid model version specified '{version}' , version should be an integral value > 0")
-    return str(int(version))
+    return str(number)
 
 
 # -- outputs and inputs, for every model ----------------------------------------------------------------------------
@@ -141,7 +146,7 @@ def check_outputs(call: InferCall, config: ModelConfig) -> None:
     seen: set[str] = set()
     for name in call.outputs:
         if name in seen:
-            raise RequestError(f"output '{name}' already exists in request")
+            raise RequestError(with_id(call.request_id, f"output '{name}' already exists in request"))
         seen.add(name)
     for name in call.outputs:
         if name not in declared:
@@ -154,17 +159,22 @@ def check_inputs(call: InferCall, config: ModelConfig) -> None:
     given: dict[str, Tensor] = {}
     for tensor in call.inputs:
         if tensor.name in given:
-            raise RequestError(f"input '{tensor.name}' already exists in request")
+            raise RequestError(with_id(call.request_id, f"input '{tensor.name}' already exists in request"))
         given[tensor.name] = tensor
     reserved = reserved_names(config) - specs.keys()
     for name in given:
         # Triton would complain of the number of inputs first, which says nothing of what is wrong.
         if name in reserved:
             raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
-    _check_count(call, config, given)
+    required = [spec.name for spec in config.inputs if not spec.optional]
+    if not len(required) <= len(given) <= len(specs):
+        raise _count_error(call, config, given, required)
     for name in given:
         if name not in specs:
             raise RequestError(f"unexpected inference input '{name}' for model '{config.name}'")
+    # Triton counts and does not look: there an optional input passes for a required one that is missing.
+    if not given.keys() >= set(required):
+        raise _count_error(call, config, given, required)
     if config.max_batch_size > 0:
         _check_batch(call, config)
     for tensor in call.inputs:
@@ -179,18 +189,16 @@ def reserved_names(config: ModelConfig) -> frozenset[str]:
     return frozenset([c.name for c in batching.controls] + [s.input_name for s in batching.states])
 
 
-def _check_count(call: InferCall, config: ModelConfig, given: Mapping[str, Tensor]) -> None:
-    required = [spec.name for spec in config.inputs if not spec.optional]
-    if len(required) <= len(given) <= len(config.inputs):
-        return
+def _count_error(
+    call: InferCall, config: ModelConfig, given: Mapping[str, Tensor], required: Sequence[str]
+) -> RequestError:
     expected = (
         f"expected {len(config.inputs)} inputs"
         if len(required) == len(config.inputs)
         else f"expected number of inputs between {len(required)} and {len(config.inputs)}"
     )
     missing = _quoted([name for name in required if name not in given])
-    # Triton keeps a request's inputs in a sorted map; the list in its message is sorted.
-    raise RequestError(
+    return RequestError(
         with_id(
             call.request_id,
             f"{expected} but got {len(given)} inputs for model '{config.name}'. Got input(s) {_quoted(sorted(given))}, "
@@ -296,11 +304,17 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
             # As Triton does: the element beyond the last one is an error already.
             return f"unexpected number of string elements {count + 1} {where}, expecting {expected}"
         if position + 4 > end:
-            return f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} available"
+            return (
+                f"incomplete string length indicator {where}, expecting 4 bytes but only {end - position} bytes "
+                "available. Please make sure the string length indicator is in one buffer."
+            )
         (length,) = unpack(raw, position)
         position += 4
         if position + length > end:
-            return f"incomplete string data {where}, expecting {length} bytes but only {end - position} available"
+            return (
+                f"incomplete string data {where}, expecting string of length {length} but only {end - position} bytes "
+                "available"
+            )
         position += length
         count += 1
     if count != expected:
@@ -313,20 +327,33 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
 
 def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int) -> Admitted:
     # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
-    level, policy = _priority(call, config.dynamic_batching)
-    return Admitted(_message(call, version, call.correlation_id, level, arrived_ns), queue_bound=policy.max_queue_size)
+    queueing = queueing_of(call, config)
+    return Admitted(_message(call, version, call.correlation_id, queueing.level, arrived_ns), queueing=queueing)
 
 
-def _priority(call: InferCall, batching: DynamicBatching | None) -> tuple[int, QueuePolicy]:
-    """The level that a request's priority means (triton-spec 3.2), and that level's policy."""
+def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
+    """The level that a request's priority means, with that level's policy. Out of range is the default, silently; a
+    request may only lower its level's timeout, and without one there is nothing to lower, as in Triton."""
+    rows = rows_of(config, call.inputs)
+    batching = config.dynamic_batching
     if batching is None:
-        return 0, QueuePolicy()
-    if batching.priority_levels == 0:
-        return 0, batching.default_queue_policy
-    level = call.priority
-    if not 1 <= level <= batching.priority_levels:
-        level = batching.default_priority_level
-    return level, batching.priority_queue_policies.get(level, batching.default_queue_policy)
+        return Queueing(rows=rows)
+    level, policy = 0, batching.default_queue_policy
+    if batching.priority_levels:
+        level = call.priority if 1 <= call.priority <= batching.priority_levels else batching.default_priority_level
+        policy = batching.priority_queue_policies.get(level, policy)
+    timeout_us = policy.default_timeout_us
+    if policy.allow_timeout_override and 0 < call.timeout_us < timeout_us:
+        timeout_us = call.timeout_us
+    return Queueing(
+        level=level,
+        level_bound=policy.max_queue_size,
+        timeout_us=timeout_us,
+        delays=policy.timeout_action is TimeoutAction.DELAY,
+        rows=rows,
+        shape=ShapeKeys(config).text_of(call.inputs),
+        ordered=batching.preserve_ordering,
+    )
 
 
 # -- sequences ------------------------------------------------------------------------------------------------------
@@ -371,7 +398,6 @@ def _step(
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=StepFlag(flags),
         session_id=None if made is None else str(made),
-        served_late=batching.timeout_action is TimeoutAction.DELAY,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import hypercorn.asyncio
 from hypercorn.config import Config
 from starlette.types import Receive, Scope, Send
 
+from gateway.settings import Certificate
 from shared.errors import UnavailableError
 
 KEEP_ALIVE_S = 600.0
@@ -36,11 +38,19 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-async def serve_http(app: Any, server: socket.socket, *, stop: Callable[[], Awaitable[object]], grace_s: float) -> None:
+async def serve_http(
+    app: Any,
+    server: socket.socket,
+    *,
+    stop: Callable[[], Awaitable[object]],
+    grace_s: float,
+    certificate: Certificate | None = None,
+) -> None:
     """Serves an ASGI application on a listening socket until `stop` returns; then answers what is open.
 
     server   becomes Hypercorn's, which closes it
     grace_s  how long open requests may take once the stop was asked for
+    raises   OSError (ssl.SSLError is one) for a certificate that cannot be read
     """
     config = Config()
     config.bind = [f"fd://{server.detach()}"]
@@ -54,6 +64,12 @@ async def serve_http(app: Any, server: socket.socket, *, stop: Callable[[], Awai
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")
+    if certificate is not None:
+        config.certfile, config.keyfile = certificate.certificate, certificate.key
+        config.alpn_protocols = ["http/1.1"]
+        if certificate.root:
+            config.ca_certs = certificate.root
+            config.verify_mode = ssl.CERT_REQUIRED
     library: Any = hypercorn.asyncio  # its `serve` is typed by dicts of unknown content
     await library.serve(_without_lifespan(app), config, shutdown_trigger=stop, mode="asgi")
 

@@ -7,12 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 from shared.model_config.values import ModelConfig, TensorSpec
 
-SERVER_NAME = "seqmesh"
+SERVER_NAME = "triton"
+"""What clients find in the metadata unless an operator says otherwise: Triton's own examples compare it."""
 EXTENSIONS = (
     "classification",
     "sequence",
     "sequence(string_id)",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",

@@ -30,6 +30,7 @@ from gateway.rest.app import build_app, build_metrics_app
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.server import Server
+from gateway.restrictions import parse_restrictions
 from gateway.rpc.ports import Ports
 from gateway.rpc.server import GrpcLimits, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
@@ -146,16 +147,17 @@ async def _serve_ports(
     on_ready: Callable[[Addresses], None] | None,
     grace_s: float,
 ) -> None:
-    server = Server(core.catalog, Metrics(core.statistics, gauges_of(core)), stop)
+    server = Server(core.catalog, Metrics(core.statistics, gauges_of(core)), stop, name=settings.server_id)
     size_max = settings.http_max_input_size
     app = build_app(
-        Infer(core.inference, core.catalog, size_max=size_max),
+        Infer(core.inference, core.catalog, size_max=size_max, forward=settings.header_forward_regex),
         Models(core.catalog, core.repository, core.statistics, size_max=size_max),
         server,
+        parse_restrictions(settings.http_restricted_api),
     )
     http = listen(settings.host, settings.http_port)
     metrics = listen(settings.host, settings.metrics_port)
-    ports = Ports(core.inference, core.catalog, core.repository, core.statistics)
+    ports = Ports(core.inference, core.catalog, core.repository, core.statistics, settings.server_id)
     grpc = await serve_grpc(
         InferenceServicer(ports),
         host=settings.host,
@@ -163,7 +165,8 @@ async def _serve_ports(
         limits=GrpcLimits(receive_bytes=settings.http_max_input_size),
     )
     addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
-    http_task = tasks.start(serve_http(app, http, stop=stop.wait, grace_s=grace_s), name="http")
+    serving = serve_http(app, http, stop=stop.wait, grace_s=grace_s, certificate=settings.http_certificate)
+    http_task = tasks.start(serving, name="http")
     drained = asyncio.Event()
     metrics_app = build_metrics_app(server)
     metrics_task = tasks.start(serve_http(metrics_app, metrics, stop=drained.wait, grace_s=1.0), name="metrics")

@@ -1,8 +1,15 @@
-"""The routes of the v2 protocol (triton-spec 5.1). Inference first: routes are tried in this order."""
+"""The routes of the v2 protocol (triton-spec 5.1). Inference first: routes are tried in this order.
+
+Every route belongs to a category, which an operator may restrict to those who send a header (`gateway.restrictions`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,85 +17,112 @@ from starlette.routing import Route
 
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
+from gateway.rest.observability import Observability
 from gateway.rest.reply import Endpoint, Handler
-from gateway.rest.server import NO_LOG_SETTINGS, NO_SHARED_MEMORY, NO_TRACE_SETTINGS, Server
+from gateway.rest.server import Server
+from gateway.rest.shared_memory import SharedMemory
+from gateway.restrictions import Restriction
 
-VERSIONED = "/v2/models/{model}/versions/{version:int}"
 MODEL = "/v2/models/{model}"
+VERSIONED = "/v2/models/{model}/versions/{version:digits}"
 REPOSITORY = "/v2/repository"
 
 
-def build_app(infer: Infer, models: Models, server: Server) -> Starlette:
+class Digits(Convertor[str]):
+    """A version in a path, as it was written: any number of digits."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        """As it is; what it means is for the catalog to say."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """As it is."""
+        return value
+
+
+register_url_convertor("digits", Digits())
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The routes as they are collected. restrictions: by category."""
+
+    restrictions: Mapping[str, Restriction]
+    routes: list[Route] = field(default_factory=list[Route])
+
+    def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
+        """One route, which answers only these methods."""
+        endpoint = Endpoint(handler, self.restrictions.get(category))
+        route = Route(path, endpoint, methods=list(methods))
+        # Starlette answers HEAD where it answers GET; Triton answers 405.
+        route.methods = set(methods)
+        self.routes.append(route)
+
+
+def build_app(
+    infer: Infer, models: Models, server: Server, restrictions: Mapping[str, Restriction] | None = None
+) -> Starlette:
     """The application of the HTTP port."""
-    return Starlette(
-        routes=[
-            _post(f"{MODEL}/infer", infer.handle),
-            _post(f"{VERSIONED}/infer", infer.handle),
-            _get("/v2/health/live", server.live),
-            _get("/v2/health/ready", server.ready),
-            _get("/v2", server.metadata),
-            _get("/v2/models/stats", models.stats),
-            *_model_routes(models),
-            *_repository_routes(models),
-            *_refused_routes(),
-            _get("/metrics", server.metrics),
-        ],
-        exception_handlers={404: _not_found, 405: _method_not_allowed},
-    )
+    table = Table(restrictions or {})
+    for model in (MODEL, VERSIONED):
+        table.add("inference", f"{model}/infer", infer.handle, "POST")
+    table.add("health", "/v2/health/live", server.live, "GET")
+    table.add("health", "/v2/health/ready", server.ready, "GET")
+    table.add("metadata", "/v2", server.metadata, "GET")
+    table.add("statistics", "/v2/models/stats", models.stats, "GET")
+    for model in (MODEL, VERSIONED):
+        table.add("metadata", model, models.metadata, "GET")
+        table.add("health", f"{model}/ready", models.ready, "GET")
+        table.add("model-config", f"{model}/config", models.config, "GET")
+        table.add("statistics", f"{model}/stats", models.stats, "GET")
+        for kind in ("generate", "generate_stream"):
+            table.add("inference", f"{model}/{kind}", infer.refuse_generate, "POST")
+    _add_repository(table, models)
+    _add_observability(table, Observability())
+    for kind in ("system", "cuda"):
+        _add_shared_memory(table, f"/v2/{kind}sharedmemory", SharedMemory(kind))
+    table.add("statistics", "/metrics", server.metrics, "GET")
+    return _app(table)
 
 
 def build_metrics_app(server: Server) -> Starlette:
     """The application of the metrics port."""
-    return Starlette(
-        routes=[_get("/metrics", server.metrics)],
-        exception_handlers={404: _not_found, 405: _method_not_allowed},
-    )
+    table = Table({})
+    table.add("statistics", "/metrics", server.metrics, "GET")
+    return _app(table)
 
 
-def _model_routes(models: Models) -> list[Route]:
-    return [
-        _get(base + path, handler)
-        for base in (MODEL, VERSIONED)
-        for path, handler in (
-            ("", models.metadata),
-            ("/ready", models.ready),
-            ("/config", models.config),
-            ("/stats", models.stats),
-        )
-    ]
+def _app(table: Table) -> Starlette:
+    app = Starlette(routes=table.routes, exception_handlers={404: _not_found, 405: _method_not_allowed})
+    # A path that ends with a slash is another path, not one to be sent elsewhere.
+    app.router.redirect_slashes = False
+    return app
 
 
-def _repository_routes(models: Models) -> list[Route]:
-    return [
-        _post(f"{REPOSITORY}/index", models.index),
-        _post(f"{REPOSITORY}/{{repository}}/index", models.index),
-        _post(f"{REPOSITORY}/models/{{model}}/load", models.load),
-        _post(f"{REPOSITORY}/models/{{model}}/unload", models.unload),
-        _post(f"{REPOSITORY}/{{repository}}/models/{{model}}/load", models.named_repository),
-        _post(f"{REPOSITORY}/{{repository}}/models/{{model}}/unload", models.named_repository),
-    ]
+def _add_repository(table: Table, models: Models) -> None:
+    category = "model-repository"
+    for base in (REPOSITORY, f"{REPOSITORY}/{{repository}}"):
+        table.add(category, f"{base}/index", models.index, "POST")
+    table.add(category, f"{REPOSITORY}/models/{{model}}/load", models.load, "POST")
+    table.add(category, f"{REPOSITORY}/models/{{model}}/unload", models.unload, "POST")
+    for action in ("load", "unload"):
+        path = f"{REPOSITORY}/{{repository}}/models/{{model}}/{action}"
+        table.add(category, path, models.named_repository, "POST")
 
 
-def _refused_routes() -> list[Route]:
-    refused = [
-        Route(path, NO_TRACE_SETTINGS, methods=["GET", "POST"])
-        for path in ("/v2/trace/setting", f"{MODEL}/trace/setting")
-    ]
-    refused.append(Route("/v2/logging", NO_LOG_SETTINGS, methods=["GET", "POST"]))
-    for kind in ("systemsharedmemory", "cudasharedmemory"):
-        for base in (f"/v2/{kind}", f"/v2/{kind}/region/{{region}}"):
-            refused.append(Route(f"{base}/status", NO_SHARED_MEMORY, methods=["GET"]))
-            refused.append(Route(f"{base}/unregister", NO_SHARED_MEMORY, methods=["POST"]))
-        refused.append(Route(f"/v2/{kind}/region/{{region}}/register", NO_SHARED_MEMORY, methods=["POST"]))
-    return refused
+def _add_observability(table: Table, observability: Observability) -> None:
+    for path in ("/v2/trace/setting", f"{MODEL}/trace/setting"):
+        table.add("trace", path, observability.trace_settings, "GET", "POST")
+    table.add("logging", "/v2/logging", observability.log_settings, "GET", "POST")
 
 
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, Endpoint(handler), methods=["GET"])
-
-
-def _post(path: str, handler: Handler) -> Route:
-    return Route(path, Endpoint(handler), methods=["POST"])
+def _add_shared_memory(table: Table, root: str, memory: SharedMemory) -> None:
+    for base in (root, f"{root}/region/{{region}}"):
+        table.add("shared-memory", f"{base}/status", memory.status, "GET")
+        for action in ("register", "unregister"):
+            table.add("shared-memory", f"{base}/{action}", memory.refuse, "POST")
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:

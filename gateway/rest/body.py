@@ -14,6 +14,7 @@ from shared.errors import Code, MeshError, RequestError
 
 LINGER_S = 2.0
 """How long a client may go on sending after its request was refused."""
+NUMBER_DIGITS_MAX = 20
 TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
@@ -44,7 +45,7 @@ def read_headers(scope: Scope) -> Headers:
             case b"content-length":
                 headers.content_length = _number("Content-Length", value)
             case b"inference-header-content-length":
-                headers.header_length = _number("Inference-Header-Content-Length", value)
+                headers.header_length = _number("Inference-Header-Content-Length", value, signed=True)
             case b"content-encoding":
                 headers.content_encoding = value.decode("latin-1")
             case b"accept-encoding":
@@ -59,8 +60,8 @@ def read_headers(scope: Scope) -> Headers:
     return headers
 
 
-def _number(name: str, value: bytes) -> int:
-    if not value.isdigit():
+def _number(name: str, value: bytes, *, signed: bool = False) -> int:
+    if not (value.removeprefix(b"-") if signed else value).isdigit() or len(value) > NUMBER_DIGITS_MAX:
         raise RequestError(f"Unable to parse {name}, got: {value.decode('latin-1')}")
     return int(value)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.admission import InferCall
@@ -12,20 +14,29 @@ from gateway.inference import Answer, Inference
 from gateway.rest.body import ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
-from gateway.rest.request import Envelope, OutputForms, decode_infer, decode_raw
+from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
 from gateway.rest.response import encode_answer
+from shared.errors import Code, RequestError
 
+GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
 WATCH_AFTER_S = 1.0
 """Only a request that takes longer than this is watched for a client that leaves: the watch costs a task."""
 
 
 class Infer:
-    """The inference endpoint. size_max: largest body, unpacked, bytes."""
+    """The inference endpoint.
 
-    def __init__(self, inference: Inference, catalog: Catalog, *, size_max: int) -> None:
+    size_max  largest body, unpacked, bytes
+    forward   headers whose names it finds become parameters of the request
+    """
+
+    def __init__(
+        self, inference: Inference, catalog: Catalog, *, size_max: int, forward: re.Pattern[str] | None = None
+    ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._size_max = size_max
+        self._forward = forward
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -45,19 +56,32 @@ class Infer:
             extra.append((b"content-encoding", encoding.encode()))
         await send_bytes(send, 200, content, extra)
 
+    async def refuse_generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../generate and .../generate_stream (triton-spec 5.5): not served yet."""
+        path = scope["path_params"]
+        self._catalog.find(path["model"], path.get("version", ""))
+        raise RequestError(GENERATE_REFUSAL, Code.UNSUPPORTED)
+
     def _decode(self, scope: Scope, headers: Headers, body: bytes) -> tuple[InferCall, OutputForms]:
         path = scope["path_params"]
         envelope = Envelope(
             model=path["model"],
-            version=str(path.get("version", "")),
+            version=path.get("version", ""),
             header_length=headers.header_length,
             session_id=headers.session_id,
             trace_headers=headers.trace,
         )
-        if headers.header_length == 0:
-            record, _ = self._catalog.find(envelope.model, envelope.version)
-            return decode_raw(body, envelope, record.config)
-        return decode_infer(body, envelope)
+        try:
+            call, forms = decode(body, envelope, lambda: self._catalog.find(envelope.model, envelope.version)[0].config)
+        except RequestError:
+            # As in Triton, a model that is not there comes before what is wrong with the body.
+            self._catalog.find(envelope.model, envelope.version)
+            raise
+        if self._forward is not None:
+            forwarded = forwarded_headers(scope["headers"], self._forward)
+            if forwarded:
+                call = msgspec.structs.replace(call, parameters={**call.parameters, **forwarded})
+        return call, forms
 
 
 async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:

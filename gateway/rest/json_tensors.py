@@ -1,91 +1,109 @@
-"""Tensor data as JSON: nested or flat arrays to bytes, and bytes to flat arrays. Pure; source: triton-spec 5.3, 5.4."""
+"""Tensor data as JSON: nested or flat arrays to bytes, and bytes to flat arrays. Pure; source: triton-spec 5.3, 5.4.
+
+How the elements are nested does not count, only their number. Where Triton cuts an integer off that is too large for
+its datatype, it is refused here: a wrong number is worse than an error.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.rest.json_values import INT64_MAX, INT64_MIN, UINT64_MAX, JsonError, array_of
 from shared.errors import Code, RequestError
-from shared.limits import JSON_NESTING_MAX
 from shared.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_count, pack_bytes, to_numpy
 
 NO_JSON_FORM = ("FP16", "BF16")
 """Datatypes that travel only as binary data."""
-
-ACCEPTED: dict[str, set[type]] = {"BOOL": {bool, int}, "FP32": {float, int}, "FP64": {float, int}, "BYTES": {str}}
-"""Python types of JSON elements by datatype; integers only for all that are not listed."""
-WANTED = {"BOOL": "boolean", "FP32": "floating-point number", "FP64": "floating-point number", "BYTES": "string"}
+WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 
 def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
-    """A tensor whose data came as JSON; only the number of elements counts, not how they are nested.
+    """A tensor whose data came as JSON.
 
-    raises  RequestError in Triton's words for elements of the wrong type, number or range
+    A tensor without elements takes no notice of its data. The number of strings is not checked here: a BYTES tensor is
+    compared with its shape like one that came as binary data.
+
+    raises  JsonError in Triton's words for elements of the wrong type or number, RequestError for a datatype without
+            a JSON form and for integers out of the datatype's range
     """
+    count = element_count(shape)
+    if count == 0:
+        return Tensor(name, datatype, shape, b"")
+    elements = flatten(array_of(data, "data"))
+    if datatype == "BYTES":
+        return Tensor(name, datatype, shape, _strings(elements))
     if datatype in NO_JSON_FORM:
         raise RequestError(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
-    if datatype not in NUMPY_TYPE and datatype != "BYTES":
-        raise RequestError(f"invalid datatype '{datatype}' for input '{name}'")
-    elements = flatten(data)
-    if len(elements) != element_count(shape):
-        raise RequestError("Unable to parse 'data': Shape does not match true shape of 'data' field", Code.INTERNAL)
-    _check_types(name, datatype, elements)
-    if datatype == "BYTES":
-        return Tensor(name, datatype, shape, pack_bytes(elements))
-    if datatype == "BOOL" and not set(elements) <= {0, 1}:
-        raise RequestError(f"Unable to parse 'data': input '{name}' of type BOOL has elements other than 0 and 1")
+    dtype = NUMPY_TYPE.get(datatype)
+    if dtype is None:
+        raise RequestError(f"invalid datatype for input {name}")
+    # As Triton reads element by element, a wrong type before the shape's end comes before a wrong number.
+    if elements:
+        check_elements(elements[:count], dtype)
+    if len(elements) != count:
+        raise JsonError(WRONG_COUNT)
     try:
         with np.errstate(over="ignore"):
-            return Tensor(name, datatype, shape, np.array(elements, dtype=NUMPY_TYPE[datatype]).tobytes())
+            return Tensor(name, datatype, shape, np.array(elements, dtype=dtype).tobytes())
     except OverflowError as error:
         raise RequestError(
             f"Unable to parse 'data': an element of input '{name}' is out of the range of {datatype}"
         ) from error
 
 
-def flatten(data: Any) -> list[Any]:
+def flatten(elements: list[Any]) -> list[Any]:
     """The elements of nested arrays, row by row."""
-    if not isinstance(data, list):
-        raise RequestError("Unable to parse 'data': attempt to access JSON non-array as array")
-    elements = cast("list[Any]", data)
-    for _ in range(JSON_NESTING_MAX):
+    while True:
         kinds = set(map(type, elements))
         if list not in kinds:
             return elements
         if kinds != {list}:
-            raise RequestError("Unable to parse 'data': arrays and elements are mixed at one level of nesting")
+            return list(_walk(elements))
         elements = [element for row in elements for element in row]
-    raise nesting_error()
 
 
-def nesting_error() -> RequestError:
-    """JSON that is nested too deeply."""
-    return RequestError(f"JSON nesting depth exceeds maximum allowed limit ({JSON_NESTING_MAX})")
+def _walk(elements: list[Any]) -> Iterator[Any]:
+    """The same where arrays and elements are mixed; the depth was bounded when the document was read."""
+    for element in elements:
+        if isinstance(element, list):
+            yield from _walk(cast("list[Any]", element))
+        else:
+            yield element
 
 
-def _check_types(name: str, datatype: str, elements: list[Any]) -> None:
-    accepted = ACCEPTED.get(datatype, {int})
-    for kind in set(map(type, elements)) - accepted:
-        wanted = WANTED.get(datatype, "integer")
-        raise RequestError(
-            f"Unable to parse 'data': attempt to access JSON non-{wanted} as {wanted} (input '{name}' of type "
-            f"{datatype} has an element of type {JSON_NAMES.get(kind, kind.__name__)})"
-        )
+def _strings(elements: list[Any]) -> bytes:
+    if not set(map(type, elements)) <= {str}:
+        raise JsonError("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+    return pack_bytes(elements)
 
 
-JSON_NAMES: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "floating-point number",
-    str: "string",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
+def check_elements(elements: list[Any], dtype: np.dtype[Any]) -> None:
+    """Every element (there is one) is of the JSON type that the datatype is read from; integers are of 64 bits."""
+    kinds = set(map(type, elements))
+    match dtype.kind:
+        case "b":
+            if not kinds <= {bool, int} or not set(elements) <= {0, 1}:
+                raise _wrong("boolean", "boolean")
+        case "f":
+            if not kinds <= {float, int}:
+                raise _wrong("number", "double")
+        case "u":
+            if not kinds <= {int} or min(elements) < 0 or max(elements) > UINT64_MAX:
+                raise _wrong("unsigned-integer", "unsigned-integer")
+        case _:
+            if not kinds <= {int} or min(elements) < INT64_MIN or max(elements) > INT64_MAX:
+                raise _wrong("signed-integer", "signed-integer")
+
+
+def _wrong(found: str, wanted: str) -> JsonError:
+    return JsonError(f"Unable to parse 'data': attempt to access JSON non-{found} as {wanted}")
 
 
 def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
@@ -95,8 +113,7 @@ def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
     """
     if tensor.datatype in NO_JSON_FORM:
         raise RequestError(
-            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output "
-            f"{tensor.name}"
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         )
     if tensor.datatype != "BYTES":
         return to_numpy(tensor).reshape(-1)
@@ -106,4 +123,8 @@ def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
         raise RequestError(
             f"output '{tensor.name}' has elements that are no UTF-8 text and cannot be sent via JSON. Please use the "
             f"binary data format for output {tensor.name}"
+        ) from error
+    except (ValueError, struct.error) as error:
+        raise RequestError(
+            f"output tensor shape does not match size of output for '{tensor.name}'", Code.INTERNAL
         ) from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -13,8 +11,8 @@ from gateway.catalog import Catalog
 from gateway.metadata import TensorMetadata, platform_of, tensor_metadata
 from gateway.repository import Repository
 from gateway.rest.body import read_body, read_headers
+from gateway.rest.json_values import Json, JsonError, bool_of, members, parse_object
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
-from gateway.rest.request import Json, parse_object
 from gateway.statistics import Statistics
 from shared.errors import Code, RequestError
 from shared.messages import RepositoryEntry
@@ -74,15 +72,14 @@ class Models:
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/load."""
-        config_json, files = load_parameters(await self._document(scope, receive))
+        config_json, files = load_parameters(parameters_of(await self._document(scope, receive)))
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
         await send_bytes(send, 200, b"")
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/unload. There are no ensembles, so there are no dependents."""
-        parameters = (await self._document(scope, receive)).get("parameters", {})
-        if not isinstance(parameters.get("unload_dependents", False), bool):
-            raise RequestError("Invalid value for 'unload_dependents': expected a boolean")
+        parameters = parameters_of(await self._document(scope, receive))
+        bool_of(parameters.get("unload_dependents", False), "unload_dependents")
         await self._repository.unload(scope["path_params"]["model"])
         await send_bytes(send, 200, b"")
 
@@ -92,16 +89,18 @@ class Models:
 
     async def _document(self, scope: Scope, receive: Receive) -> Json:
         body = await read_body(receive, read_headers(scope), size_max=self._size_max)
-        document = parse_object(body) if body.strip() else {}
-        if not isinstance(document.get("parameters", {}), dict):
-            raise RequestError("Unable to parse 'parameters': attempt to access JSON non-object as object")
-        return document
+        return parse_object(body) if body.strip() else {}
 
 
 def model_and_version(scope: Scope) -> tuple[str, str]:
     """Path parameters; "" for what is not in the path."""
     path = scope["path_params"]
-    return path.get("model", ""), str(path.get("version", ""))
+    return path.get("model", ""), path.get("version", "")
+
+
+def parameters_of(document: Json) -> Json:
+    """The member `parameters`, which may be missing but must be an object."""
+    return members(document.get("parameters", {}))
 
 
 def described(tensor: TensorMetadata) -> Json:
@@ -115,14 +114,13 @@ def index_line(entry: RepositoryEntry) -> Json:
     return {key: value for key, value in line.items() if value}
 
 
-def load_parameters(document: Json) -> tuple[str, dict[str, bytes]]:
+def load_parameters(parameters: Json) -> tuple[str, dict[str, bytes]]:
     """Configuration and override files of a load request."""
     config_json = ""
     files: dict[str, bytes] = {}
-    parameters: Mapping[str, Any] = document.get("parameters", {})
     for key, value in parameters.items():
         if not isinstance(value, str):
-            raise RequestError(f"attempt to access JSON non-string as string for parameter '{key}'")
+            raise JsonError(f"attempt to access JSON non-string as string for parameter '{key}'")
         if key == "config":
             config_json = value
         elif key.startswith(FILE_PREFIX):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.rest.body import ClientLeftError, discard
 from gateway.rest.compression import BodyTooLargeError, UnsupportedEncodingError
+from gateway.restrictions import Restriction
 from gateway.status import http_error
 from shared import logs
 from shared.errors import MeshError
@@ -47,14 +49,29 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
 
 
-class Endpoint:
-    """A handler as an ASGI application: errors become responses, and a mistake of ours a 500 that is logged."""
+def is_open(scope: Scope, restriction: Restriction) -> bool:
+    """Whether a request carries the header that opens its route."""
+    given = [value for name, value in scope["headers"] if name == restriction.key.encode("latin-1")]
+    expected = restriction.value.encode()
+    return any(hmac.compare_digest(value, expected) for value in given)
 
-    def __init__(self, handler: Handler) -> None:
+
+class Endpoint:
+    """A handler as an ASGI application: errors become responses, and a mistake of ours a 500 that is logged.
+
+    restriction  the header that a request must carry, if any
+    """
+
+    def __init__(self, handler: Handler, restriction: Restriction | None = None) -> None:
         self._handler = handler
+        self._restriction = restriction
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if self._restriction is not None and not is_open(scope, self._restriction):
+                error = f"This API is restricted, expecting header '{self._restriction.key}'"
+                await send_json(send, {"error": error}, 403)
+                return
             await self._handler(scope, receive, send)
         except BodyTooLargeError as error:
             await send_error(send, error, (b"connection", b"close"))

@@ -6,23 +6,38 @@ data extension). Binary data is sliced, never decoded. Source: triton-spec 5.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-import orjson
-
-from gateway.admission import InferCall, Parameter, check_correlation_id
+from gateway.admission import InferCall, Parameter, check_correlation_id, with_id
 from gateway.metadata import SHARED_MEMORY_REFUSAL
-from gateway.rest.json_tensors import nesting_error, tensor_of_json
+from gateway.rest.json_tensors import tensor_of_json
+from gateway.rest.json_values import (
+    INT64_MAX,
+    INT64_MIN,
+    UINT64_MAX,
+    Json,
+    array_member,
+    array_of,
+    bool_of,
+    members,
+    object_of,
+    parse_object,
+    text_member,
+    text_of,
+    unsigned_of,
+)
 from shared.errors import Code, RequestError
-from shared.limits import JSON_NESTING_MAX
 from shared.model_config.values import ModelConfig
 from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 
-Json = dict[str, Any]
 RESERVED_PREFIX = "triton_"
-UINT64_MAX = (1 << 64) - 1
+RESERVED_HEADERS = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
+"""Names of parameters that mean something by themselves; a header cannot become one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +74,46 @@ class Envelope:
     trace_headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def decode_infer(body: bytes, envelope: Envelope) -> tuple[InferCall, OutputForms]:
-    """The call that a body makes. `header_length` 0 is not for here: see `decode_raw`."""
+def decode(body: bytes, envelope: Envelope, config_of: Callable[[], ModelConfig]) -> tuple[InferCall, OutputForms]:
+    """The call that a body makes, and the forms in which its outputs are wanted.
+
+    config_of  looks the model up, which only a body without JSON needs
+    raises     RequestError in Triton's words
+    """
     length = check_header_length(envelope.header_length, len(body))
-    document = parse_object(body if length is None else body[:length])
-    binary = memoryview(b"" if length is None else body)[length or 0 :]
+    if length == 0:
+        return decode_raw(body, envelope, config_of())
+    return decode_json(body, length, envelope)
+
+
+def decode_json(body: bytes, length: int, envelope: Envelope) -> tuple[InferCall, OutputForms]:
+    """The call of a body that begins with `length` bytes of JSON; the rest is binary data."""
+    document = parse_object(body if length == len(body) else body[:length])
+    request_id = text_of(document.get("id", ""), "id")
     parameters = _Parameters()
-    for key, value in _object(document, "parameters").items():
-        parameters.read(key, value)
+    if "parameters" in document:
+        for key, value in members(document["parameters"], "failed to get request params.: ").items():
+            parameters.read(key, value)
+    inputs = _inputs(document, memoryview(body)[length:], envelope.model)
+    outputs, forms = _outputs(document, binary_by_default=parameters.binary_output)
     return (
         InferCall(
             model=envelope.model,
             version=envelope.version,
-            request_id=_text(document, "id"),
+            request_id=request_id,
             correlation_id=parameters.correlation_id,
             start=parameters.start,
             end=parameters.end,
             expected_step=parameters.expected_step,
             priority=parameters.priority,
             timeout_us=parameters.timeout_us,
-            inputs=_inputs(document, binary, envelope.model),
-            outputs=tuple(_named(output, "outputs") for output in _array(document, "outputs")),
+            inputs=inputs,
+            outputs=outputs,
             parameters=parameters.custom,
             session_id=envelope.session_id,
             trace_headers=envelope.trace_headers,
         ),
-        _forms(document, binary_by_default=parameters.binary_output),
+        forms,
     )
 
 
@@ -102,118 +131,49 @@ def decode_raw(body: bytes, envelope: Envelope, config: ModelConfig) -> tuple[In
 
 
 def raw_input(body: bytes, config: ModelConfig) -> Tensor:
-    """The model's only input, as the bytes of one batch row; a variable dimension is what the bytes make it."""
+    """The model's only input, as the bytes of one batch row; a variable dimension is what the bytes make it.
+
+    raises  RequestError, with Triton's words about `raw_input`
+    """
     if len(config.inputs) != 1:
-        raise RequestError(
+        raise _raw_error(
             "Raw request must only have 1 input (found 1) to be deduced but got "
             f"{len(config.inputs)} inputs in '{config.name}' model configuration"
         )
     spec = config.inputs[0]
-    if sum(dim == -1 for dim in spec.dims) > 1:
-        raise RequestError(
-            "The shape of the raw input '" + spec.name + "' can not be deduced because there are more than one "
+    batch = (1,) if config.max_batch_size > 0 else ()
+    if spec.datatype == "BYTES":
+        if spec.dims != (1,):
+            raise _raw_error(f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        return Tensor(spec.name, "BYTES", (*batch, 1), len(body).to_bytes(4, "little") + body)
+    if spec.dims.count(-1) > 1:
+        raise _raw_error(
+            f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
             "variable-sized dimension"
         )
-    batch = (1,) if config.max_batch_size > 0 else ()
-    fixed = element_count([dim for dim in spec.dims if dim != -1])
-    if spec.datatype == "BYTES":
-        if fixed != 1:
-            raise RequestError(f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
-        shape = tuple(1 for _ in spec.dims)
-        return Tensor(spec.name, "BYTES", (*batch, *shape), len(body).to_bytes(4, "little") + body)
-    free = len(body) // (fixed * ELEMENT_BYTES[spec.datatype]) if fixed else 0
-    shape = tuple(free if dim == -1 else dim for dim in spec.dims)
+    fixed = element_count([dim for dim in spec.dims if dim != -1]) * ELEMENT_BYTES[spec.datatype]
+    shape = tuple(len(body) // fixed if dim == -1 else dim for dim in spec.dims)
+    expected = element_count(shape) * ELEMENT_BYTES[spec.datatype]
+    if len(body) != expected:
+        raise _raw_error(
+            f"input byte size mismatch for input 'raw_input' for model '{config.name}'. Expected {expected}, got "
+            f"{len(body)}"
+        )
     return Tensor(spec.name, spec.datatype, (*batch, *shape), body)
 
 
-def check_header_length(length: int | None, body_length: int) -> int | None:
-    """The JSON's length, if it can be that of this body."""
-    if length is not None and not 0 <= length <= body_length:
+def _raw_error(text: str) -> RequestError:
+    """Such a request has no id."""
+    return RequestError(with_id("", text))
+
+
+def check_header_length(length: int | None, body_length: int) -> int:
+    """The JSON's length, if it can be that of this body; without the header the whole body is JSON."""
+    if length is None:
+        return body_length
+    if not 0 <= length <= body_length:
         raise RequestError(f"inference header size should be in range (0, {body_length}), got: {length}")
     return length
-
-
-def parse_object(text: bytes) -> Json:
-    """A JSON object. Raises RequestError that says where it is broken."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        if "recursion" in str(error).lower():
-            raise nesting_error() from error
-        raise RequestError(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from error
-    if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
-        _check_depth(document)
-    if not isinstance(document, dict):
-        raise RequestError("failed to parse the request JSON buffer: the request must be a JSON object")
-    return cast("Json", document)
-
-
-def _check_depth(document: Any) -> None:
-    """Refuses nesting beyond the limit; level by level, so that it needs no stack of its own."""
-    level: list[Any] = [document]
-    for _ in range(JSON_NESTING_MAX):
-        inner: list[Any] = []
-        for value in level:
-            items = cast("Json", value).values() if isinstance(value, dict) else value
-            inner += [item for item in items if isinstance(item, (list, dict))]
-        if not inner:
-            return
-        level = inner
-    raise nesting_error()
-
-
-# -- members of the document ----------------------------------------------------------------------------------------
-
-
-def _object(document: Json, key: str) -> Json:
-    value = document.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(f"Unable to parse '{key}': attempt to access JSON non-object as object")
-    return cast("Json", value)
-
-
-def _array(document: Json, key: str, *, required: bool = False) -> list[Any]:
-    value = document.get(key)
-    if value is None:
-        if required:
-            raise RequestError(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
-        return []
-    if not isinstance(value, list):
-        raise RequestError(f"Unable to parse '{key}': attempt to access JSON non-array as array")
-    return cast("list[Any]", value)
-
-
-def _text(document: Json, key: str, *, required: bool = False) -> str:
-    value = document.get(key)
-    if value is None and not required:
-        return ""
-    if value is None:
-        raise RequestError(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
-    if not isinstance(value, str):
-        raise RequestError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
-    return value
-
-
-def _named(value: Any, where: str) -> str:
-    if not isinstance(value, dict):
-        raise RequestError(f"Unable to parse '{where}': attempt to access JSON non-object as object")
-    return _text(cast("Json", value), "name", required=True)
-
-
-def unsigned(key: str, value: Any) -> int:
-    """A number that must be a non-negative integer of 64 bits."""
-    if type(value) is not int or not 0 <= value <= UINT64_MAX:
-        raise RequestError(f"Unable to parse '{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
-    return value
-
-
-def boolean(key: str, value: Any) -> bool:
-    """A value that must be true or false."""
-    if type(value) is not bool:
-        raise RequestError(f"Unable to parse '{key}': attempt to access JSON non-boolean as boolean")
-    return value
 
 
 # -- inputs ---------------------------------------------------------------------------------------------------------
@@ -222,15 +182,18 @@ def boolean(key: str, value: Any) -> bool:
 def _inputs(document: Json, binary: memoryview, model: str) -> tuple[Tensor, ...]:
     position = 0
     tensors: list[Tensor] = []
-    for value in _array(document, "inputs", required=True):
-        name = _named(value, "inputs")
-        tensor: Json = value
-        datatype = _text(tensor, "datatype", required=True)
+    for tensor in array_member(document, "inputs"):
+        parameters = object_of(object_of(tensor).get("parameters"))
+        check_one_source(tensor, parameters)
+        name = text_member(tensor, "name")
+        datatype = text_member(tensor, "datatype")
         shape = _shape(tensor)
-        size = _binary_size(tensor, name)
-        if size is None:
+        if "shared_memory_region" in parameters:
+            raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+        if "binary_data_size" not in parameters:
             tensors.append(tensor_of_json(name, datatype, shape, tensor["data"]))
             continue
+        size = unsigned_of(parameters["binary_data_size"], "binary_data_size")
         if position + size > len(binary):
             missing = position + size - len(binary)
             raise RequestError(
@@ -244,48 +207,53 @@ def _inputs(document: Json, binary: memoryview, model: str) -> tuple[Tensor, ...
 
 
 def _shape(tensor: Json) -> tuple[int, ...]:
-    shape = _array(tensor, "shape", required=True)
-    for dim in shape:
-        if type(dim) is not int or dim < 0:
-            raise RequestError(
-                "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
-            )
-    return tuple(shape)
+    shape = tuple([unsigned_of(dim, "shape") for dim in array_member(tensor, "shape")])
+    if any(dim > INT64_MAX for dim in shape):
+        raise RequestError("Unable to parse 'shape': a dimension is larger than 2**63 - 1")
+    return shape
 
 
-def _binary_size(tensor: Json, name: str) -> int | None:
-    """Bytes of binary data, None for data in the JSON itself; exactly one of the two must be there."""
-    parameters = _object(tensor, "parameters")
-    if "shared_memory_region" in parameters:
-        raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
-    size = parameters.get("binary_data_size")
-    if (size is None) != (tensor.get("data") is None):
-        return None if size is None else unsigned("binary_data_size", size)
-    found = "no field is set" if size is None else "set 'data' and 'binary_data_size'"
-    raise RequestError(
-        "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-        f"'shared_memory_region' in 'parameters'. But {found} for input '{name}'"
-    )
+def check_one_source(tensor: Any, parameters: Json) -> None:
+    """An input's data is in one place: in the JSON, behind it, or in shared memory."""
+    found = [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if "data" in object_of(tensor):
+        found.insert(0, "data")
+    if len(found) != 1:
+        where = "set " + " ".join(f"'{name}'" for name in found) if found else "no field is set"
+        raise RequestError(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {where}"
+        )
 
 
 # -- outputs --------------------------------------------------------------------------------------------------------
 
 
-def _forms(document: Json, *, binary_by_default: bool) -> OutputForms:
+def _outputs(document: Json, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
+    """The names asked for, in the caller's order, and their forms."""
+    names: list[str] = []
     listed: dict[str, OutputForm] = {}
-    for output in _array(document, "outputs"):
-        parameters = _object(output, "parameters")
-        if "shared_memory_region" in parameters:
-            for other in ("classification", "binary_data"):
-                if other in parameters:
-                    raise RequestError(f"Output can't set both 'shared_memory_region' and '{other}'")
-            raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+    for output in array_of(document.get("outputs", []), "outputs"):
+        parameters = object_of(object_of(output).get("parameters"))
+        _check_shared_memory(parameters)
+        name = text_member(output, "name")
+        names.append(name)
         # As in Triton, an output that is listed goes by its own flag alone.
-        listed[output["name"]] = OutputForm(
-            binary=boolean("binary_data", parameters.get("binary_data", False)),
-            classes=unsigned("classification", parameters.get("classification", 0)),
+        listed[name] = OutputForm(
+            classes=unsigned_of(parameters.get("classification", 0), "classification", verb="set"),
+            binary=bool_of(parameters.get("binary_data", False), "binary_data"),
         )
-    return OutputForms(listed, OutputForm(binary=binary_by_default))
+    return tuple(names), OutputForms(listed, OutputForm(binary=binary_by_default))
+
+
+def _check_shared_memory(parameters: Json) -> None:
+    if "shared_memory_region" not in parameters:
+        return
+    if "classification" in parameters:
+        raise RequestError("Output can't set both 'shared_memory_region' and 'classification'")
+    if bool_of(parameters.get("binary_data", False), "binary_data", verb="set"):
+        raise RequestError("Output can't set both 'shared_memory_region' and 'binary_data'")
+    raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
 
 
 # -- request parameters ---------------------------------------------------------------------------------------------
@@ -321,42 +289,58 @@ class _Parameters:
             case "sequence_id":
                 self.correlation_id = sequence_id_of(value)
             case "sequence_start":
-                self.start = boolean(key, value)
+                self.start = bool_of(value, key)
             case "sequence_end":
-                self.end = boolean(key, value)
+                self.end = bool_of(value, key)
             case "sequence_step":
-                self.expected_step = unsigned(key, value)
+                self.expected_step = unsigned_of(value, key)
                 if not self.expected_step:
                     raise RequestError("Unable to parse 'sequence_step': steps are counted from 1")
             case "priority":
-                self.priority = unsigned(key, value)
+                self.priority = unsigned_of(value, key)
             case "timeout":
-                self.timeout_us = unsigned(key, value)
+                self.timeout_us = unsigned_of(value, key)
             case "binary_data_output":
-                self.binary_output = boolean(key, value)
+                self.binary_output = bool_of(value, key)
             case _:
                 self.custom[key] = custom_parameter(key, value)
 
 
 def sequence_id_of(value: Any) -> int | str:
     """A correlation id: a uint64 or a string."""
-    if isinstance(value, str):
-        check_correlation_id(value)
+    if type(value) is int and 0 <= value <= UINT64_MAX:
         return value
-    if type(value) is not int or not 0 <= value <= UINT64_MAX:
-        raise RequestError(
-            "Unable to parse 'sequence_id': attempt to access JSON value that is neither an unsigned integer nor a "
-            "string"
-        )
+    check_correlation_id(text_of(value, "sequence_id"))
     return value
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """A parameter that is the model's business."""
+    """A parameter that is the model's business. A number beyond int64 becomes a double."""
     if key.startswith(RESERVED_PREFIX):
         raise RequestError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
         )
     if not isinstance(value, (str, int, float)):
         raise RequestError(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if type(value) is int and not INT64_MIN <= value <= INT64_MAX:
+        return float(value)
     return value
+
+
+# -- headers as parameters ------------------------------------------------------------------------------------------
+
+
+def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> dict[str, Parameter]:
+    """The headers whose names the pattern finds, as string parameters. Names are as HTTP servers see them: lower case.
+
+    raises  RequestError for a name that means something as a parameter
+    """
+    forwarded: dict[str, Parameter] = {}
+    for raw_name, value in headers:
+        name = raw_name.decode("latin-1")
+        if not pattern.search(name):
+            continue
+        if name in RESERVED_HEADERS or name.startswith(RESERVED_PREFIX):
+            raise RequestError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+        forwarded[name] = value.decode("utf-8", "replace")
+    return forwarded

@@ -29,7 +29,10 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
     finite = True
     for output in answer.message.outputs:
         form = forms.of(output.name)
-        tensor = classify(output, form.classes, batched=config.max_batch_size > 0) if form.classes else output
+        tensor = output
+        if form.classes:
+            labels = answer.model.labels.get(output.name, ())
+            tensor = classify(output, form.classes, batched=config.max_batch_size > 0, labels=labels)
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if form.binary:
             described["parameters"] = {"binary_data_size": len(tensor.raw)}
@@ -38,9 +41,8 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
             data = described["data"] = json_of_tensor(tensor)
             finite = finite and (isinstance(data, list) or _is_finite(data))
         outputs.append(described)
-    document: dict[str, Any] = {"model_name": config.name, "model_version": answer.version}
-    if answer.request_id:
-        document["id"] = answer.request_id
+    document: dict[str, Any] = {"id": answer.request_id} if answer.request_id else {}
+    document |= {"model_name": config.name, "model_version": answer.version}
     if answer.parameters:
         document["parameters"] = answer.parameters
     document["outputs"] = outputs

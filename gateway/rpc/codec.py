@@ -266,7 +266,9 @@ def classified(tensor: Tensor, classes: Mapping[str, int], answer: Answer) -> Te
     """The output itself, or its largest elements where those were asked for."""
     if tensor.name not in classes:
         return tensor
-    return classify(tensor, classes[tensor.name], batched=answer.model.config.max_batch_size > 0)
+    record = answer.model
+    batched = record.config.max_batch_size > 0
+    return classify(tensor, classes[tensor.name], batched=batched, labels=record.labels.get(tensor.name, ()))
 
 
 def write_parameters(target: Mapping[str, InferParameter], parameters: Mapping[str, Parameter]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.admission import InferCall
+from gateway.metadata import SERVER_NAME
 from gateway.waiting import Answer
 from shared.messages import ModelRecord, RepositoryEntry
 from shared.tally import ModelStatistics
@@ -70,3 +71,4 @@ class Ports:
     catalog: Catalog
     repository: Repository
     statistics: Statistics
+    server_name: str = SERVER_NAME

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gateway.metadata import EXTENSIONS, SERVER_NAME, SHARED_MEMORY_REFUSAL, server_version
+from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL, server_version
 from gateway.rpc.codec import decode_request, encode_answer, requested_classes
 from gateway.rpc.descriptions import (
     check_unload_parameters,
@@ -135,7 +135,7 @@ class InferenceServicer(_base):
 
     async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Name, version and extensions."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=self._ports.server_name, version=server_version(), extensions=EXTENSIONS)
 
     @answers_errors
     async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:

@@ -92,11 +92,14 @@ def two_inputs(name: str = "add_sub") -> ModelConfig:
     )
 
 
+LABELS = {"labelled": {"OUTPUT0": ("cat", "dog", "", "bird")}}
 MODELS = (
     running_sum(),
     running_sum("session_sum", implicit_start=True),
     echo(),
     echo("echo_text", "BYTES"),
+    echo("one_text", "BYTES", (1,)),
+    echo("labelled", "FP32", (4,)),
     echo("echo_half", "FP16"),
     echo("echo_bool", "BOOL"),
     two_inputs(),
@@ -137,7 +140,8 @@ class FakeExecutor:
 
     async def join(self) -> None:
         for model in self.models:
-            await self.membership.publish(ModelRecord(model, f'{{"name":"{model.name}"}}', ("1",)))
+            record = ModelRecord(model, f'{{"name":"{model.name}"}}', ("1",), labels=LABELS.get(model.name, {}))
+            await self.membership.publish(record)
             if model.sequence_batching is None:
                 await self.commands.xgroup_create(self.keys.work(model.name, "1", 0), "executors", mkstream=True)
         await self.membership.register(self.registration, lease_ms=60_000)

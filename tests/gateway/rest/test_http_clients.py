@@ -146,6 +146,19 @@ async def test_classification_gives_the_largest_values_with_their_indexes(triton
     assert [[b"5.000000:1", b"3.250000:2"], [b"9.000000:0", b"8.000000:2"]] == result.as_numpy("OUTPUT0").tolist()
 
 
+async def test_classification_names_the_classes_that_have_a_name(triton: Any):
+    result = await triton.infer(
+        "labelled",
+        [tensor("INPUT0", np.array([[0.5, 2, 3.25, -1e10], [1, 1, 1, 1]], dtype=np.float32), "FP32")],
+        outputs=[client.InferRequestedOutput("OUTPUT0", class_count=9)],
+    )
+
+    assert [
+        [b"3.250000:2", b"2.000000:1:dog", b"0.500000:0:cat", b"-10000000000.000000:3:bird"],
+        [b"1.000000:0:cat", b"1.000000:1:dog", b"1.000000:2", b"1.000000:3:bird"],
+    ] == result.as_numpy("OUTPUT0").tolist()
+
+
 async def test_retry_with_the_same_request_id_gets_the_stored_reply_and_runs_nothing(
     triton: Any, executor: FakeExecutor
 ):
@@ -222,7 +235,7 @@ async def test_metadata_config_statistics_and_index(triton: Any):
         "inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [-1, 1]}],
         "outputs": [{"name": "OUTPUT", "datatype": "INT32", "shape": [-1, 1]}],
     }
-    assert server["name"] == "seqmesh"
+    assert server["name"] == "triton"
     assert "sequence" in server["extensions"]
     assert {"name": "echo", "version": "1", "state": "READY"} in index
     assert [each["name"] for each in statistics["model_stats"]] == ["running_sum"]

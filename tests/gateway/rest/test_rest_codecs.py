@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from gateway.classification import classify
 from gateway.rest.compression import choose, pack, unpack
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
-from gateway.rest.request import Envelope, OutputForm, OutputForms, decode_infer
+from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
 from gateway.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
 from gateway.waiting import Answer
@@ -28,6 +28,7 @@ from shared.messages import ModelRecord, ReplyMessage
 from shared.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
 from tests.gateway.fake_executor import echo
 
+CLASSIFIED = [dtype for dtype, name in DATATYPE_OF.items() if name not in ("BOOL", "FP16")]
 JSON_TYPES = [name for name in NUMPY_TYPE if name != "FP16"]
 shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
 numbers = st.sampled_from(JSON_TYPES).flatmap(
@@ -77,7 +78,7 @@ def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: lis
     }
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    call, _ = decode_infer(head + blobs, Envelope("m", header_length=len(head)))
+    call, _ = decode(head + blobs, Envelope("m", header_length=len(head)), echo)
 
     assert list(call.inputs) == tensors
     assert (call.request_id, call.correlation_id, call.start, call.parameters) == ("r", 2**64 - 1, True, {"x": 1.5})
@@ -101,13 +102,13 @@ def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: lis
 )
 def test_any_json_is_a_call_or_a_request_error(document: Any):
     with contextlib.suppress(RequestError):
-        decode_infer(json.dumps(document).encode(), Envelope("m"))
+        decode(json.dumps(document).encode(), Envelope("m"), echo)
 
 
 @given(st.binary(max_size=60), st.none() | st.integers(0, 70))
 def test_any_bytes_are_a_call_or_a_request_error(body: bytes, length: int | None):
     with contextlib.suppress(RequestError):
-        decode_infer(body, Envelope("m", header_length=length))
+        decode(body, Envelope("m", header_length=length), echo)
 
 
 def answer(*outputs: Tensor, **rest: Any) -> Answer:
@@ -156,7 +157,7 @@ def test_text_output_that_is_no_text_is_refused_in_json():
 
 
 @given(
-    hnp.arrays(st.sampled_from(list(DATATYPE_OF)), hnp.array_shapes(min_dims=2, max_dims=2, max_side=5)),
+    hnp.arrays(st.sampled_from(CLASSIFIED), hnp.array_shapes(min_dims=2, max_dims=2, max_side=5)),
     st.integers(1, 7),
 )
 @example(np.array([[np.iinfo(np.int64).min, 0]]), 2)
@@ -173,9 +174,17 @@ def test_classes_are_the_largest_values_first(array: Any, count: int):
         assert all(a < b for a, b in pairwise(indexes) if values[a] == values[b])
 
 
-def test_classification_of_text_is_refused():
-    with pytest.raises(RequestError, match="unsupported type 'BYTES'"):
-        classify(wire(np.array(["a"], dtype=np.object_)), 1, batched=False)
+@pytest.mark.parametrize("datatype", ["BOOL", "FP16", "BF16", "BYTES"])
+def test_what_has_no_order_to_triton_is_not_classified(datatype: str):
+    with pytest.raises(
+        RequestError, match=f"class result not available for output due to unsupported type '{datatype}'"
+    ):
+        classify(Tensor("T", datatype, (1,), b"\0\0"), 1, batched=False)
+
+
+def test_classification_has_a_bound():
+    with pytest.raises(RequestError, match="classification output tensor too large"):
+        classify(wire(np.zeros(1_000_001, dtype=np.int8)), 1, batched=False)
 
 
 # -- compression ----------------------------------------------------------------------------------------------------

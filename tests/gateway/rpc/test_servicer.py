@@ -222,7 +222,7 @@ async def test_server_metadata_names_the_extensions(address: str) -> None:
     async with triton_aio.InferenceServerClient(address) as client:
         metadata = await client.get_server_metadata()
 
-    assert metadata.name == "seqmesh"
+    assert metadata.name == "triton"
     assert list(EXTENSIONS) == list(metadata.extensions)
 
 
