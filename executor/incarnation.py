@@ -13,12 +13,14 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from executor.checkpoints import read_checkpoints
 from executor.committer import Committer
+from executor.first_batch import backlog_requests
 from executor.repository import Repository, ServedVersion
 from executor.sequence_model import SequenceModel
 from executor.settings import ExecutorSettings
@@ -157,7 +159,13 @@ class Incarnation:
         assert self._group is not None
         place = (served.config.name, served.version)
         if served.config.sequence_batching is not None:
-            model = SequenceModel(served, executor=self.executor, committer=self._committer, tracing=self._tracing)
+            model = SequenceModel(
+                served,
+                executor=self.executor,
+                committer=self._committer,
+                tracing=self._tracing,
+                backlog=partial(backlog_requests, self._connections.commands, self._keys, place[0]),
+            )
             self._sequence_models[place] = model
             self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} sequences")
             return

@@ -21,6 +21,7 @@ from executor.core.controls import ControlTensors
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable
 from executor.engine.base import BatchResult, Row, RowError, RowResult
+from executor.first_batch import Backlog, FirstBatch
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared.ids import ExecutorId, SlotIndex
@@ -33,7 +34,11 @@ from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparen
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What every instance of a model version shares. owner: who is told of its commits."""
+    """What every instance of a model version shares.
+
+    owner        who is told of its commits
+    first_batch  holds all instances' first batches back together; None: each instance has its own gate
+    """
 
     owner: CommitOwner
     config: ModelConfig
@@ -43,6 +48,8 @@ class Lane:
     committer: Committer
     statistics: ModelStatistics
     tracing: Tracing
+    first_batch: FirstBatch | None
+    backlog: Backlog | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +96,7 @@ class InstanceLoop:
 
     async def run(self) -> None:
         """Decides and runs, for ever."""
+        await self._first_batch()
         while True:
             decision = self._decide()
             if isinstance(decision, Wait):
@@ -100,6 +108,13 @@ class InstanceLoop:
             finally:
                 self._between_batches.set()
             await self._lane.committer.room()
+
+    async def _first_batch(self) -> None:
+        shared = self._lane.first_batch
+        if shared is not None:
+            await shared.opened(lambda: self._table.queued, self._lane.backlog)
+        else:
+            await self.worker.first_batch.opened(lambda: len(self._steps))
 
     async def stop(self) -> None:
         """Lets the running batch end and starts no other."""

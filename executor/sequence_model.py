@@ -14,11 +14,13 @@ from executor.clock import monotonic_us
 from executor.committer import Committer
 from executor.core.batching import ShapeKeys
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
+from executor.first_batch import Backlog
 from executor.instance_loop import InstanceLoop, Lane
 from executor.repository import ServedVersion
 from shared import logs
 from shared.ids import ExecutorId, SequenceId
 from shared.messages import InboxExpired, InboxStep, InferMessage
+from shared.model_config.values import Direct
 from shared.scripts import CommitCode, StepCommit
 from shared.tracing import SpanName, Tracing
 
@@ -33,7 +35,9 @@ class SequenceModel:
         executor: ExecutorId,
         committer: Committer,
         tracing: Tracing,
+        backlog: Backlog | None = None,
     ) -> None:
+        """backlog: counts the requests of sequences that wait for a slot (see `first_batch`)."""
         assert served.config.sequence_batching is not None
         self.serves = served
         self.model = served.config.name
@@ -44,7 +48,20 @@ class SequenceModel:
         """Sequences whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""
         self._tracing = tracing
         self._shape_keys = ShapeKeys(served.config)
-        lane = Lane(self, served.config, served.version, executor, self.table, committer, served.statistics, tracing)
+        # Direct holds the first batch back over all instances; an oldest instance is a batcher of its own.
+        is_direct = isinstance(served.config.sequence_batching.strategy, Direct)
+        lane = Lane(
+            owner=self,
+            config=served.config,
+            version=served.version,
+            executor=executor,
+            table=self.table,
+            committer=committer,
+            statistics=served.statistics,
+            tracing=tracing,
+            first_batch=served.workers[0].first_batch if is_direct else None,
+            backlog=backlog,
+        )
         self._loops = [InstanceLoop(lane, worker) for worker in served.workers]
         self._describes = served.config.sequence_batching.describe_on_expiry
 

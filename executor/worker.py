@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from executor.engine.base import BatchResult, Engine, Row, RowError, Timings
+from executor.first_batch import FirstBatch
 from shared import logs
 from shared.errors import Code
 from shared.ids import InstanceIndex, SlotIndex
@@ -26,6 +27,8 @@ class EngineWorker:
         self._model = model
         self.index = index
         self._engine = engine
+        self.first_batch = FirstBatch.from_environment()
+        """Of this load of the model: an engine lives exactly as long as one."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:

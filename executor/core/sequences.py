@@ -108,6 +108,11 @@ class SequenceTable:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def queued(self) -> int:
+        """Steps that were taken in and are not done."""
+        return sum(len(owned.steps) for owned in self._by_id.values())
+
     def get(self, sequence: SequenceId) -> OwnedSequence | None:
         """The sequence, if it is owned here."""
         return self._by_id.get(sequence)
