@@ -165,6 +165,27 @@ def test_late_stateless_requests_are_delayed_or_rejected_as_the_dialect_says(loa
     assert (4,) == complete.dynamic_batching.preferred_batch_sizes
 
 
+@pytest.mark.parametrize(
+    ("action", "expected", "late"),
+    [
+        ("TIMEOUT_REJECT", TimeoutAction.REJECT, "refused with its sequence"),
+        ("TIMEOUT_COMPLETE", TimeoutAction.DELAY, "served late"),
+    ],
+)
+def test_step_that_waits_too_long_for_a_slot_is_refused_or_served_late(
+    load_text: LoadText, action: str, expected: TimeoutAction, late: str
+) -> None:
+    """Both are told in a note; without any, Triton's refusal holds."""
+    loaded = load_text(f"{IO} sequence_batching {{ timeout_action: {action} }}")
+    silent = load_text(f"{IO} sequence_batching {{ }}")
+
+    assert [expected, TimeoutAction.REJECT] == [sequence_of(each).timeout_action for each in (loaded, silent)]
+    note = (
+        f"sequence_batching: a step that waits for a slot longer than its timeout is {late} (timeout_action {action})"
+    )
+    assert (f"{note}; an idle sequence ends either way",) == loaded.config.notes
+
+
 def test_unknown_timeout_action_is_a_syntax_error(load_text: LoadText) -> None:
     with pytest.raises(ConfigError, match="has no value named TIMEOUT_MAYBE"):
         load_text(f"{IO} sequence_batching {{ timeout_action: TIMEOUT_MAYBE }}")

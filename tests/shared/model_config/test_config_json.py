@@ -29,6 +29,7 @@ from shared.model_config.normalise import fill_identity, normalise
 from shared.model_config.parse import parse_json, parse_text
 from shared.model_config.proto import config_proto
 from shared.model_config.schema import CONFIG_DESCRIPTOR
+from shared.model_config.values import BatchInputKind
 
 LoadText = Callable[..., LoadedConfig]
 
@@ -68,6 +69,30 @@ def test_json_prints_every_default_in_order_with_numbers(load_text: LoadText) ->
         '"metric_tags":{},"parameters":{},"model_warmup":[]}'
     )
     assert expected == loaded.json
+
+
+def test_numbers_that_triton_forgets_stay_strings() -> None:
+    """64-bit integers beside those that its fix-up knows: what a client of Triton sees in the config endpoint."""
+    config = parse_json(
+        json.dumps(
+            {
+                "optimization": {"cuda": {"graph_spec": [{"input": {"X": {"dim": [4]}}}]}},
+                "instance_group": [{"secondary_devices": [{"device_id": 1}]}],
+                "sequence_batching": {"state": [{"dims": [3], "initial_state": [{"dims": [3]}]}]},
+                "model_warmup": [{"inputs": {"X": {"dims": [2]}}}],
+            }
+        )
+    )
+
+    printed = json.loads(to_json(config))
+
+    assert ["4"] == printed["optimization"]["cuda"]["graph_spec"][0]["input"]["X"]["dim"]
+    assert "1" == printed["instance_group"][0]["secondary_devices"][0]["device_id"]
+    assert (["3"], [3]) == (
+        printed["sequence_batching"]["state"][0]["initial_state"][0]["dims"],
+        printed["sequence_batching"]["state"][0]["dims"],
+    )
+    assert [2] == printed["model_warmup"][0]["inputs"]["X"]["dims"]
 
 
 def test_load_request_may_bring_its_own_configuration(load_text: LoadText) -> None:
@@ -222,8 +247,31 @@ tensor = some(
 group = some(
     {"kind": st.sampled_from(["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"])}, name=names, count=int32, gpus=sizes
 )
+warmup = some({"data_type": types, "dims": dims}, zero_data=flag) | some(
+    {"data_type": types, "dims": dims, "input_data_file": names}
+)
+metric = some(
+    metric_identifier=some(family=names), histogram_options=some(buckets=st.lists(st.floats(0, 1e9), max_size=3))
+)
 config_json = some(
     {"max_batch_size": int32},
+    batch_input=st.lists(
+        some(
+            kind=st.sampled_from([*BatchInputKind]),
+            target_name=st.lists(names, max_size=2),
+            data_type=types,
+            source_input=st.lists(names, max_size=2),
+        ),
+        max_size=2,
+    ),
+    batch_output=st.lists(some(target_name=st.lists(names, max_size=2), source_input=st.lists(names)), max_size=1),
+    model_warmup=st.lists(
+        some(name=names, batch_size=st.integers(0, 9), count=st.integers(0, 9), inputs=st.dictionaries(names, warmup)),
+        max_size=2,
+    ),
+    metric_tags=st.dictionaries(names, names, max_size=2),
+    model_metrics=some(metric_control=st.lists(metric, max_size=2)),
+    response_cache=some(enable=flag),
     input=st.lists(tensor, max_size=2),
     dynamic_batching=dynamic,
     sequence_batching=sequence,

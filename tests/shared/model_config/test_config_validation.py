@@ -278,8 +278,10 @@ NOT_SERVED = [
         "the mesh does not serve decoupled models",
     ),
     (
-        'sequence_batching { state { input_name: "h" output_name: "g" data_type: TYPE_FP32 dims: 1 '
-        "use_growable_memory: true } }",
+        (
+            'sequence_batching { state { input_name: "h" output_name: "g" data_type: TYPE_FP32 dims: 1 '
+            "use_growable_memory: true } }"
+        ),
         "sequence_batching.state.use_growable_memory",
         "the mesh keeps no growable state buffers",
     ),
