@@ -178,7 +178,6 @@ class Incarnation:
             keys=self._connections.keys,
             tracing=self._tracing,
         )
-        await work.prepare()
         self._work_models[place] = work
         self._loops[place] = self._group.create_task(work.run(), name=f"{place[0]} work")
 

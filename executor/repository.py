@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor.custom_batching import BatchStrategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
@@ -33,6 +34,7 @@ class ServedVersion:
     version: str
     workers: Sequence[EngineWorker]
     statistics: ModelStatistics
+    strategy: BatchStrategy | None = None
 
     @property
     def announcement(self) -> ServedModel:

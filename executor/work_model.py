@@ -1,48 +1,47 @@
-"""Runs the stateless requests of one model version: pulls them from the work streams, batches, answers.
+"""Runs the stateless requests of one model version: takes batches from its queue, runs them, answers.
 
-Executors of a model share its work as a consumer group; each takes no more than it can run soon, so that none hoards.
-What a dead executor had taken is claimed by the others once its lease has ended (never because it was merely silent).
-A request may therefore run twice, but it is answered once: `finish` answers only for the one that holds it.
+The queue lies in Redis and is one for all executors of the model (`shared.work_scripts`), so that priorities, policies,
+delay and order hold over all of them; an executor takes a batch only when an instance is free to run it. One collector
+per model version takes for all instances here: what one instance leaves, the next one is given.
+
+What a dead executor held goes back to its old place once its lease has ended (never because it was merely silent), what
+a leaving one holds at once. A request may therefore run twice, but it is answered once: only its holder answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
 from executor.answers import answer, refusal
-from executor.clock import monotonic_us
-from executor.core.batching import ShapeKeys, Wait, decide_queue
-from executor.core.work_queue import QueuedRequest, WorkQueue, deadline_us, effective_level, policy_of
+from executor.core.batching import Wait
+from executor.core.dynamic_batcher import BatchRules
+from executor.custom_batching import StrategyError
 from executor.engine.base import Row
+from executor.first_batch import POLL_S
 from executor.repository import ServedVersion
-from executor.statistics import ModelStatistics
+from executor.work_source import WorkSource, takers_of
 from executor.worker import EngineWorker
 from shared import logs
+from shared.batch_shape import rows_of
 from shared.errors import Code
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
+from shared.link import Link
 from shared.messages import InferMessage, decode_infer
-from shared.model_config.values import DynamicBatching, ModelConfig
-from shared.redis_client import CONNECTION_LOST
-from shared.scripts import Scripts, WorkDone
+from shared.scripts import Scripts
 from shared.tally import Reason
 from shared.tracing import SpanName, Tracing
+from shared.work_scripts import Front, RequestId, Take, Taken, WorkDone
 
-GROUP = "executors"
-BATCHES_AHEAD = 2
-"""Batches' worth of requests that an executor takes ahead of each instance: one runs, one is ready."""
-READ_BLOCK_MS = 1000
-RETRY_DELAY_S = 0.2
-CLAIM_COUNT = 128
-CLAIM_IDLE_MS = 500
-"""Two executors may see the same dead consumer at once: what one has just claimed is not idle for the other."""
+SWEEP_S = 0.5
+"""While every instance is busy, what has become too late is refused this often, as in Triton."""
+SWEEP_AT_LEAST_S = 0.01
 
 
 class WorkModel:
@@ -63,248 +62,214 @@ class WorkModel:
         self.model = served.config.name
         self.version = served.version
         self.config = served.config
-        self.statistics: ModelStatistics = served.statistics
-        self._workers = served.workers
         self._executor = executor
-        self._redis = cast(Any, redis)
-        self._blocking = cast(Any, blocking)
-        self._scripts = scripts
-        self._shard = keys.home_shard(self.model)
+        self._redis = redis
+        self._keys = keys
         self._tracing = tracing
-        # Without dynamic batching every request runs alone (Triton's default scheduler).
-        self._batching = served.config.dynamic_batching or DynamicBatching()
-        self._max_batch_size = served.config.max_batch_size if served.config.dynamic_batching else 0
-        self._queue = WorkQueue(self._batching)
-        self._shape_keys = ShapeKeys(self.config)
-        levels = range(1, self._batching.priority_levels + 1) if self._batching.priority_levels else range(1)
-        self._streams = {keys.work(self.model, self.version, level): level for level in levels}
-        # Entries that this executor holds: pending in Redis, and queued or running here.
-        self._held: set[str] = set()
-        self._arrived = asyncio.Event()
-        self._taken = asyncio.Event()
-        self._stopping = False
+        self._statistics = served.statistics
+        self._rules = BatchRules.of(served.config)
+        self._strategy = served.strategy
+        self._source = WorkSource(
+            served.statistics.load,
+            executor,
+            scripts=scripts,
+            commands=Link(redis),
+            blocking=Link(blocking),
+            keys=keys,
+        )
+        self._too_late = refusal(Code.UNAVAILABLE, "Request timeout expired", version=served.version, executor=executor)
+        self._messages: dict[RequestId, InferMessage] = {}
+        self._idle = deque(served.workers)
+        self._freed = asyncio.Event()
         self._running = 0
         self._finished = asyncio.Event()
         self._finished.set()
+        self._deadline_us: int | None = None
+        self._first_batch = served.workers[0].first_batch
+        self._collector: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
 
-    async def prepare(self) -> None:
-        """Creates the consumer groups; has to be done before the model is announced."""
-        for stream in self._streams:
-            try:
-                await self._redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
-            except ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
-                    raise
+    # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pulls and runs, for ever."""
+        """Takes and runs, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._pull(), name=f"{self.model} work")
-            for worker in self._workers:
-                group.create_task(self._run_instance(worker), name=f"{worker.name} loop")
+            self._group = group
+            group.create_task(self._source.run(), name=f"{self.model} source")
+            self._collector = group.create_task(self._collect(), name=f"{self.model} collector")
 
     async def quiet(self) -> None:
-        """Returns when no batch is running; nothing new is started afterwards. What was pulled but not run goes to
-        another executor by its claim."""
-        self._stopping = True
+        """Returns when no batch is running; nothing new is started afterwards, and nothing is held here any more."""
+        if self._collector is None:
+            return
+        self._collector.cancel()
         await self._finished.wait()
+        # A take may have been on its way: it was sent before this.
+        await self._source.hand_back()
+
+    async def has_work(self) -> bool:
+        """Whether something runs here, or waits for any executor."""
+        if self._running:
+            return True
+        pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
+        return pulled.queued > 0
 
     async def claim_from_others(self, alive: AbstractSet[str]) -> None:
-        """Takes over requests that executors without a lease had pulled."""
-        for stream, level in self._streams.items():
-            consumers = await self._redis.xinfo_consumers(stream, GROUP)
-            for consumer in consumers:
-                name = consumer["name"].decode()
-                if name not in alive and name != self._executor:
-                    await self._claim(stream, level, name, consumer["pending"])
+        """Puts back what executors without a lease held."""
+        for holder in await takers_of(self._redis, self._keys, self.model, self.version):
+            if holder not in alive and holder != self._executor:
+                requests = await self._source.hand_back(holder)
+                logs.info("work of a dead executor put back", model=self.model, holder=holder, requests=requests)
 
-    async def _claim(self, stream: str, level: int, consumer: str, pending: int) -> None:
-        if pending == 0:
-            await self._redis.xgroup_delconsumer(stream, GROUP, consumer)
-            return
-        entries = await self._redis.xpending_range(stream, GROUP, "-", "+", CLAIM_COUNT, consumername=consumer)
-        ids = [entry["message_id"] for entry in entries]
-        claimed = await self._redis.xclaim(stream, GROUP, self._executor, CLAIM_IDLE_MS, ids)
-        if claimed:
-            logs.info("work claimed", model=self.model, consumer=consumer, requests=len(claimed))
-        self._add(stream, level, claimed)
+    # -- taking -----------------------------------------------------------------------------------------------------
 
-    async def _pull(self) -> None:
-        # ">" reads what nobody has taken; "0" what was given to this executor already: in a reply that never arrived,
-        # or before the model was reloaded.
-        position = "0"
+    async def _collect(self) -> None:
         while True:
-            room = self._room()
-            if room <= 0:
-                self._taken.clear()
-                await self._taken.wait()
+            if not self._idle:
+                await self._until_idle()
                 continue
-            try:
-                read = await self._blocking.xreadgroup(
-                    GROUP, self._executor, dict.fromkeys(self._streams, position), count=room, block=READ_BLOCK_MS
-                )
-                position = ">"
-            except CONNECTION_LOST as error:
-                logs.warning("work reading delayed", model=self.model, cause=str(error))
-                position = "0"
-                await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            except ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
-                    raise
-                # Redis came back empty: nothing that was accepted is left, but new work must not be refused.
-                await self.prepare()
-                continue
-            for stream, entries in read or ():
-                self._add(stream.decode(), self._streams[stream.decode()], entries)
+            taken = await self._take()
+            if taken:
+                self._start(taken)
 
-    def _room(self) -> int:
-        return BATCHES_AHEAD * len(self._workers) * max(1, self._max_batch_size) - self._queue.rows
-
-    def _add(self, stream: str, level: int, entries: Sequence[tuple[bytes, dict[bytes, bytes] | None]]) -> None:
-        now_us = monotonic_us()
-        for entry, fields in entries:
-            if not fields or entry.decode() in self._held:
-                continue
-            self._held.add(entry.decode())
-            message = decode_infer(fields[b"m"])
-            level = effective_level(self._batching, message.priority)
-            policy = policy_of(self._batching, level)
-            queued_us = now_us - max(0, time.time_ns() - message.arrived_ns) // 1000 if message.arrived_ns else now_us
-            self._queue.add(
-                QueuedRequest(
-                    stream=stream,
-                    entry=entry.decode(),
-                    gateway=fields[b"g"].decode(),
-                    token=fields[b"t"].decode(),
-                    message=message,
-                    queued_us=queued_us,
-                    shape_key=self._shape_keys.of(message.inputs),
-                    rows=rows_of(self.config, message),
-                    deadline_us=deadline_us(policy, timeout_us=message.timeout_us, queued_us=queued_us),
-                ),
-                level,
-            )
-        self._arrived.set()
-
-    async def _run_instance(self, worker: EngineWorker) -> None:
-        while True:
-            decision = await self._decide()
-            if isinstance(decision, Wait):
-                await self._sleep(decision)
-                continue
-            batch = self._queue.take(decision)
-            self._taken.set()
-            self._running += 1
-            self._finished.clear()
-            try:
-                await self._run_batch(worker, batch)
-            finally:
-                self._running -= 1
-                if self._running == 0:
-                    self._finished.set()
-
-    async def _decide(self) -> int | Wait:
-        if self._stopping:
-            return Wait()
-        now_us = monotonic_us()
-        rejected = self._queue.expire(now_us)
-        if rejected:
-            await self._reject(rejected)
-        decision = decide_queue(
-            list(self._queue),
-            max_batch_size=self._max_batch_size,
-            preferred=self._batching.preferred_batch_sizes,
-            max_queue_delay_us=self._batching.max_queue_delay_us,
-            now_us=now_us,
-        )
-        if isinstance(decision, Wait):
-            due = [us for us in (decision.until_us, self._queue.next_deadline_us()) if us is not None]
-            return Wait(min(due, default=None))
-        return decision
-
-    async def _sleep(self, wait: Wait) -> None:
-        self._arrived.clear()
-        delay_s = None if wait.until_us is None else max(0, wait.until_us - monotonic_us()) / 1e6
+    async def _until_idle(self) -> None:
+        """Returns when an instance is free; meanwhile, what has become too late is refused."""
+        self._freed.clear()
         try:
-            async with asyncio.timeout(delay_s):
-                await self._arrived.wait()
+            async with asyncio.timeout(self._sweep_s()):
+                await self._freed.wait()
         except TimeoutError:
-            return
+            swept = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
+            self._deadline_us = swept.deadline_us
 
-    async def _reject(self, rejected: Sequence[QueuedRequest]) -> None:
-        reply = refusal(Code.UNAVAILABLE, "Request timeout expired", version=self.version, executor=self._executor)
-        now_ns = time.time_ns()
-        await self._finish(
-            [
-                _done(
-                    request,
-                    reply,
-                    self.statistics.refused(Reason.REJECTED, arrived_ns=request.message.arrived_ns, now_ns=now_ns),
-                )
-                for request in rejected
-            ]
+    def _sweep_s(self) -> float | None:
+        if not self._rules.has_timeouts:
+            return None
+        due_s = SWEEP_S if self._deadline_us is None else self._deadline_us / 1e6
+        return max(SWEEP_AT_LEAST_S, min(SWEEP_S, due_s))
+
+    async def _take(self) -> Sequence[tuple[RequestId, bytes]]:
+        """One look at the queue, and what it leads to: a batch, or nothing yet, after waiting."""
+        rules = self._rules
+        pulled = await self._source.pull(
+            requests_max=rules.requests_max,
+            rows_max=rules.rows_max,
+            delay_us=rules.delay_us,
+            take=self._takes_at_once(),
+            too_late=self._too_late,
         )
+        self._deadline_us = pulled.deadline_us
+        if isinstance(pulled, Taken):
+            return pulled.requests
+        if not pulled.front:
+            await self._source.wait()
+            return ()
+        if not self._first_batch.look(pulled.queued):
+            await self._source.wait(POLL_S)
+            return ()
+        looked = time.monotonic()
+        try:
+            decision = await self._decide(pulled)
+        except StrategyError as error:
+            await self._refuse(error)
+            return ()
+        if isinstance(decision, int):
+            return await self._source.take([seen.id for seen in pulled.front[:decision]])
+        due_s = None if decision.until_us is None else (decision.until_us - pulled.now_us) / 1e6
+        await self._source.wait(None if due_s is None else max(0.0, due_s - (time.monotonic() - looked)))
+        return ()
 
-    async def _run_batch(self, worker: EngineWorker, batch: Sequence[QueuedRequest]) -> None:
-        rows = [self._row(request.message) for request in batch]
+    def _takes_at_once(self) -> int:
+        if self._strategy is not None or not self._first_batch.is_open:
+            return Take.NEVER
+        return Take.WHEN_LATE if self._rules.preferred else Take.WHEN_PLAIN
+
+    async def _decide(self, look: Front) -> int | Wait:
+        if self._strategy is None:
+            return self._rules.decide(look.front, now_us=look.now_us, deadline_us=look.deadline_us)
+        ids = [seen.id for seen in look.front]
+        known = self._messages
+        unknown = [id for id in ids if id not in known]
+        if unknown:
+            known |= {id: decode_infer(message) for id, message in await self._source.read(unknown)}
+        self._messages = {id: known[id] for id in ids if id in known}
+        if len(self._messages) < len(ids):
+            # Somebody took one of them since the look: look again.
+            return Wait(look.now_us)
+        return await self._strategy.decide(self._rules, look, self._messages)
+
+    async def _refuse(self, error: StrategyError) -> None:
+        """Answers the request that a strategy failed on; the others are looked at again."""
+        logs.error("batch strategy failed", model=self.model, cause=error.message)
+        for id, message in await self._source.take([error.request]):
+            arrived_ns = decode_infer(message).arrived_ns
+            counts = self._statistics.refused(Reason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
+            reply = refusal(error.code, error.message, version=self.version, executor=self._executor)
+            await self._source.finish([WorkDone(id, reply, counts)])
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def _start(self, taken: Sequence[tuple[RequestId, bytes]]) -> None:
+        assert self._group is not None
+        worker = self._idle.popleft()
+        self._running += 1
+        self._finished.clear()
+        self._group.create_task(self._run_batch(worker, taken), name=f"{worker.name} batch")
+
+    async def _run_batch(self, worker: EngineWorker, taken: Sequence[tuple[RequestId, bytes]]) -> None:
+        batch = [(id, decode_infer(message)) for id, message in taken]
+        try:
+            done, execution = await self._compute(worker, batch)
+        finally:
+            # First the instance, then the answers: the look for its next batch leaves with them.
+            self._idle.append(worker)
+            self._freed.set()
+        try:
+            answered = await self._source.finish(done, execution)
+            if not all(answered):
+                logs.warning("answers of another's requests", model=self.model, requests=answered.count(False))
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._finished.set()
+
+    async def _compute(
+        self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]
+    ) -> tuple[list[WorkDone], bytes]:
+        rows = [_row(message) for _, message in batch]
+        sizes = [rows_of(self.config, message.inputs) for _, message in batch]
         began_ns = time.time_ns()
         result = await worker.run(rows, [False] * len(rows))
         ended_ns = time.time_ns()
-        batch_size = sum(request.rows for request in batch)
-        execution = self.statistics.execution(batch_size=batch_size, timings=result.timings, ended_ns=ended_ns)
-        answers: list[WorkDone] = []
-        for request, row in zip(batch, result.rows, strict=True):
+        done: list[WorkDone] = []
+        for (id, message), row, size in zip(batch, result.rows, sizes, strict=True):
             assert row is not None, "only null rows have no result"
-            counts = self.statistics.answered(
+            counts = self._statistics.answered(
                 row,
-                rows=request.rows,
-                arrived_ns=request.message.arrived_ns,
+                rows=size,
+                arrived_ns=message.arrived_ns,
                 began_ns=began_ns,
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
-            reply = answer(row, version=self.version, executor=self._executor)
-            answers.append(_done(request, reply, counts, b"" if answers else execution))
-            if request.message.traceparent:
-                parent = request.message.traceparent
-                self._tracing.record(parent, SpanName.QUEUE, request.message.arrived_ns, began_ns)
-                self._tracing.record(parent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=len(batch))
-        await self._finish(answers)
+            done.append(WorkDone(id, answer(row, version=self.version, executor=self._executor), counts))
+            self._trace(message, began_ns, ended_ns, len(batch))
+        execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
+        return done, execution
 
-    async def _finish(self, done: Sequence[WorkDone]) -> None:
-        load = self.statistics.load
-        while True:
-            try:
-                await self._scripts.run(
-                    self._scripts.finish(done, shard=self._shard, group=GROUP, consumer=self._executor, load=load)
-                )
-            except CONNECTION_LOST as error:
-                # Repeating is safe: what was answered is not pending any more.
-                logs.warning("answers delayed", model=self.model, requests=len(done), cause=str(error))
-                await asyncio.sleep(RETRY_DELAY_S)
-            else:
-                self._held.difference_update(item.entry for item in done)
-                return
-
-    def _row(self, message: InferMessage) -> Row:
-        return Row(
-            inputs={tensor.name: tensor for tensor in message.inputs},
-            correlation_id=message.correlation_id,
-            request_id=message.request_id,
-            outputs=message.outputs,
-            timeout_us=message.timeout_us,
-            priority=message.priority,
-            parameters=message.parameters,
-        )
+    def _trace(self, message: InferMessage, began_ns: int, ended_ns: int, batch_size: int) -> None:
+        if message.traceparent:
+            self._tracing.record(message.traceparent, SpanName.QUEUE, message.arrived_ns, began_ns)
+            self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=batch_size)
 
 
-def _done(request: QueuedRequest, reply: bytes, counts: bytes, execution: bytes = b"") -> WorkDone:
-    return WorkDone(request.stream, request.entry, request.gateway, request.token, reply, counts, execution)
-
-
-def rows_of(config: ModelConfig, message: InferMessage) -> int:
-    """The batch size that a request brings of its own."""
-    if config.max_batch_size == 0 or not message.inputs:
-        return 1
-    return message.inputs[0].shape[0]
+def _row(message: InferMessage) -> Row:
+    return Row(
+        inputs={tensor.name: tensor for tensor in message.inputs},
+        correlation_id=message.correlation_id,
+        request_id=message.request_id,
+        outputs=message.outputs,
+        timeout_us=message.timeout_us,
+        priority=message.priority,
+        parameters=message.parameters,
+    )

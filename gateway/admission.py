@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from shared.batch_shape import ShapeKeys, rows_of
 from shared.errors import Code, RequestError
 from shared.ids import CorrelationId, SequenceId, sequence_id
 from shared.limits import CORRELATION_ID_CHARS_MAX
 from shared.messages import InferMessage, ModelRecord, StepFlag
-from shared.model_config.values import ControlKind, DynamicBatching, ModelConfig, QueuePolicy, TensorSpec, TimeoutAction
+from shared.model_config.values import ControlKind, ModelConfig, TensorSpec, TimeoutAction
 from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 
 Parameter = str | int | bool | float
@@ -65,12 +66,32 @@ class InferCall(msgspec.Struct, frozen=True):
     trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
+class Queueing(msgspec.Struct, frozen=True):
+    """How a stateless request waits for its batch (triton-spec 3.1-3.3); zeros mean none.
+
+    level        priority level, lower first; 0 where the model has none
+    level_bound  requests that its level may hold
+    timeout_us   how long it may wait
+    delays       what happens then: it runs after the level's others, instead of being refused
+    rows, shape  what it brings to a batch (`shared.batch_shape`)
+    ordered      answers leave in the order of arrival
+    """
+
+    level: int = 0
+    level_bound: int = 0
+    timeout_us: int = 0
+    delays: bool = False
+    rows: int = 1
+    shape: str = ""
+    ordered: bool = False
+
+
 class Admitted(msgspec.Struct, frozen=True):
     """A request that may enter the mesh.
 
     sequence     None for a stateless model
     session_id   the id that this request began a sequence under without having named one; None otherwise
-    queue_bound  of its own queue policy (stateless), 0 for none
+    queueing     how a stateless request waits; of a sequence's step it says nothing
     served_late  its timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
     """
 
@@ -78,7 +99,7 @@ class Admitted(msgspec.Struct, frozen=True):
     sequence: SequenceId | None = None
     flags: StepFlag = StepFlag.NONE
     session_id: str | None = None
-    queue_bound: int = 0
+    queueing: Queueing = Queueing()
     served_late: bool = False
 
 
@@ -328,20 +349,33 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
 
 def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int) -> Admitted:
     # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
-    level, policy = _priority(call, config.dynamic_batching)
-    return Admitted(_message(call, version, call.correlation_id, level, arrived_ns), queue_bound=policy.max_queue_size)
+    queueing = queueing_of(call, config)
+    return Admitted(_message(call, version, call.correlation_id, queueing.level, arrived_ns), queueing=queueing)
 
 
-def _priority(call: InferCall, batching: DynamicBatching | None) -> tuple[int, QueuePolicy]:
-    """The level that a request's priority means (triton-spec 3.2), and that level's policy."""
+def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
+    """The level that a request's priority means, with that level's policy. Out of range is the default, silently; a
+    request may only lower its level's timeout, and without one there is nothing to lower, as in Triton."""
+    rows = rows_of(config, call.inputs)
+    batching = config.dynamic_batching
     if batching is None:
-        return 0, QueuePolicy()
-    if batching.priority_levels == 0:
-        return 0, batching.default_queue_policy
-    level = call.priority
-    if not 1 <= level <= batching.priority_levels:
-        level = batching.default_priority_level
-    return level, batching.priority_queue_policies.get(level, batching.default_queue_policy)
+        return Queueing(rows=rows)
+    level, policy = 0, batching.default_queue_policy
+    if batching.priority_levels:
+        level = call.priority if 1 <= call.priority <= batching.priority_levels else batching.default_priority_level
+        policy = batching.priority_queue_policies.get(level, policy)
+    timeout_us = policy.default_timeout_us
+    if policy.allow_timeout_override and 0 < call.timeout_us < timeout_us:
+        timeout_us = call.timeout_us
+    return Queueing(
+        level=level,
+        level_bound=policy.max_queue_size,
+        timeout_us=timeout_us,
+        delays=policy.timeout_action is TimeoutAction.DELAY,
+        rows=rows,
+        shape=ShapeKeys(config).text_of(call.inputs),
+        ordered=batching.preserve_ordering,
+    )
 
 
 # -- sequences ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.messages import encode
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
-from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted, WorkItem
+from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
+from shared.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0
 """How long requests wait for Redis to come back (its restart takes about that), before they are told to try later."""
@@ -68,7 +69,7 @@ class Dispatch:
     ) -> None:
         self._scripts = scripts
         self._link = Link(redis)
-        self._keys = keys
+        self._stateless = WorkScripts(keys)
         self._replies = replies
         self._gateway = gateway
         self._bounds = bounds
@@ -206,7 +207,9 @@ class Dispatch:
                 backlog_max=self._bounds.backlog_max,
                 in_flight_max=self._bounds.in_flight_max,
             )
-        return self._scripts.enqueue([self._item(waiting) for waiting in load.waiting], bound=self._bounds.backlog_max)
+        return self._stateless.enqueue(
+            [self._item(waiting) for waiting in load.waiting], bound=self._bounds.backlog_max
+        )
 
     def _submission(self, waiting: Waiting) -> Submission:
         message, call = waiting.admitted.message, waiting.call
@@ -225,13 +228,20 @@ class Dispatch:
         )
 
     def _item(self, waiting: Waiting) -> WorkItem:
-        message = waiting.admitted.message
+        message, queueing = waiting.admitted.message, waiting.admitted.queueing
         return WorkItem(
-            stream=self._keys.work(message.model, message.version, message.priority),
-            gateway=self._gateway,
-            token=waiting.token,
-            message=encode(message),
-            queue_bound=waiting.admitted.queue_bound,
+            message.model,
+            message.version,
+            self._gateway,
+            waiting.token,
+            encode(message),
+            level=queueing.level,
+            level_bound=queueing.level_bound,
+            timeout_us=queueing.timeout_us,
+            delays=queueing.delays,
+            rows=queueing.rows,
+            shape=queueing.shape,
+            ordered=queueing.ordered,
         )
 
 

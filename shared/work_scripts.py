@@ -59,12 +59,12 @@ class WorkDone(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A request at the front of a queue. arrived_us: Redis clock."""
+    """A request at the front of a queue. queued_us: when it arrived, Redis clock."""
 
     id: RequestId
     rows: int
-    arrived_us: int
-    shape: str
+    queued_us: int
+    shape_key: str
 
 
 class Front(msgspec.Struct, frozen=True):

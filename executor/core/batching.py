@@ -9,13 +9,15 @@ Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from shared.batch_shape import ShapeKeys
 from shared.ids import SlotIndex
-from shared.model_config.values import Direct, ModelConfig
-from shared.tensors import Tensor
+from shared.model_config.values import Direct
+
+__all__ = ["Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue"]
 
 
 class Queued(Protocol):
@@ -32,28 +34,6 @@ class Queued(Protocol):
     def shape_key(self) -> Hashable: ...
     @property
     def rows(self) -> int: ...
-
-
-class ShapeKeys:
-    """What two requests of a model must have in common to share a batch (triton-spec 1.9): the set of inputs where some
-    are optional, and the shapes of inputs with variable dimensions that are not ragged."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._variable = {spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch}
-        self._optional = any(spec.optional for spec in config.inputs)
-        self._batch_dims = 1 if config.max_batch_size > 0 else 0
-
-    def of(self, inputs: Sequence[Tensor]) -> Hashable:
-        """Equal for requests that may run together; None for every request of a model whose shapes are all fixed."""
-        if not self._variable and not self._optional:
-            return None
-        return tuple(
-            sorted(
-                (tensor.name, tensor.shape[self._batch_dims :] if tensor.name in self._variable else ())
-                for tensor in inputs
-                if self._optional or tensor.name in self._variable
-            )
-        )
 
 
 Q = TypeVar("Q", bound=Queued)
@@ -94,11 +74,13 @@ def decide_queue(
     preferred: Sequence[int],
     max_queue_delay_us: int,
     now_us: int,
+    include: Callable[[Q], bool] | None = None,
 ) -> int | Wait:
     """How many from the front of a queue run now: the rule of Triton's dynamic batcher, which is the oldest strategy's.
 
     queue      in the order in which they are to run; no more of it is looked at than fits a batch
     preferred  row counts worth stopping at; empty means max_batch_size
+    include    a model's own say (triton-spec 3.4), asked of each request in order; of the first, which runs anyway, too
     returns    a number of members (not rows) >= 1, or when to look again
 
     Until the oldest has waited for the delay, the largest preferred size that was reached goes; failing that, what fits
@@ -113,10 +95,15 @@ def decide_queue(
     for item in queue:
         if first is None:
             first = item
+            if include is not None:
+                include(item)
         else:
             if not best and rows + item.rows > largest:
                 best = members
             if rows + item.rows > limit or item.shape_key != first.shape_key:
+                grows = False
+                break
+            if include is not None and not include(item):
                 grows = False
                 break
         members += 1

@@ -39,8 +39,10 @@ from shared.model_config.values import (
     SequenceBatching,
     TensorSpec,
 )
-from shared.scripts import Assignment, Outcome, Scripts, StepCommit, WorkDone
+from shared.scripts import Assignment, Outcome, Scripts, StepCommit
+from shared.tally import Load
 from shared.tensors import Tensor, from_numpy, to_numpy
+from shared.work_scripts import Take, Taken, WorkDone, WorkScripts
 
 IDLE_MS = 30_000
 TOMBSTONE_MS = 5_000
@@ -122,6 +124,7 @@ class FakeExecutor:
     received: list[InferMessage] = field(default_factory=list[InferMessage])
     sums: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
     executor: ExecutorId = field(default_factory=lambda: ExecutorId(f"fake-{uuid.uuid4().hex[:6]}"))
+    takes: int = 0
 
     def __post_init__(self) -> None:
         self.scripts = Scripts(self.redis, self.keys)
@@ -142,8 +145,6 @@ class FakeExecutor:
         for model in self.models:
             record = ModelRecord(model, f'{{"name":"{model.name}"}}', ("1",), labels=LABELS.get(model.name, {}))
             await self.membership.publish(record)
-            if model.sequence_batching is None:
-                await self.commands.xgroup_create(self.keys.work(model.name, "1", 0), "executors", mkstream=True)
         await self.membership.register(self.registration, lease_ms=60_000)
 
     async def run(self) -> None:
@@ -226,25 +227,27 @@ class FakeExecutor:
         return ReplyMessage("1", (Tensor("OUTPUT", "INT32", message.inputs[0].shape, total),), step=step.step)
 
     async def _work(self, model: ModelConfig) -> int:
-        stream = self.keys.work(model.name, "1", 0)
-        got = await self.commands.xreadgroup("executors", self.executor, {stream: ">"}, count=64)
+        load, work = Load(model.name, "1", "0"), WorkScripts(self.keys)
+        self.takes += 1
+        pull = work.pull(
+            load,
+            self.executor,
+            f"{self.takes}",
+            requests_max=64,
+            rows_max=64,
+            delay_us=0,
+            take=Take.WHEN_PLAIN,
+            too_late=encode(ReplyMessage("1", error_code="UNAVAILABLE", error="Request timeout expired")),
+        )
+        taken = await self.scripts.run(pull)
+        if not isinstance(taken, Taken):
+            return 0
         done: list[WorkDone] = []
-        for _, entries in got or ():
-            for entry, fields in entries:
-                message = decode_infer(fields[b"m"])
-                self.received.append(message)
-                done.append(
-                    WorkDone(
-                        stream,
-                        entry.decode(),
-                        fields[b"g"].decode(),
-                        fields[b"t"].decode(),
-                        encode(ReplyMessage("1", self.outputs(message))),
-                    )
-                )
-        if done:
-            shard = self.keys.home_shard(model.name)
-            await self.scripts.run(self.scripts.finish(done, shard=shard, group="executors", consumer=self.executor))
+        for request, raw in taken.requests:
+            message = decode_infer(raw)
+            self.received.append(message)
+            done.append(WorkDone(request, encode(ReplyMessage("1", self.outputs(message)))))
+        await self.scripts.run(work.finish(load, self.executor, done))
         return len(done)
 
     def outputs(self, message: InferMessage) -> tuple[Tensor, ...]:

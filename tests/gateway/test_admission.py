@@ -169,7 +169,7 @@ def test_priority_outside_the_levels_means_the_default_level(asked: int, level: 
 
     entered = admitted(call(priority=asked), stateless(dynamic_batching=batching))
 
-    assert (entered.message.priority, entered.queue_bound) == (level, 9 if level == 1 else 5)
+    assert (entered.message.priority, entered.queueing.level_bound) == (level, 9 if level == 1 else 5)
 
 
 def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():

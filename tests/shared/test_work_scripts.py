@@ -221,7 +221,7 @@ class TestPull:
         look = await queue.pull(delay_us=60_000_000)
         assert isinstance(look, Front)
         assert [1, 1] == [seen.rows for seen in look.front]
-        assert 0 <= look.now_us - look.front[0].arrived_us < 60_000_000
+        assert 0 <= look.now_us - look.front[0].queued_us < 60_000_000
         await queue.enqueue("c")
         assert ["a", "b", "c"] == await queue.taken(delay_us=1)
 

@@ -1,0 +1,81 @@
+"""The dynamic batcher's rules for one model version: which requests of its queue run together (triton-spec 3.2, 3.4).
+
+Pure. The queue lies in Redis and is one for all executors; its order (priorities, lateness) and its policies are kept
+there. Here is decided what of its front becomes a batch, on what a look at it showed. Most looks need no decision:
+where nothing but the size and the age of the oldest request count, the script that looks takes the batch at once.
+
+Source: Triton core, dynamic_batch_scheduler.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from executor.core.batching import Queued, Wait, decide_queue
+from shared.model_config.values import ModelConfig
+
+Q = TypeVar("Q", bound=Queued)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRules:
+    """How batches of a model version are formed.
+
+    requests_max, rows_max  of one batch. A model without dynamic batching runs each request alone (Triton's default
+                            scheduler), whatever rows it brings
+    preferred     sizes worth stopping at; empty: only a full batch is
+    delay_us      how long the oldest request may wait for others
+    has_timeouts  some request may become too late: somebody has to look, even while every instance is busy
+    """
+
+    requests_max: int
+    rows_max: int
+    preferred: tuple[int, ...]
+    delay_us: int
+    has_timeouts: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> BatchRules:
+        """The rules that a model's configuration sets."""
+        batching = config.dynamic_batching
+        if batching is None:
+            return cls(1, 1, (), 0, has_timeouts=False)
+        limit = max(1, config.max_batch_size)
+        sizes = batching.preferred_batch_sizes
+        policies = [batching.default_queue_policy, *batching.priority_queue_policies.values()]
+        return cls(
+            limit,
+            limit,
+            () if set(sizes) <= {limit} else sizes,
+            batching.max_queue_delay_us,
+            has_timeouts=any(policy.default_timeout_us for policy in policies),
+        )
+
+    def decide(
+        self,
+        front: Sequence[Q],
+        *,
+        now_us: int,
+        deadline_us: int | None = None,
+        include: Callable[[Q], bool] | None = None,
+    ) -> int | Wait:
+        """How many requests from the front of the queue run now, or when to look again.
+
+        front        in the order in which they are to run, late ones applied; one more than fits, if there is one
+        deadline_us  microseconds until the next one of the queue becomes too late
+        include      a batch strategy of the model's own
+        """
+        decision = decide_queue(
+            front,
+            max_batch_size=self.rows_max,
+            preferred=self.preferred,
+            max_queue_delay_us=self.delay_us,
+            now_us=now_us,
+            include=include,
+        )
+        if isinstance(decision, Wait) and deadline_us is not None:
+            until_us = now_us + deadline_us
+            return Wait(until_us if decision.until_us is None else min(decision.until_us, until_us))
+        return decision
