@@ -21,8 +21,16 @@ def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> 
     return encode(ReplyMessage(version, error_code=code, error=message, executor=executor))
 
 
+def cancelled_answer(*, version: str, executor: ExecutorId) -> bytes:
+    """What a step hears that was cancelled before it ran, or that was queued behind such a one (triton-spec 1.8)."""
+    return refusal(Code.CANCELLED, "", version=version, executor=executor)
+
+
 def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
-    """What a step hears whose sequence has no state: its START failed, or the executor that held the state is gone."""
+    """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
+    or a step before it was cancelled."""
+    if cause is VoidCause.CANCELLED:
+        return cancelled_answer(version=version, executor=executor)
     reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST
     why = (
         "the sequence's START failed"

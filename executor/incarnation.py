@@ -30,7 +30,7 @@ from shared.ids import ExecutorId, SequenceId, model_of
 from shared.keyspace import Keyspace
 from shared.link import REPLY_TIMEOUT_S, Link
 from shared.membership import Membership
-from shared.messages import ExecutorRegistration, InboxStep, InferMessage, decode_infer, inbox_entry
+from shared.messages import ExecutorRegistration, InboxCancelled, InboxStep, InferMessage, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts
 from shared.totals import Tallies
@@ -256,7 +256,11 @@ class Incarnation:
             self._accept(item, decode_infer(item.message))
             return False
         for (name, _), model in self._sequence_models.items():
-            if name == model_of(item.sequence):
+            if name != model_of(item.sequence):
+                continue
+            if isinstance(item, InboxCancelled):
+                model.cancelled(item)
+            else:
                 await model.expired(item)
         return True
 

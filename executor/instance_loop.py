@@ -12,14 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor.answers import answer, void_answer
+from executor.answers import answer, cancelled_answer, void_answer
 from executor.checkpoints import checkpoint_fields
 from executor.clock import monotonic_us
 from executor.committer import CommitOwner, Committer
 from executor.core.batching import Wait
 from executor.core.controls import ControlTensors
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
-from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable
+from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult
 from executor.first_batch import Backlog, FirstBatch
 from executor.statistics import ModelStatistics
@@ -82,6 +82,9 @@ class InstanceLoop:
     def offer(self, owned: OwnedSequence) -> None:
         """A sequence may have become ready. Steps of a sequence without state are answered here, without the model."""
         while (queued := owned.head) is not None:
+            if owned.head_is_cancelled:
+                self._answer_cancelled(owned)
+                continue
             if owned.void is None or StepFlag.START in queued.step.flags:
                 now_us = monotonic_us()
                 arrived_us = now_us if owned.passes else queued.queued_us
@@ -89,6 +92,15 @@ class InstanceLoop:
                     self._wake.set()
                 return
             self._answer_void(owned)
+
+    def cancel(self, owned: OwnedSequence) -> None:
+        """A step's caller has gone: if it is the head and does not run yet, it is answered, and all behind it are.
+
+        source  Triton looks at the heads of its slots' queues only (triton-spec 1.8)
+        """
+        if owned.head_is_cancelled:
+            self.vacate(owned.slot)
+            self.offer(owned)
 
     def vacate(self, slot: SlotIndex) -> None:
         """Whoever had a ready step in that slot is gone."""
@@ -288,10 +300,21 @@ class InstanceLoop:
         self._table.conclude(owned)
         if step.step <= owned.replay_until:
             return
-        counts = self._lane.statistics.refused(
-            Reason.OTHER, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns()
-        )
+        reason = Reason.CANCELED if owned.void is VoidCause.CANCELLED else Reason.OTHER
+        counts = self._lane.statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
         commit = self._final(queued, Outcome.VOID, reply, entries=entries, counts=counts)
+        self._lane.committer.put(self._lane.owner, [commit])
+
+    def _answer_cancelled(self, owned: OwnedSequence) -> None:
+        """The sequence has no state from here on; a START behind this step begins anew."""
+        queued = self._table.begin(owned)
+        reply = cancelled_answer(version=self._lane.version, executor=self._lane.executor)
+        entries = self._table.checkpointed(owned)
+        self._table.conclude(owned, cancelled=True)
+        counts = self._lane.statistics.refused(
+            Reason.CANCELED, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns()
+        )
+        commit = self._final(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
         self._lane.committer.put(self._lane.owner, [commit])
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:

@@ -19,7 +19,7 @@ from executor.instance_loop import InstanceLoop, Lane
 from executor.repository import ServedVersion
 from shared import logs
 from shared.ids import ExecutorId, SequenceId
-from shared.messages import InboxExpired, InboxStep, InferMessage
+from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, StepCommit
 from shared.tracing import SpanName, Tracing
@@ -128,6 +128,12 @@ class SequenceModel:
             state = await worker.describe_state(owned.slot)
             logs.info("sequence expired", sequence=message.sequence, last_step=owned.next_step - 1, state=state)
         self.forget(owned)
+
+    def cancelled(self, message: InboxCancelled) -> None:
+        """The caller of a step has gone."""
+        owned = self.table.cancel(message.sequence, message.epoch, message.step)
+        if owned is not None:
+            self._loops[owned.instance].cancel(owned)
 
     def forget(self, owned: OwnedSequence) -> None:
         """Drops a sequence that is over or somebody else's."""

@@ -167,6 +167,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     entry      its place in the inbox, to be removed with its checkpoint
     committed  the last committed step when it was delivered
     version    the one that the sequence was pinned to at START, whatever the step's own message says
+    cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
     """
 
     entry: str
@@ -181,6 +182,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     gateway: str
     token: str
     message: bytes
+    cancelled: bool = False
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
@@ -191,10 +193,23 @@ class InboxExpired(msgspec.Struct, frozen=True):
     epoch: Epoch
 
 
-def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | InboxExpired:
+class InboxCancelled(msgspec.Struct, frozen=True):
+    """Control message: the caller of a step that was delivered has gone. Unless the step runs already, it and those
+    behind it are not to be run (triton-spec 1.8)."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+    step: StepNumber
+
+
+def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | InboxExpired | InboxCancelled:
     """Reads an inbox entry (see `submit.lua` for the fields)."""
     if fields.get(b"k") == b"expired":
         return InboxExpired(entry.decode(), SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"])))
+    if fields.get(b"k") == b"cancelled":
+        sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
+        return InboxCancelled(entry.decode(), sequence, epoch, StepNumber(int(fields[b"s"])))
     return InboxStep(
         entry=entry.decode(),
         sequence=SequenceId(fields[b"q"].decode()),
@@ -208,6 +223,7 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | Inbo
         gateway=fields[b"g"].decode(),
         token=fields[b"t"].decode(),
         message=fields[b"m"],
+        cancelled=b"x" in fields,
     )
 
 

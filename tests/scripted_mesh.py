@@ -14,10 +14,11 @@ from typing import Any, cast
 import numpy as np
 from redis.asyncio import Redis
 
+from shared.errors import Code
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term, sequence_id
 from shared.keyspace import Keyspace
 from shared.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
-from shared.scripts import Assignment, Scripts, Submission, Submitted
+from shared.scripts import Assignment, CancelCode, Cancellation, Scripts, Submission, Submitted
 from shared.tensors import Tensor, from_numpy
 
 GATEWAY = "g-test"
@@ -60,6 +61,9 @@ class ScriptedMesh:
         *,
         request_id: str = "",
         expected_step: int | None = None,
+        timeout_us: int = 0,
+        gateway: str = GATEWAY,
+        since_ms: int = -1,
     ) -> Submission:
         """A step as a gateway would submit it."""
         self.submitted += 1
@@ -80,10 +84,11 @@ class ScriptedMesh:
             expected_step=expected_step,
             model=self.model,
             version=self.version,
-            gateway=GATEWAY,
+            gateway=gateway,
             token=f"{correlation_id}/{self.submitted}",
-            timeout_us=0,
+            timeout_us=timeout_us,
             message=encode(message),
+            since_ms=since_ms,
         )
 
     async def submit(self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100) -> Submitted:
@@ -93,6 +98,21 @@ class ScriptedMesh:
             self.scripts.submit([submission], shard=shard, backlog_max=backlog_max, in_flight_max=in_flight_max)
         )
         return outcome
+
+    async def cancel(self, submission: Submission, accepted: Submitted) -> CancelCode:
+        """The caller of an accepted step has gone."""
+        gone = Cancellation(
+            submission.sequence,
+            submission.model,
+            accepted.extra.decode(),
+            accepted.step,
+            submission.gateway,
+            submission.token,
+        )
+        reply = encode(ReplyMessage("", error_code=Code.CANCELLED))
+        shard = self.keys.shard_of(submission.sequence)
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], shard=shard, reply=reply, feed_max=100))
+        return code
 
     async def assign(
         self, correlation_id: CorrelationId, executor: ExecutorId, *, slot: int = 0, instance: int = 0

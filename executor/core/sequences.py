@@ -31,6 +31,7 @@ class VoidCause(StrEnum):
 
     FAILED = "f"
     LOST = "o"
+    CANCELLED = "c"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +56,7 @@ class OwnedSequence:
     passes          how often the head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
     predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
+    cancelled       steps that are not to be run when their turn comes: their callers have gone
     """
 
     sequence: SequenceId
@@ -73,6 +75,7 @@ class OwnedSequence:
     predecessor: str = ""
     open_entries: list[str] = field(default_factory=list[str])
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
+    cancelled: set[StepNumber] = field(default_factory=set[StepNumber])
 
     @property
     def head(self) -> QueuedStep | None:
@@ -80,6 +83,11 @@ class OwnedSequence:
         if self.restoring or self.running:
             return None
         return self.steps.get(self.next_step)
+
+    @property
+    def head_is_cancelled(self) -> bool:
+        """Whether the step that may run now is not to be run. One that was answered before runs again for its state."""
+        return self.next_step in self.cancelled and self.next_step > self.replay_until and self.head is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,18 @@ class SequenceTable:
         if step.step in owned.steps:
             return None
         owned.steps[step.step] = queued
+        if step.cancelled:
+            owned.cancelled.add(step.step)
+        return owned
+
+    def cancel(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> OwnedSequence | None:
+        """The caller of a step that was taken in has gone; None when it runs already, was run, or is not here."""
+        owned = self._by_id.get(sequence)
+        if owned is None or owned.epoch != epoch or step not in owned.steps:
+            return None
+        if owned.running and step == owned.next_step:
+            return None
+        owned.cancelled.add(step)
         return owned
 
     def restored(self, sequence: SequenceId, found: Restored) -> OwnedSequence | None:
@@ -171,14 +191,19 @@ class SequenceTable:
         owned.running = False
         owned.passes += 1
 
-    def conclude(self, owned: OwnedSequence, *, failed_start: bool = False, started: bool = False) -> None:
-        """The running step is done; the next one may run."""
+    def conclude(
+        self, owned: OwnedSequence, *, failed_start: bool = False, started: bool = False, cancelled: bool = False
+    ) -> None:
+        """The running step is done; the next one may run. cancelled: it was not run, nor will those behind it be."""
         assert owned.running, f"{owned.sequence}: no step is running"
         owned.running = False
         owned.passes = 0
         del owned.steps[owned.next_step]
+        owned.cancelled.discard(owned.next_step)
         owned.next_step = StepNumber(owned.next_step + 1)
-        if failed_start:
+        if cancelled:
+            owned.void = VoidCause.CANCELLED
+        elif failed_start:
             owned.void = VoidCause.FAILED
         elif started:
             owned.void = None

@@ -41,7 +41,7 @@ local function cancel(keys, step)
   end
   redis.call('HSET', keys.record, 'ca', got[9] and (got[9] .. ' ' .. step.n) or step.n)
   if state == 'l' then
-    redis.call('XADD', ARGV[2] .. got[6], '*', 'k', 'cancelled', 'q', step.sid, 'e', got[7], 'n', step.n)
+    redis.call('XADD', ARGV[2] .. got[6], '*', 'k', 'cancelled', 'q', step.sid, 'e', got[7], 's', step.n)
   end
   return 1
 end

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ReplyMessage, StepFlag
 from shared.redis_client import connect
+from shared.scripts import CancelCode
 from shared.tally import Load
 from shared.tensors import to_numpy
 from shared.totals import Tallies
@@ -31,17 +32,23 @@ from tests.scripted_mesh import ScriptedMesh
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 
 MODEL = """
+import os
+import time
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    '''A running sum; -1 fails, and so does a START of 0.'''
+    '''A running sum; -1 fails, and so does a START of 0. 777 lasts until the gate is opened.'''
 
     def execute(self, requests):
         responses = []
         for request in requests:
             value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
             start = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            while value[0, 0] == 777 and not os.path.exists("GATE"):
+                open("GATE.waits", "w").close()
+                time.sleep(0.005)
             if value[0, 0] == -1 or (start and value[0, 0] == 0):
                 responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")))
                 continue
@@ -100,7 +107,7 @@ def interval() -> int:
 def models(tmp_path: Path, interval: int) -> Path:
     version = tmp_path / "models" / "sum" / "1"
     version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL)
+    (version / "model.py").write_text(MODEL.replace("GATE", str(tmp_path / "gate")))
     (version.parent / "config.pbtxt").write_text(CONFIG.replace("INTERVAL", str(interval)))
     return tmp_path / "models"
 
@@ -312,3 +319,40 @@ async def test_a_reloaded_model_goes_on_with_its_sequences(mesh: ScriptedMesh, e
         assert 21 == total(await mesh.reply(after))
         await end(mesh, 7)
         await a.repository.close_retired()
+
+
+@pytest.mark.leaves_sequences
+async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one_is_not_affected(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """The sequence has lost its state then; a START behind them begins anew, in the same slot."""
+    async with executor("alice") as alice:
+        running, cancelled, behind, anew = (
+            mesh.submission(7, value(number), flags)
+            for number, flags in ((777, START), (1, NONE), (2, NONE), (5, START))
+        )
+        begun = await mesh.submit(running)
+        await mesh.assign(7, alice.executor)
+        told = await mesh.submit(cancelled)
+        await mesh.submit(behind)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+
+        assert CancelCode.TOLD is await mesh.cancel(running, begun)
+        assert CancelCode.TOLD is await mesh.cancel(cancelled, told)
+        inbox = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), alice.executor)
+        try:
+            while any(b"k" in fields for _, fields in await cast(Any, mesh.redis).xrange(inbox)):
+                await asyncio.sleep(0.001)
+            await mesh.submit(anew)
+        finally:
+            (tmp_path / "gate").touch()
+
+        assert 777 == total(await mesh.reply(running))
+        for submission in (cancelled, behind):
+            reply = await mesh.reply(submission)
+            assert ("CANCELLED", "") == (reply.error_code, reply.error)
+        assert 5 == total(await mesh.reply(anew))
+        last = mesh.submission(7, value(1), END)
+        await mesh.submit(last)
+        assert 6 == total(await mesh.reply(last))

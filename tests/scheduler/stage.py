@@ -18,6 +18,7 @@ from shared.lifecycle import Tasks
 from shared.membership import Membership
 from shared.messages import (
     ExecutorRegistration,
+    InboxCancelled,
     InboxExpired,
     InboxStep,
     InferMessage,
@@ -188,7 +189,7 @@ class Stage:
         """The sequences that an executor was told to drop."""
         return [e.sequence for e in await self._entries(executor) if isinstance(e, InboxExpired)]
 
-    async def _entries(self, executor: ExecutorId) -> list[InboxStep | InboxExpired]:
+    async def _entries(self, executor: ExecutorId) -> list[InboxStep | InboxExpired | InboxCancelled]:
         return [
             inbox_entry(entry, fields)
             for shard in self.keys.shard_ids()

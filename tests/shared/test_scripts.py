@@ -9,10 +9,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber, Term
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
-from shared.messages import InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.messages import InboxCancelled, InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.scripts import (
+    Assignment,
+    CancelCode,
     CommitCode,
     Outcome,
     Rejection,
@@ -39,8 +41,8 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 pytestmark = pytest.mark.leaves_sequences
 
 
-async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep | InboxExpired]:
-    entries: list[InboxStep | InboxExpired] = []
+async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep | InboxExpired | InboxCancelled]:
+    entries: list[InboxStep | InboxExpired | InboxCancelled] = []
     for shard in mesh.keys.shard_ids():
         for entry, fields in await cast(Any, mesh.redis).xrange(mesh.keys.inbox(shard, executor)):
             entries.append(inbox_entry(entry, fields))
@@ -404,6 +406,178 @@ class TestReject:
         assert "late" == (await mesh.reply(second)).error
         assert {} == await mesh.record(7)
         assert Epoch(0) == await mesh.assign(7, ALICE)
+
+
+class TestCancel:
+    async def test_a_waiting_sequence_goes_with_all_its_steps(self, mesh: ScriptedMesh) -> None:
+        first, second = mesh.submission(7, ONE, START), mesh.submission(7, ONE)
+        await mesh.submit(first)
+        accepted = await mesh.submit(second)
+        entry = (await mesh.record(7))["be"]
+
+        assert CancelCode.REMOVED is await mesh.cancel(second, accepted)
+        assert CancelCode.NOTHING is await mesh.cancel(second, accepted)
+
+        for submission in (first, second):
+            reply = await mesh.reply(submission)
+            assert ("CANCELLED", "") == (reply.error_code, reply.error)
+        assert {} == await mesh.record(7)
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        assert 0 == await cast(Any, mesh.redis).xlen(mesh.keys.starts(shard, "sum"))
+        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        assert [{b"q": b"sum||i7", b"e": b"0", b"k": b"c", b"b": entry.encode()}] == [fields for _, fields in feed]
+
+    async def test_an_assignment_never_hits_a_newer_sequence_of_the_same_id(self, mesh: ScriptedMesh) -> None:
+        first = mesh.submission(7, ONE, START)
+        accepted = await mesh.submit(first)
+        old = (await mesh.record(7))["be"]
+        await mesh.cancel(first, accepted)
+        await mesh.submit(mesh.submission(7, ONE, START))
+        sequence, shard = mesh.sequence(7), mesh.keys.shard_of(mesh.sequence(7))
+        place = Assignment(sequence, old, "sum", ALICE, InstanceIndex(0), SlotIndex(0))
+        late = [Rejection(sequence, old, REPLY)]
+
+        assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], shard=shard, term=Term(1)))
+        assert [-1] == await mesh.scripts.run(mesh.scripts.reject(late, shard=shard, model="sum", term=Term(1)))
+        assert "w" == (await mesh.record(7))["st"]
+
+    async def test_the_owner_is_told_and_its_commit_ends_the_sequence(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        submission, behind = mesh.submission(7, ONE), mesh.submission(7, ONE)
+        accepted = await mesh.submit(submission)
+        await mesh.submit(behind)
+
+        assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
+        assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
+
+        assert [2] == [told.step for told in await inbox(mesh, ALICE) if isinstance(told, InboxCancelled)]
+        second, third = await steps(mesh, ALICE)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, outcome=Outcome.CANCELLED)
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert CommitCode.OVER is await commit(mesh, ALICE, third, outcome=Outcome.VOID)
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE, START))).code
+
+    async def test_a_start_behind_a_cancelled_step_begins_anew(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        submission = mesh.submission(7, ONE)
+        await mesh.cancel(submission, await mesh.submit(submission))
+        await mesh.submit(mesh.submission(7, ONE, START))
+        cancelled, anew = await steps(mesh, ALICE)
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, cancelled, outcome=Outcome.CANCELLED)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, anew)
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_a_step_that_was_answered_or_is_another_sequences_is_not_cancelled(self, mesh: ScriptedMesh) -> None:
+        submission = mesh.submission(7, ONE, START | END)
+        accepted = await mesh.submit(submission)
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step)
+        assert CancelCode.NOTHING is await mesh.cancel(submission, accepted)
+        await mesh.submit(mesh.submission(7, ONE, START))
+
+        assert CancelCode.NOTHING is await mesh.cancel(submission, accepted)
+        assert "w" == (await mesh.record(7))["st"]
+
+    async def test_a_step_goes_on_while_one_of_its_callers_waits(self, mesh: ScriptedMesh) -> None:
+        """A retry took the step up elsewhere: who leaves first leaves alone, however often it is told."""
+        first, retry = mesh.submission(7, ONE, START, request_id="a"), mesh.submission(7, ONE, START, request_id="a")
+        accepted, joined = await mesh.submit(first), await mesh.submit(retry)
+        assert (SubmitCode.JOINED, accepted.extra) == (joined.code, joined.extra)
+
+        for _ in range(2):
+            assert CancelCode.SHARED is await mesh.cancel(first, accepted)
+        assert CancelCode.REMOVED is await mesh.cancel(retry, joined)
+
+    async def test_the_mark_follows_the_step_to_its_next_owner(self, mesh: ScriptedMesh) -> None:
+        """Cancelled while its sequence moves, with its entry still in the dead owner's inbox or parked already."""
+        await start(mesh)
+        old = mesh.submission(7, ONE)
+        accepted = await mesh.submit(old)
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        await mesh.scripts.run(
+            mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
+        )
+        parked = mesh.submission(7, ONE)
+        moving = await mesh.submit(parked)
+
+        assert CancelCode.TOLD is await mesh.cancel(old, accepted)
+        assert CancelCode.TOLD is await mesh.cancel(parked, moving)
+        await mesh.assign(7, BOB)
+        await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard))
+
+        assert [(2, True), (3, True)] == sorted((step.step, step.cancelled) for step in await steps(mesh, BOB))
+        for step in sorted(await steps(mesh, BOB), key=lambda one: one.step):
+            await commit(mesh, BOB, step)
+        assert "ca" not in await mesh.record(7), "numbers of steps that are over are forgotten"
+
+
+class TestPatience:
+    async def news(self, mesh: ScriptedMesh) -> list[dict[bytes, bytes]]:
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        entries = await cast(Any, mesh.redis).xrange(mesh.keys.starts(shard, "sum"))
+        return [fields for _, fields in entries if fields[b"k"] == b"d"]
+
+    async def test_only_a_step_that_waits_less_long_than_those_before_it_is_news(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START, timeout_us=50_000_000))
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.submit(mesh.submission(7, ONE, timeout_us=90_000_000))
+        assert [] == await self.news(mesh)
+
+        await mesh.submit(mesh.submission(7, ONE, timeout_us=20_000_000))
+        (first,) = await self.news(mesh)
+        await mesh.submit(mesh.submission(7, ONE, timeout_us=10_000_000))
+        (second,) = await self.news(mesh)
+
+        record = await mesh.record(7)
+        assert record["be"].encode() == first[b"b"] == second[b"b"]
+        assert int(first[b"d"]) > int(second[b"d"]) == int(record["dl"])
+
+    async def test_the_news_goes_when_the_wait_is_over(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.submit(mesh.submission(7, ONE, timeout_us=20_000_000))
+        assert 1 == len(await self.news(mesh))
+
+        await mesh.assign(7, ALICE)
+        assert [] == await self.news(mesh)
+        await mesh.submit(mesh.submission(7, ONE, timeout_us=1))
+        assert [] == await self.news(mesh)
+        assert {"dl", "dn"}.isdisjoint(await mesh.record(7))
+
+
+class TestResent:
+    async def test_a_step_sent_again_after_others_steps_came_in_is_late(self, mesh: ScriptedMesh) -> None:
+        """Its own trace is gone: only the newest reply is kept. It must not run twice."""
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        await mesh.assign(7, ALICE)
+        await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="a")
+        first_sent = int((await mesh.record(7))["la"].split()[0])
+        await mesh.submit(mesh.submission(7, ONE, request_id="b", gateway="other"))
+        await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="b")
+
+        again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a", since_ms=first_sent))
+
+        assert (SubmitCode.LATE, 2) == (again.code, again.step)
+        assert "2" == (await mesh.record(7))["nx"]
+
+    async def test_a_step_sent_again_is_accepted_when_nobody_else_came_in(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        latest = int((await mesh.record(7))["la"].split()[0])
+
+        own = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=latest))
+        assert SubmitCode.DELIVERED is own.code
+        elsewhere = await mesh.submit(
+            mesh.submission(7, ONE, request_id="c", gateway="other", since_ms=latest + 60_000)
+        )
+        assert SubmitCode.DELIVERED is elsewhere.code
+
+    async def test_what_is_known_of_it_comes_first(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        await mesh.submit(mesh.submission(7, ONE, request_id="b", gateway="other"))
+
+        assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, request_id="a", since_ms=0))).code
 
 
 class TestWork:

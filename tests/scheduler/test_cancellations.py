@@ -1,0 +1,387 @@
+"""Cancellations in any order against submit, assign, commit and takeover, by the real scripts on a real server.
+
+The test plays gateway, scheduler and two executors (these with the real `SequenceTable`), by a seeded choice of moves.
+Whatever the order: every accepted step is answered once; a step that was not cancelled runs once and in order, unless
+it stands behind a cancelled one; and nothing is left of a sequence that is over, neither a slot nor a key.
+SEEDS=n plays more games.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from executor.checkpoints import read_checkpoints
+from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
+from shared.errors import Code
+from shared.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.keyspace import Keyspace
+from shared.messages import (
+    InboxCancelled,
+    InboxStep,
+    InferMessage,
+    ReplyMessage,
+    StepFlag,
+    decode_reply,
+    encode,
+    inbox_entry,
+)
+from shared.scripts import (
+    Assignment,
+    CancelCode,
+    CommitCode,
+    Outcome,
+    StepCommit,
+    Submission,
+    SubmitCode,
+    Submitted,
+)
+from shared.tensors import from_numpy, to_numpy
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
+
+SEEDS = int(os.environ.get("SEEDS", "12"))
+MOVES = 120
+SLOTS = 2
+IDS = (1, 2, 3, 4)
+NOTHING = {"INPUT": np.zeros((1, 1), np.int32)}
+
+
+@dataclass
+class Accepted:
+    """A step that the mesh has accepted. cancelled: its caller left."""
+
+    submission: Submission
+    outcome: Submitted
+    flags: StepFlag
+    cancelled: bool = False
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.outcome.step
+
+    @property
+    def life(self) -> tuple[SequenceId, str]:
+        """Which sequence of its id it belongs to."""
+        return self.submission.sequence, self.outcome.extra.decode()
+
+
+@dataclass
+class Runner:
+    """An executor: the real table of sequences, a running sum of one per step, and commits that may wait."""
+
+    name: ExecutorId
+    positions: dict[str, str]
+    table: SequenceTable = field(default_factory=SequenceTable)
+    states: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
+    running: list[tuple[OwnedSequence, QueuedStep]] = field(default_factory=list[tuple[OwnedSequence, QueuedStep]])
+    commits: deque[StepCommit] = field(default_factory=deque[StepCommit])
+    seen: list[SequenceId] = field(default_factory=list[SequenceId])
+
+
+class Game:
+    """One game's mesh and what is known of it."""
+
+    def __init__(self, mesh: ScriptedMesh, chance: random.Random) -> None:
+        self.mesh = mesh
+        self.commands = cast("Any", mesh.redis)
+        self.keys = mesh.keys
+        self.chance = chance
+        self.born = 0
+        self.runners: list[Runner] = []
+        self.accepted: list[Accepted] = []
+        self.removed: set[tuple[SequenceId, str]] = set()
+        self.open: set[int] = set()
+        for _ in range(2):
+            self.add_runner()
+
+    def add_runner(self) -> None:
+        self.born += 1
+        name = ExecutorId(f"e{self.born}")
+        self.runners.append(Runner(name, {self.keys.inbox(shard, name): "0-0" for shard in self.keys.shard_ids()}))
+
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    async def move(self) -> None:
+        """Something happens."""
+        moves = [self.submit] * 6 + [self.assign] * 3 + [self.read] * 4 + [self.run] * 4 + [self.flush] * 4
+        await self.chance.choice([*moves, self.cancel, self.cancel, self.restore, self.restore, self.take_over])()
+
+    async def submit(self) -> None:
+        number = self.chance.choice(IDS)
+        flags = StepFlag.NONE
+        if number not in self.open or self.chance.random() < 0.1:
+            flags |= StepFlag.START
+        if self.chance.random() < 0.2:
+            flags |= StepFlag.END
+        submission = self.mesh.submission(number, NOTHING, flags)
+        outcome = await self.mesh.submit(submission)
+        if outcome.code < 0:
+            assert outcome.code in {SubmitCode.NEVER_SEEN, SubmitCode.ENDED, SubmitCode.CANCELLED}, outcome
+            assert StepFlag.START not in flags
+            self.open.discard(number)
+            return
+        self.accepted.append(Accepted(submission, outcome, flags))
+        (self.open.discard if StepFlag.END in flags else self.open.add)(number)
+
+    async def cancel(self) -> None:
+        candidates = [one for one in self.accepted[-12:] if not one.cancelled]
+        if not candidates:
+            return
+        one = self.chance.choice(candidates)
+        one.cancelled = True
+        for _ in range(self.chance.choice((1, 1, 2))):
+            code = await self.mesh.cancel(one.submission, one.outcome)
+            if code is CancelCode.REMOVED:
+                self.removed.add(one.life)
+
+    async def assign(self) -> None:
+        """Gives the oldest waiting sequence of a shard a free slot, if there is one."""
+        shard = self.chance.choice(self.keys.shard_ids())
+        entries = await self.commands.xrange(self.keys.starts(shard, self.mesh.model))
+        taken = await self.places()
+        free = [(r.name, slot) for r in self.runners for slot in range(SLOTS) if (r.name, slot) not in taken]
+        for (entry, fields), (executor, slot) in zip(entries, free, strict=False):
+            sequence = SequenceId(fields[b"q"].decode())
+            place = Assignment(sequence, entry.decode(), self.mesh.model, executor, InstanceIndex(0), SlotIndex(slot))
+            await self.mesh.scripts.run(self.mesh.scripts.assign([place], shard=shard, term=self.mesh.term))
+
+    async def places(self) -> set[tuple[ExecutorId, int]]:
+        records = [await self.mesh.record(number) for number in IDS]
+        held = [(ExecutorId(r["ow"]), int(r["sl"])) for r in records if r.get("st") == "l"]
+        assert len(held) == len(set(held)), f"a slot is held twice: {held}"
+        return set(held)
+
+    async def read(self) -> None:
+        runner = self.chance.choice(self.runners)
+        news = await self.commands.xread(runner.positions, count=self.chance.choice((1, 2, 50)))
+        for stream, entries in news or ():
+            runner.positions[stream.decode()] = entries[-1][0].decode()
+            for entry, fields in entries:
+                await self.take(runner, stream, inbox_entry(entry, fields))
+
+    async def take(self, runner: Runner, stream: bytes, item: Any) -> None:
+        if isinstance(item, InboxStep):
+            message = InferMessage(self.mesh.model, "1", "", 1, ())
+            owned = runner.table.accept(QueuedStep(item, message, 0, None))
+            if owned is not None and owned.sequence not in runner.seen:
+                runner.seen.append(owned.sequence)
+            return
+        if isinstance(item, InboxCancelled):
+            runner.table.cancel(item.sequence, item.epoch, item.step)
+        await self.commands.xdel(stream, item.entry)
+
+    async def restore(self) -> None:
+        runner = self.chance.choice(self.runners)
+        wanted = [s for s in runner.seen if (owned := runner.table.get(s)) is not None and owned.restoring]
+        found = await read_checkpoints(self.mesh.redis, self.keys, wanted)
+        for sequence in wanted:
+            checkpoint = found.get(sequence)
+            owned = runner.table.get(sequence)
+            assert owned is not None
+            if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
+                runner.table.drop(sequence, owned.epoch)
+            elif runner.table.restored(sequence, checkpoint.restored) is not None and checkpoint.states:
+                runner.states[sequence] = int(to_numpy(checkpoint.states["n"])[0])
+
+    async def run(self) -> None:
+        """A batch ends, and the next one begins: what is ready, or answers that need no model."""
+        runner = self.chance.choice(self.runners)
+        for owned, queued in runner.running:
+            if runner.table.get(owned.sequence) is owned:
+                self.conclude(runner, owned, queued)
+        runner.running.clear()
+        for sequence in runner.seen:
+            owned = runner.table.get(sequence)
+            while owned is not None and (head := owned.head) is not None:
+                if owned.head_is_cancelled:
+                    self.answer(runner, owned, Outcome.CANCELLED, cancelled=True)
+                elif owned.void is not None and StepFlag.START not in head.step.flags:
+                    self.answer(runner, owned, Outcome.VOID)
+                else:
+                    runner.running.append((owned, runner.table.begin(owned)))
+
+    def conclude(self, runner: Runner, owned: OwnedSequence, queued: QueuedStep) -> None:
+        begins = StepFlag.START in queued.step.flags
+        total = 1 if begins else runner.states[owned.sequence] + 1
+        runner.states[owned.sequence] = total
+        entries = runner.table.checkpointed(owned)
+        runner.table.conclude(owned, started=begins)
+        states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
+        self.put(runner, queued, Outcome.DONE, ReplyMessage("1", step=total), entries, states)
+
+    def answer(self, runner: Runner, owned: OwnedSequence, outcome: Outcome, *, cancelled: bool = False) -> None:
+        assert cancelled or owned.void is VoidCause.CANCELLED
+        queued = runner.table.begin(owned)
+        entries = runner.table.checkpointed(owned)
+        runner.table.conclude(owned, cancelled=cancelled)
+        self.put(runner, queued, outcome, ReplyMessage("1", error_code=Code.CANCELLED), entries)
+
+    def put(
+        self,
+        runner: Runner,
+        queued: QueuedStep,
+        outcome: Outcome,
+        reply: ReplyMessage,
+        entries: list[str],
+        states: Any = (),
+    ) -> None:
+        step = queued.step
+        runner.commits.append(
+            StepCommit(
+                step.sequence,
+                step.epoch,
+                step.step,
+                step.flags,
+                outcome,
+                step.gateway,
+                step.token,
+                encode(reply),
+                entries=entries,
+                checkpoint=states,
+            )
+        )
+
+    async def flush(self) -> None:
+        runner = self.chance.choice(self.runners)
+        while runner.commits:
+            step = runner.commits.popleft()
+            call = self.mesh.scripts.commit(
+                [step],
+                shard=self.keys.shard_of(step.sequence),
+                executor=runner.name,
+                model=self.mesh.model,
+                idle_ms=600_000,
+                tombstone_ms=60_000,
+            )
+            (code,) = await self.mesh.scripts.run(call)
+            assert code is not CommitCode.OUT_OF_ORDER
+            owned = runner.table.get(step.sequence)
+            if code in (CommitCode.OVER, CommitCode.REFUSED) and owned is not None and owned.epoch == step.epoch:
+                runner.table.drop(step.sequence, step.epoch)
+            if self.chance.random() < 0.3:
+                return
+
+    async def take_over(self) -> None:
+        """An executor is lost. Half of them wake up later: what they computed is committed too late."""
+        runner = self.runners.pop(self.chance.randrange(len(self.runners)))
+        self.add_runner()
+        await self.mesh.take_over(runner.name, tombstone_ms=60_000)
+        self.runners.append(runner)
+        await self.flush_late(runner)
+
+    async def flush_late(self, runner: Runner) -> None:
+        self.runners.remove(runner)
+        for step in runner.commits:
+            call = self.mesh.scripts.commit(
+                [step],
+                shard=self.keys.shard_of(step.sequence),
+                executor=runner.name,
+                model=self.mesh.model,
+                idle_ms=600_000,
+                tombstone_ms=60_000,
+            )
+            assert await self.mesh.scripts.run(call) in ([CommitCode.REFUSED], [CommitCode.BEFORE])
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Everybody does his part until every accepted step is answered."""
+        for _ in range(400):
+            if len(await self.replies()) >= len(self.accepted):
+                break
+            for runner in list(self.runners):
+                for move in (self.assign, self.read, self.restore, self.run, self.flush):
+                    others, self.runners = self.runners, [runner] if move != self.assign else self.runners
+                    await move()
+                    self.runners = others
+        for runner in self.runners:
+            others, self.runners = self.runners, [runner]
+            for _ in range(3):
+                await self.read()
+            self.runners = others
+
+    async def replies(self) -> list[tuple[str, ReplyMessage]]:
+        return [
+            (token.decode(), decode_reply(data))
+            for shard in self.keys.shard_ids()
+            for _, fields in await self.commands.xrange(self.keys.replies(shard, cast("Any", GATEWAY)))
+            for token, data in fields.items()
+            if token != b"opened"
+        ]
+
+    async def check(self) -> None:
+        answers = await self.replies()
+        assert {one.submission.token: 1 for one in self.accepted} == Counter(token for token, _ in answers)
+        by_token = dict(answers)
+        for life in {one.life for one in self.accepted}:
+            steps = sorted((one for one in self.accepted if one.life == life), key=lambda one: one.step)
+            self.check_life(steps, by_token, removed=life in self.removed)
+        await self.check_nothing_is_left()
+
+    def check_life(self, steps: list[Accepted], answers: dict[str, ReplyMessage], *, removed: bool) -> None:
+        """One sequence from its first wait to its end, with all its STARTs."""
+        assert [one.step for one in steps] == list(range(1, len(steps) + 1))
+        total, void = 0, False
+        for one in steps:
+            answer = answers[one.submission.token]
+            if StepFlag.START in one.flags or one.step == 1:
+                total, void = 0, False
+            total += 1
+            if answer.error_code:
+                assert (Code.CANCELLED, "") == (answer.error_code, answer.error)
+                assert one.cancelled or void or removed, f"{one} was not to be cancelled"
+                void = True
+            else:
+                assert not void and not removed, f"{one} ran behind a cancelled step"
+                assert total == answer.step, f"{one}: the sum is wrong"
+
+    async def check_nothing_is_left(self) -> None:
+        """Live sequences have an owner that knows them, each slot was given back once, nothing waits."""
+        records = {self.mesh.sequence(number): await self.mesh.record(number) for number in IDS}
+        live = {sequence for sequence, record in records.items() if record.get("st") == "l"}
+        assert {"l", "e", "c", None} >= {record.get("st") for record in records.values()}
+        owned: list[bytes] = []
+        released: list[tuple[bytes, bytes]] = []
+        for shard in self.keys.shard_ids():
+            assert 0 == await self.commands.xlen(self.keys.starts(shard, self.mesh.model))
+            released += await self.released(shard)
+            async for key in self.commands.scan_iter(match=f"{self.keys.owned_prefix(shard)}*"):
+                owned += await self.commands.smembers(key)
+            async for key in self.commands.scan_iter(match=f"{self.keys.base(shard)}parked:*"):
+                raise AssertionError(f"{key} is left")
+            async for key in self.commands.scan_iter(match=f"{self.keys.inbox_prefix(shard)}*"):
+                assert 0 == await self.commands.xlen(key), f"{key} holds entries"
+        assert {str(sequence).encode() for sequence in live} == set(owned)
+        assert len(owned) == len(set(owned))
+        assert len(released) == len(set(released)), "a slot was given back twice"
+        for record in records.values():
+            assert not {"ca", "be", "dn"} & record.keys()
+
+    async def released(self, shard: ShardId) -> list[tuple[bytes, bytes]]:
+        feed = await self.commands.xrange(self.keys.feed(shard, self.mesh.model))
+        return [(fields[b"q"], fields[b"e"]) for _, fields in feed if b"b" not in fields]
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_no_step_is_lost_doubled_or_answered_twice_and_no_slot_leaks(
+    redis: Redis, key_prefix: str, seed: int
+) -> None:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 2), "sum")
+    await mesh.open()
+    game = Game(mesh, random.Random(seed))
+    for _ in range(MOVES):
+        await game.move()
+    await game.settle()
+
+    await game.check()
+    outcomes = Counter(reply.error_code or "done" for _, reply in await game.replies())
+    assert {"done", "CANCELLED"} == set(outcomes)
