@@ -82,6 +82,7 @@ class PythonEngine:
                 for control in (batching.controls if batching else ())
             },
             states={state.input_name: state for state in self._states.specs},
+            outputs=[spec.name for spec in config.outputs],
             batched=self._batched,
         )
         path = model_path(request.model_dir / request.version, config.default_model_filename)
@@ -341,6 +342,8 @@ class Sources:
     """Where a model's input names come from; one per engine.
 
     Names are served in this order: inputs, controls, states.
+
+    outputs  names of the declared outputs: what a request asks for that names none
     """
 
     def __init__(
@@ -351,9 +354,11 @@ class Sources:
         inputs: Mapping[str, TensorSpec],
         false_controls: Mapping[str, Tensor],
         states: Mapping[str, StateSpec],
+        outputs: Sequence[str],
         batched: bool,
     ) -> None:
         self.model = model
+        self.outputs = outputs
         self.version = int(version) if version.isdecimal() else -1
         self.inputs = inputs
         self.false_controls = false_controls
@@ -497,7 +502,9 @@ class RowRequest(interface.InferenceRequest):
         return interface.json.dumps(dict(self._row.parameters))
 
     def requested_output_names(self) -> list[str]:
-        return list(self._row.outputs)
+        """What the caller asked for; all outputs when he named none, as in Triton."""
+        assert isinstance(self.columns, Columns), "a row's columns are its batch's"
+        return list(self._row.outputs or self.columns.sources.outputs)
 
 
 class OutputCheck:

@@ -422,11 +422,14 @@ def test_the_request_tells_the_model_what_the_client_said(workshop: Workshop) ->
         max_batch_size=0,
     )
 
-    (result,) = results(workshop.load(config), [row])
+    engine = workshop.load(config)
+    (result,) = results(engine, [row])
+    (of_all,) = results(engine, [Row({"x": wire("x", [1, 2])})])
 
     assert ["r1", 5, {"a": 1, "b": "c"}, ["y"], "echo", False, ["x"], [2], True] == json.loads(
         array(result, "y").item()
     )[:-1]
+    assert ["y"] == json.loads(array(of_all, "y").item())[3]
     assert str(workshop.version_dir("echo")) == json.loads(array(result, "y").item())[-1]
 
 
