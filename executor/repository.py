@@ -15,6 +15,7 @@ from executor.custom_batching import BatchStrategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
+from executor.labels import read_labels
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared import logs
@@ -147,9 +148,10 @@ class Repository:
             raise LoadError(f"failed to load '{name}', failed to poll from model repository")
         backends = {key: backend.auto_complete for key, backend in installed_backends().items()}
         loaded = load_model_config(folder, backends=backends, gpu_count=self.devices.count, override_json=override_json)
+        labels = read_labels(loaded.config, loaded.model_dir)
         versions = [self._serve(loaded, Load(name, str(version), generation)) for version in loaded.versions]
         names = tuple(str(version) for version in loaded.versions)
-        record = ModelRecord(loaded.config, loaded.json, names, generation)
+        record = ModelRecord(loaded.config, loaded.json, names, generation, labels)
         return LoadedModel(record, versions)
 
     def _serve(self, loaded: LoadedConfig, load: Load) -> ServedVersion:
