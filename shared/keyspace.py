@@ -25,9 +25,10 @@ PERMANENT = (
     "{mesh}:control",
     "{mesh}:wanted",
     "{mesh}:kept",
+    "{mesh}:settings",
     "*:epoch",
     "*:fence:*",
-    # Work streams keep their consumer group while they are empty.
+    # A queue's count of arrivals, and who has taken from it.
     "*:work:*",
     # Two streams per shard and model: emptied, never removed, because a reader's place in them must stay ahead of it.
     "*:starts:*",
@@ -163,10 +164,6 @@ class Keyspace:
         """The shard in which a stateless model's work lies."""
         return ShardId(xxhash.xxh64_intdigest(model.encode()) % self.shards)
 
-    def work(self, model: str, version: str, priority: int) -> str:
-        """Stream + group of stateless requests."""
-        return f"{self.base(self.home_shard(model))}work:{model}:{version}:{priority}"
-
     def work_queue(self, model: str, version: str) -> WorkKeys:
         """A model version's queue of stateless requests, on the model's home shard; permanent, and empty when there is
         nothing to do but for the count of arrivals."""
@@ -186,6 +183,10 @@ class Keyspace:
     def counts(self, shard: ShardId, model: str, version: str, generation: str) -> str:
         """Hash: sums of one load of a model version in one shard; TTL, renewed by executors that serve it."""
         return f"{self.base(shard)}counts:{model}:{generation}:{version}"
+
+    def report(self, executor: ExecutorId) -> str:
+        """String + TTL: an executor's `ExecutorReport`, about a second old."""
+        return f"{self.mesh_base}report:{executor}"
 
     # -- the mesh ---------------------------------------------------------------------------------------------------
 
@@ -235,6 +236,11 @@ class Keyspace:
     def kept(self) -> str:
         """Hash: model -> `ControlMessage`, the last that an executor carried out; permanent."""
         return f"{self.mesh_base}kept"
+
+    @property
+    def settings(self) -> str:
+        """Hash: log and trace settings that were changed at run time, a field each; permanent."""
+        return f"{self.mesh_base}settings"
 
     def gateway(self, gateway: GatewayId) -> str:
         """String + TTL: the gateway lives, and where."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, TextIO
@@ -81,6 +82,15 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
         logging.getLogger(library).setLevel(logging.WARNING)
     LOGGER.setLevel(Level[level.upper()])
     logging.captureWarnings(capture=True)
+
+
+def choose(levels: Collection[Level]) -> None:
+    """Writes events of these levels only, from now on; warnings and errors of libraries go by the same choice."""
+    chosen = frozenset(int(level) for level in levels)
+    LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
+    ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, TextLines | JsonLines)]
+    for handler in ours:
+        handler.filters[:] = [lambda record: record.levelno in chosen or record.levelno > Level.ERROR]
 
 
 class TextLines(logging.Formatter):

@@ -27,6 +27,8 @@ root; a START that continues a live record is a child of it with an id of its ow
 tombstone has gone or been replaced, the root is recorded again, with the same id and new times: the gateway cannot
 know of the earlier run, and the steps of both must find their parent without asking anyone.
 
+The mesh's trace settings may change all that while it runs (`shared.trace_control`): rates, counts, single models.
+
 The decision comes first: nothing is built for what nobody will see. Off, or not sampled, `begin_step` hands out one
 shared object that does nothing, its traceparent is "", and a "" parent makes `record` return at once. Tracing is off
 unless a variable of the OpenTelemetry standard asks for it; then, and only then, its SDK is imported. Neither a slow
@@ -59,6 +61,7 @@ from shared.trace_context import (
     takeover_traceparent,
     traceparent,
 )
+from shared.trace_control import TraceControl
 
 __all__ = [
     "NO_STEP",
@@ -245,7 +248,7 @@ class Tracing:
 
     def __init__(self, sink: SpanSink | None = None, sampler: Sampler | None = None) -> None:
         self._sink = sink
-        self._sampler = sampler or Sampler()
+        self.control = TraceControl(sampler or Sampler(), exporting=sink is not None)
         self.enabled = sink is not None
 
     def begin_step(
@@ -270,16 +273,18 @@ class Tracing:
             return NO_STEP
         if sequence is not None:
             trace_id = sequence_trace_id(sequence)
-            if not self._sampler.samples(trace_id):
+            if not self.control.sampler(model).samples(trace_id):
                 return NO_STEP
             client = client_context(trace_headers) if trace_headers else None
             parent_id = sequence_root_id(sequence)
         else:
             client = client_context(trace_headers) if trace_headers else None
             trace_id = client.trace_id if client is not None else new_trace_id()
-            if not self._sampler.samples_request(trace_id, client):
+            if not self.control.sampler(model).samples_request(trace_id, client):
                 return NO_STEP
             parent_id = client.span_id if client is not None else 0
+        if not self.control.take(model):
+            return NO_STEP
         return RecordedStep(
             sink,
             sequence=sequence,
@@ -293,7 +298,7 @@ class Tracing:
 
     def root_of(self, sequence: SequenceId) -> str:
         """Context of a sequence's root span, as parent for `record`; "" when tracing is off or it is not sampled."""
-        if self._sink is None or not self._sampler.samples(sequence_trace_id(sequence)):
+        if self._sink is None or not self._samples(sequence):
             return ""
         return sequence_traceparent(sequence)
 
@@ -346,9 +351,9 @@ class Tracing:
         returns   the span's traceparent, "" when nothing was recorded
         """
         sink = self._sink
-        trace_id = sequence_trace_id(sequence)
-        if sink is None or not self._sampler.samples(trace_id):
+        if sink is None or not self._samples(sequence):
             return ""
+        trace_id = sequence_trace_id(sequence)
         span_id = takeover_id(sequence, epoch)
         described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch}
         sink.emit(
@@ -364,6 +369,9 @@ class Tracing:
             )
         )
         return traceparent(trace_id, span_id)
+
+    def _samples(self, sequence: SequenceId) -> bool:
+        return self.control.sampler(model_of(sequence)).samples(sequence_trace_id(sequence))
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Sends what is still queued, for at most `timeout_s` seconds, and ends the exporter's thread. Blocks.

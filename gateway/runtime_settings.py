@@ -1,0 +1,43 @@
+"""The logging and trace extensions, as both protocols offer them: settings of the whole mesh. (triton-spec 5.8)
+
+A change is in Redis before it is answered; this gateway applies it at once, the other services within half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.catalog import Catalog
+from shared import log_settings, trace_settings
+from shared.errors import RequestError
+from shared.log_settings import LogSettings
+from shared.mesh_settings import MeshSettings, ProcessSettings
+from shared.trace_control import TraceControl
+
+
+class RuntimeSettings:
+    """Reads and changes settings for one gateway."""
+
+    def __init__(self, mesh: MeshSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog) -> None:
+        self._mesh = mesh
+        self._process = process
+        self._control = control
+        self._catalog = catalog
+
+    async def logs(self, changes: log_settings.Changes) -> LogSettings:
+        """The log settings after the changes, which may be none. Raises RequestError."""
+        log_settings.check(changes)
+        if changes:
+            await self._mesh.change_logs(changes)
+        await self._process.refresh()
+        return self._process.logs
+
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
+        """A model's trace settings after the changes, or with model "" those of the mesh. Raises RequestError."""
+        if model and model not in self._catalog.picture.records:
+            raise RequestError(f"Request for unknown model : {model}")
+        parsed = trace_settings.parse(changes, exporting=self._control.exporting)
+        if parsed:
+            await self._mesh.change_traces(model, parsed)
+        await self._process.refresh()
+        return self._control.settings(model).texts()

@@ -1,0 +1,119 @@
+"""Settings that are changed while the mesh runs and hold for all of it: what is logged, what is traced.
+
+One hash in Redis; every service reads it a few times a second and applies what is new. Each setting is a field of its
+own, so that two changes at once never undo each other, and a change that is sent twice is one change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared import log_settings, logs, trace_settings
+from shared.keyspace import Keyspace
+from shared.log_settings import LogSettings
+from shared.trace_control import TraceControl
+
+POLL_INTERVAL_S = 0.5
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """What has been changed. logs: settings that were given; traces: by model, "" for the whole mesh."""
+
+    logs: dict[str, bool | int | str] = {}
+    traces: dict[str, dict[str, tuple[str, ...] | int]] = {}
+
+
+class MeshSettings:
+    """The settings of one mesh."""
+
+    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+        self._redis = cast(Any, redis)
+        self._key = keys.settings
+
+    async def read(self) -> Picture:
+        """What has been changed so far."""
+        return picture_of(await self._redis.hgetall(self._key))
+
+    async def change_logs(self, changes: log_settings.Changes) -> None:
+        """Sets log settings; they were checked."""
+        known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
+        await self._write({f"log:{name}": value for name, value in known.items()})
+
+    async def change_traces(self, model: str, changes: Mapping[str, tuple[str, ...] | int | None]) -> None:
+        """Sets a model's trace settings, or with model "" those of the mesh; None takes one back."""
+        await self._write({f"trace:{name}:{model}": value for name, value in changes.items()})
+
+    async def count_traces(self, model: str, used: int) -> int:
+        """Takes traced requests off a scope's `trace_count`; returns what is left."""
+        return int(await self._redis.hincrby(self._key, f"trace:trace_count:{model}", -used))
+
+    async def _write(self, fields: Mapping[str, object]) -> None:
+        gone = [name for name, value in fields.items() if value is None]
+        given = {name: msgspec.json.encode(value) for name, value in fields.items() if value is not None}
+        async with self._redis.pipeline(transaction=True) as together:
+            if gone:
+                together.hdel(self._key, *gone)
+            if given:
+                together.hset(self._key, mapping=given)
+            await together.execute()
+
+
+def picture_of(fields: Mapping[bytes, bytes]) -> Picture:
+    """Reads the hash. A field that cannot be read is a newer release's: it is left out."""
+    log_values: dict[str, Any] = {}
+    traces: dict[str, dict[str, Any]] = {}
+    for field, encoded in fields.items():
+        kind, _, rest = field.decode().partition(":")
+        value = msgspec.json.decode(encoded)
+        if kind == "log" and rest in LogSettings.__struct_fields__:
+            log_values[rest] = value
+        elif kind == "trace":
+            name, _, model = rest.partition(":")
+            if name in trace_settings.NAMES:
+                traces.setdefault(model, {})[name] = (
+                    tuple(cast("list[str]", value)) if isinstance(value, list) else value
+                )
+    return Picture(log_values, traces)
+
+
+class ProcessSettings:
+    """One service process: applies the mesh's settings to its logging and tracing.
+
+    level  the log level that the process was started with: what holds until somebody says otherwise
+    """
+
+    def __init__(self, settings: MeshSettings, control: TraceControl, level: logs.Level) -> None:
+        self._settings = settings
+        self._control = control
+        self._logs = log_settings.of_level(level)
+        self._seen = Picture()
+
+    async def run(self) -> None:
+        """Applies the settings as they are now and whenever they change, for ever."""
+        while True:
+            try:
+                await self.refresh()
+            except (RedisError, OSError) as error:
+                logs.debug("settings reading delayed", cause=str(error))
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Applies the settings as they are now. Raises what redis-py raises."""
+        for scope, used in self._control.used().items():
+            await self._settings.count_traces(scope, used)
+        picture = await self._settings.read()
+        if picture != self._seen:
+            self._seen = picture
+            self._control.apply(picture.traces)
+            logs.choose(self.logs.levels())
+
+    @property
+    def logs(self) -> LogSettings:
+        """The log settings that hold here."""
+        return log_settings.changed(self._logs, self._seen.logs)

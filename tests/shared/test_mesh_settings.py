@@ -1,0 +1,239 @@
+"""Log and trace settings: what a change may say, whom it reaches, and that two changes never undo each other."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from shared import log_settings, logs, trace_settings
+from shared.errors import Code, RequestError
+from shared.keyspace import Keyspace
+from shared.log_settings import LogSettings
+from shared.logs import Level
+from shared.mesh_settings import MeshSettings, Picture, ProcessSettings, picture_of
+from shared.spans import FinishedSpan
+from shared.trace_context import ALWAYS, Sampler, new_trace_id
+from shared.trace_control import TraceControl
+from shared.tracing import NO_STEP, Tracing
+
+
+class Spans:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[FinishedSpan] = []
+
+    def emit(self, span: FinishedSpan) -> None:
+        self.got.append(span)
+
+    def shutdown(self, timeout_s: float) -> None:
+        pass
+
+
+@pytest.fixture
+def keys(key_prefix: str) -> Keyspace:
+    return Keyspace(key_prefix)
+
+
+@pytest.fixture
+def own_logging() -> Iterator[io.StringIO]:
+    """Where this test's log lines go; the process's logging is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
+    stream = io.StringIO()
+    logs.configure("info", "text", stream=stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logs.LOGGER.setLevel(own_level)
+    logging.captureWarnings(capture=False)
+
+
+# -- trace settings, what a request may say ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "code"),
+    [
+        ({"trace_rate": ["x"]}, "Unable to parse 'trace_rate', got: x", Code.INVALID_ARG),
+        ({"trace_rate": [""]}, "Unable to parse 'trace_rate', got: ", Code.INVALID_ARG),
+        ({"trace_rate": ["1", "2"]}, "expect only 1 value for 'trace_rate'", Code.INVALID_ARG),
+        (
+            {"trace_rate": ["99999999999999"]},
+            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 99999999999999",
+            Code.INVALID_ARG,
+        ),
+        (
+            {"trace_count": ["-2"]},
+            "Unable to parse 'trace_count'. Expecting value >= -1, got: -2",
+            Code.INVALID_ARG,
+        ),
+        ({"log_frequency": ["x"]}, "Unable to parse 'log_frequency', got: x", Code.INVALID_ARG),
+        ({"trace_level": ["OFF", "TENSORS"]}, "Expect only one trace level 'OFF' is specified", Code.INVALID_ARG),
+        (
+            {"trace_file": None},
+            "trace file location can not be updated through network protocol",
+            Code.UNSUPPORTED,
+        ),
+    ],
+)
+def test_wrong_trace_settings_are_refused_with_tritons_words(given: Any, message: str, code: Code) -> None:
+    with pytest.raises(RequestError) as refused:
+        trace_settings.parse(given, exporting=True)
+
+    assert refused.value.message == message
+    assert refused.value.code == code
+
+
+def test_levels_need_an_exporter_as_tritons_need_a_file() -> None:
+    with pytest.raises(RequestError, match="Attempting to set invalid trace setting :no exporter is given"):
+        trace_settings.parse({"trace_level": ["TIMESTAMPS"]}, exporting=False)
+
+    assert trace_settings.parse({"trace_level": ["OFF"]}, exporting=False) == {"trace_level": ("OFF",)}
+    assert trace_settings.parse({"trace_level": ["TENSORS", "X"]}, exporting=True) == {"trace_level": ("TENSORS",)}
+
+
+def test_null_takes_a_setting_back_and_unknown_names_are_ignored() -> None:
+    changes = trace_settings.parse({"trace_rate": None, "trace_count": [], "color": ["red"]}, exporting=True)
+
+    assert changes == {"trace_rate": None, "trace_count": None}
+
+
+# -- trace settings, what they do --------------------------------------------------------------------------------------
+
+
+def traced(control: TraceControl, model: str, requests: int) -> int:
+    return sum(control.sampler(model).samples(new_trace_id()) and control.take(model) for _ in range(requests))
+
+
+def test_without_changes_the_environment_decides() -> None:
+    assert traced(TraceControl(Sampler(), exporting=True), "m", 10) == 10
+    assert traced(TraceControl(Sampler(0), exporting=True), "m", 10) == 0
+    assert TraceControl(Sampler(ALWAYS // 4), exporting=True).settings().texts()["trace_rate"] == ["4"]
+    assert TraceControl(Sampler(), exporting=False).settings().texts()["trace_level"] == ["OFF"]
+
+
+def test_a_models_settings_win_over_the_meshs() -> None:
+    control = TraceControl(Sampler(), exporting=True)
+    control.apply({"": {"trace_level": ("OFF",)}, "loud": {"trace_level": ("TIMESTAMPS",)}})
+
+    assert traced(control, "quiet", 10) == 0
+    assert traced(control, "loud", 10) == 10
+
+    control.apply({})
+    assert traced(control, "quiet", 10) == 10
+
+
+def test_a_rate_samples_about_one_trace_in_so_many_and_every_process_the_same_ones() -> None:
+    here, there = TraceControl(Sampler(), exporting=True), TraceControl(Sampler(), exporting=False)
+    for control in (here, there):
+        control.apply({"": {"trace_rate": 8, "trace_level": ("TIMESTAMPS",)}})
+    ids = [new_trace_id() for _ in range(4000)]
+    chosen = [trace_id for trace_id in ids if here.sampler("m").samples(trace_id)]
+
+    assert 300 < len(chosen) < 750
+    assert chosen == [trace_id for trace_id in ids if there.sampler("m").samples(trace_id)]
+
+
+def test_a_count_is_used_up() -> None:
+    control = TraceControl(Sampler(), exporting=True)
+    control.apply({"": {"trace_count": 3}, "own": {"trace_count": 1}})
+
+    assert traced(control, "m", 10) == 3
+    assert traced(control, "own", 10) == 1
+    assert control.used() == {"": 3, "own": 1}
+    assert control.used() == {}
+
+
+def test_settings_reach_the_spans() -> None:
+    spans = Spans()
+    tracing = Tracing(spans, Sampler())
+    tracing.control.apply({"m": {"trace_count": 1}})
+    first, second = (tracing.begin_step(None, "m", start=False, trace_headers={}) for _ in range(2))
+    first.end()
+    second.end()
+
+    assert second is NO_STEP
+    assert len([span for span in spans.got if span.name == "step"]) == 1
+
+
+# -- log settings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_begins_with_its_own_level() -> None:
+    assert log_settings.of_level(Level.INFO) == LogSettings()
+    assert log_settings.of_level(Level.WARNING).levels() == {Level.WARNING, Level.ERROR}
+    assert log_settings.of_level(Level.DEBUG).log_verbose_level == 1
+
+
+def test_wrong_log_settings_are_refused_with_tritons_words() -> None:
+    with pytest.raises(RequestError, match="invalid argument for log_format, got: x"):
+        log_settings.check({"log_format": "x"})
+    with pytest.raises(RequestError, match="log file location can not be updated through network protocol") as refused:
+        log_settings.check({"log_file": "x"})
+    assert refused.value.code == Code.UNSUPPORTED
+
+
+def test_only_the_chosen_levels_are_written(own_logging: io.StringIO) -> None:
+    logs.choose(LogSettings(log_warning=False, log_verbose_level=1).levels())
+    logs.debug("small")
+    logs.info("usual")
+    logs.warning("odd")
+    logs.error("broken")
+    written = [line.split()[2] for line in own_logging.getvalue().splitlines()]
+
+    assert written == ["small", "usual", "broken"]
+
+
+# -- for the whole mesh ------------------------------------------------------------------------------------------------
+
+
+async def test_changes_reach_every_process_and_leave_each_other_alone(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO
+) -> None:
+    mesh = MeshSettings(redis, keys)
+    here, there = TraceControl(Sampler(), exporting=True), TraceControl(Sampler(), exporting=False)
+    processes = [ProcessSettings(mesh, control, Level.INFO) for control in (here, there)]
+    await asyncio.gather(
+        mesh.change_logs({"log_info": False, "unknown": 1}),
+        mesh.change_logs({"log_verbose_level": 2}),
+        mesh.change_traces("", {"trace_rate": 5}),
+        mesh.change_traces("m", {"trace_count": 7, "trace_level": ("TIMESTAMPS",)}),
+    )
+    for process in processes:
+        await process.refresh()
+
+    for process in processes:
+        assert process.logs == LogSettings(log_info=False, log_verbose_level=2)
+    assert here.settings("m") == there.settings("m")
+    assert (here.settings("m").trace_rate, here.settings("m").trace_count) == (5, 7)
+
+    await mesh.change_traces("m", {"trace_count": None})
+    await processes[0].refresh()
+    assert here.settings("m").trace_count == trace_settings.UNLIMITED
+
+
+async def test_traced_requests_are_counted_over_all_gateways(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO
+) -> None:
+    mesh = MeshSettings(redis, keys)
+    controls = [TraceControl(Sampler(), exporting=True) for _ in range(2)]
+    processes = [ProcessSettings(mesh, control, Level.INFO) for control in controls]
+    await mesh.change_traces("", {"trace_count": 5})
+    for process in processes:
+        await process.refresh()
+    assert traced(controls[0], "m", 3) == 3
+    for process in processes:
+        await process.refresh()
+
+    assert traced(controls[1], "m", 10) == 2
+
+
+def test_fields_of_a_newer_release_are_left_out() -> None:
+    assert picture_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}) == Picture()
