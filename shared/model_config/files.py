@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 from shared.model_config.names import wire_type
+from shared.model_config.parameter_rules import STRATEGY
 from shared.model_config.schema import ConfigMessage
 from shared.model_config.warmup import NO_ID
 from shared.tensors import ELEMENT_BYTES
@@ -27,12 +28,20 @@ def check_files(config: ConfigMessage, model_dir: Path, version_dir: Path) -> No
 
 
 def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
-    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence."""
+    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence.
+
+    A strategy in Python, which the executor loads, takes the library's place.
+    """
     if config.HasField("sequence_batching") or not config.HasField("dynamic_batching"):
         return
-    for path in (version_dir / "batchstrategy.so", model_dir / "batchstrategy.so"):
+    folders = (version_dir, model_dir)
+    if STRATEGY in config.parameters or any((folder / "batchstrategy.py").exists() for folder in folders):
+        return
+    for path in (folder / "batchstrategy.so" for folder in folders):
         if path.exists():
-            raise ConfigError(f"{path} is not supported for {config.name}: the mesh loads no batching libraries")
+            raise ConfigError(
+                f"{path} is not supported for {config.name}: a batch strategy is a Python file here, batchstrategy.py"
+            )
 
 
 def _check_initial_files(config: ConfigMessage, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
     checkpoint_interval          steps between two checkpoints of a sequence, default 1
     orphan_grace_microseconds    idle time left to a sequence whose connection was lost
-    TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4)
+    TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
+    EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
 
 Source: DESIGN 5 and 6, triton-spec sections 1.1 and 3.4.
 """
@@ -14,6 +15,7 @@ from shared.model_config.schema import ConfigMessage
 
 _SEQUENCE_PARAMETERS = ("checkpoint_interval", "orphan_grace_microseconds")
 _WHOLE_DIGITS_MAX = 18
+STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 
 def check_parameters(config: ConfigMessage) -> list[str]:
@@ -31,15 +33,21 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         raise ConfigError(
             f"parameter 'orphan_grace_microseconds' must be a non-negative integer for {model}, got '{grace}'"
         )
-    if "TRITON_BATCH_STRATEGY_PATH" in parameters and not stateful:
+    strategy = parameters.get(STRATEGY)
+    if strategy is not None and not stateful and not strategy.endswith(".py"):
         raise ConfigError(
-            f"parameter 'TRITON_BATCH_STRATEGY_PATH' is not supported for {model}: the mesh loads no batching libraries"
+            f"parameter '{STRATEGY}' names '{strategy}', which is not supported for {model}: a batch strategy is a "
+            "Python file here"
         )
     notes = [
         f"parameter '{name}' has no effect on a {'stateful' if stateful else 'stateless'} model"
-        for name in (("TRITON_BATCH_STRATEGY_PATH",) if stateful else _SEQUENCE_PARAMETERS)
+        for name in ((STRATEGY,) if stateful else _SEQUENCE_PARAMETERS)
         if name in parameters
     ]
+    if strategy is not None and not stateful and not config.HasField("dynamic_batching"):
+        notes.append(f"parameter '{STRATEGY}' has no effect without dynamic_batching")
+    if "EXECUTION_ENV_PATH" in parameters:
+        notes.append("parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment")
     if stateful and int(grace):
         notes.append("parameter 'orphan_grace_microseconds' is not applied yet: idle sequences end by their idle time")
     if stateful and int(interval) > 1 and not config.sequence_batching.state:

@@ -470,6 +470,14 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
             "parameter 'TRITON_BATCH_STRATEGY_PATH' has no effect on a stateful model",
         ),
         (
+            'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x.py" } }',
+            "parameter 'TRITON_BATCH_STRATEGY_PATH' has no effect without dynamic_batching",
+        ),
+        (
+            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
+            "parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment",
+        ),
+        (
             'parameters { key: "checkpoint_interval" value { string_value: "4" } }',
             "parameter 'checkpoint_interval' has no effect on a stateless model",
         ),

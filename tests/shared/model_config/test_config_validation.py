@@ -266,7 +266,10 @@ PARAMETERS = [
 ] + [
     (
         f'{IO} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{ string_value: "/x.so" }} }}',
-        "parameter 'TRITON_BATCH_STRATEGY_PATH' is not supported for m: the mesh loads no batching libraries",
+        (
+            "parameter 'TRITON_BATCH_STRATEGY_PATH' names '/x.so', which is not supported for m: a batch strategy is a "
+            "Python file here"
+        ),
     ),
 ]
 
@@ -531,6 +534,13 @@ def test_warmup_file_must_be_there_and_long_enough(load_text: LoadText) -> None:
 def test_batching_library_beside_the_model_is_refused(load_text: LoadText) -> None:
     with pytest.raises(ConfigError, match=r"batchstrategy\.so is not supported for m"):
         load_text(f"{IO} dynamic_batching {{ }}", files=["model.py", "batchstrategy.so"])
+
+
+def test_batch_strategy_in_python_takes_the_librarys_place(load_text: LoadText) -> None:
+    named = 'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "1/mine.py" } }'
+
+    load_text(f"{IO} dynamic_batching {{ }} {named}", files=["model.py", "batchstrategy.so"])
+    load_text(f"{IO} dynamic_batching {{ }}", files=["batchstrategy.py"])
 
 
 @pytest.mark.parametrize("path", ["../model.py", "/model.py", "a/../../model.py"])
