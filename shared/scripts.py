@@ -164,28 +164,6 @@ class StepCommit(msgspec.Struct, frozen=True):
     execution: bytes = b""
 
 
-class WorkItem(msgspec.Struct, frozen=True):
-    """A stateless request for its work stream. queue_bound: of its own queue policy, 0 for none."""
-
-    stream: str
-    gateway: str
-    token: str
-    message: bytes
-    queue_bound: int = 0
-
-
-class WorkDone(msgspec.Struct, frozen=True):
-    """A stateless request's answer. counts, execution: as of a `StepCommit`, counted if this call answers it."""
-
-    stream: str
-    entry: str
-    gateway: str
-    token: str
-    reply: bytes
-    counts: bytes = b""
-    execution: bytes = b""
-
-
 class Totals(msgspec.Struct, frozen=True):
     """added_up: how many packed counts; sums: of each model version, in the order asked for."""
 
@@ -198,12 +176,10 @@ TOTAL_MAX = 256
 COUNTS_TTL_MS = 24 * 3600 * 1000
 """How long the counts of a model that nobody serves any more can still be read."""
 
-COUNTING = frozenset({"commit", "finish", "reject"})
+COUNTING = frozenset({"commit", "reject"})
 """Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
 
-WORK = tuple(
-    f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "wake")
-)
+WORK = tuple(f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "wake"))
 """Scripts of stateless work (see `shared.work_scripts`), with both preludes and `work.lua`."""
 
 
@@ -238,8 +214,6 @@ NAMES = (
     "drain",
     "reject",
     "cancel",
-    "enqueue",
-    "finish",
     "lead",
     "resign",
     "total",
@@ -474,26 +448,6 @@ class Scripts:
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
         """Gives the lead of a model back; False when it was lost before."""
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
-
-    def enqueue(self, items: Sequence[WorkItem], *, bound: int) -> Call[list[bool]]:
-        """Puts stateless requests (of one shard) on their work streams; False: that queue is full."""
-        args: list[Any] = [bound]
-        for item in items:
-            args += (item.gateway, item.token, item.message, item.queue_bound)
-        return Call("enqueue", [item.stream for item in items], args, _read_flags)
-
-    def finish(
-        self, done: Sequence[WorkDone], *, shard: ShardId, group: str, consumer: str, load: Load | None = None
-    ) -> Call[list[bool]]:
-        """Answers stateless requests of one model version; False: another has claimed it. load: as in `commit`."""
-        assert load is not None or not any(item.counts or item.execution for item in done), "counts of nothing"
-        counted = load or Load("", "", "")
-        executions = [item.execution for item in done if item.execution]
-        args: list[Any] = [group, self._keys.replies_prefix(shard), consumer, len(executions), *executions]
-        for item in done:
-            args += (item.entry, item.gateway, item.token, item.reply, item.counts)
-        tally = self._keys.tally(shard, counted.model, counted.version, counted.generation)
-        return Call("finish", [tally, *(item.stream for item in done)], args, _read_flags)
 
     def total(
         self, loads: Sequence[Load], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True

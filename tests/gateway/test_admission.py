@@ -172,6 +172,32 @@ def test_priority_outside_the_levels_means_the_default_level(asked: int, level: 
     assert (entered.message.priority, entered.queueing.level_bound) == (level, 9 if level == 1 else 5)
 
 
+@pytest.mark.parametrize(
+    ("default", "may_lower", "asked", "timeout"),
+    [
+        (0, False, 0, 0),
+        (100, False, 0, 100),
+        (100, False, 50, 100),
+        (100, True, 50, 50),
+        (100, True, 500, 100),
+        # Triton compares with the default, and no timeout is less than a default of 0.
+        (0, True, 50, 0),
+    ],
+)
+def test_a_request_may_only_lower_its_levels_timeout(default: int, may_lower: bool, asked: int, timeout: int):
+    policy = QueuePolicy(default_timeout_us=default, allow_timeout_override=may_lower)
+
+    entered = admitted(call(timeout_us=asked), stateless(dynamic_batching=DynamicBatching(default_queue_policy=policy)))
+
+    assert timeout == entered.queueing.timeout_us
+
+
+def test_without_dynamic_batching_there_are_no_levels_and_no_policies():
+    queueing = admitted(call(priority=1, timeout_us=5), stateless(dynamic_batching=None)).queueing
+
+    assert (0, 0, 0, False) == (queueing.level, queueing.level_bound, queueing.timeout_us, queueing.ordered)
+
+
 def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
     config = stateless(
         inputs=(

@@ -20,10 +20,8 @@ from shared.scripts import (
     Rejection,
     StepCommit,
     SubmitCode,
-    WorkDone,
-    WorkItem,
 )
-from tests.scripted_mesh import GATEWAY, ScriptedMesh
+from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -578,31 +576,6 @@ class TestResent:
         await mesh.submit(mesh.submission(7, ONE, request_id="b", gateway="other"))
 
         assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, request_id="a", since_ms=0))).code
-
-
-class TestWork:
-    async def test_a_queue_that_is_full_refuses_and_keeps_what_it_has(self, mesh: ScriptedMesh) -> None:
-        stream = mesh.keys.work("add", "1", 0)
-        item = WorkItem(stream, GATEWAY, "1", b"m")
-
-        assert [True, True, False] == await mesh.scripts.run(mesh.scripts.enqueue([item] * 3, bound=2))
-        assert 2 == await mesh.redis.xlen(stream)
-
-    async def test_only_the_holder_of_a_request_answers_it(self, mesh: ScriptedMesh) -> None:
-        redis = cast(Any, mesh.redis)
-        stream = mesh.keys.work("sum", "1", 0)
-        shard = mesh.keys.home_shard("sum")
-        await redis.xgroup_create(stream, "executors", id="0", mkstream=True)
-        await mesh.scripts.run(mesh.scripts.enqueue([WorkItem(stream, GATEWAY, "t", b"m")], bound=0))
-        ((_, ((entry, _),)),) = await redis.xreadgroup("executors", ALICE, {stream: ">"})
-        await redis.xclaim(stream, "executors", BOB, 0, [entry])
-        done = WorkDone(stream, entry.decode(), GATEWAY, "t", REPLY)
-
-        late = await mesh.scripts.run(mesh.scripts.finish([done], shard=shard, group="executors", consumer=ALICE))
-        held = await mesh.scripts.run(mesh.scripts.finish([done], shard=shard, group="executors", consumer=BOB))
-
-        assert ([False], [True]) == (late, held)
-        assert 0 == await redis.xlen(stream)
 
 
 async def test_scripts_are_loaded_again_when_the_server_has_forgotten_them(mesh: ScriptedMesh) -> None:
