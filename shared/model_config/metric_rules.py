@@ -6,16 +6,24 @@ Source: triton-spec section 4, "metric_tags, model_metrics"; Triton core, model_
 from __future__ import annotations
 
 import itertools
+import re
 
 from shared.errors import ConfigError
 from shared.model_config.schema import ConfigMessage
 
 
+_LABEL = re.compile(r"[a-zA-Z0-9_]+")
+"""What may follow the underscore that a tag's label begins with."""
+
+
 def check_metrics(config: ConfigMessage) -> None:
-    """Every control names a family and gives buckets, rising.
+    """Every control names a family and gives buckets, rising; every tag can be a label.
 
     raises  ConfigError for the first broken rule
     """
+    for tag in sorted(config.metric_tags):
+        if not _LABEL.fullmatch(tag):
+            raise ConfigError(f"metric tag '{tag}' must consist of letters, digits and underscores for {config.name}")
     for control in config.model_metrics.metric_control:
         if not control.HasField("metric_identifier"):
             raise ConfigError("metric control must specify 'metric_identifier'")

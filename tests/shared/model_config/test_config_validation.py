@@ -369,6 +369,10 @@ def metric(body: str) -> str:
 
 
 METRICS = [
+    (
+        f'{IO} metric_tags {{ key: "a b" value: "c" }}',
+        "metric tag 'a b' must consist of letters, digits and underscores for m",
+    ),
     (metric(""), "metric control must specify 'metric_identifier'"),
     (metric("metric_identifier { }"), "metric identifier must specify non-empty 'family'"),
     (metric('metric_identifier { family: "f" }'), "metric control must specify 'histogram_options'"),
