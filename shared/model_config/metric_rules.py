@@ -11,7 +11,6 @@ import re
 from shared.errors import ConfigError
 from shared.model_config.schema import ConfigMessage
 
-
 _LABEL = re.compile(r"[a-zA-Z0-9_]+")
 """What may follow the underscore that a tag's label begins with."""
 
