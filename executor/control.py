@@ -1,104 +1,125 @@
 """Load and unload on request: every executor in explicit mode carries out each control message, once, in order.
 
-A message's outcome stands in the registration: `applied` tells that it was carried out, the repository index what came
-of it. Whoever asked reads it there.
+A message's outcome stands in the registration: `applied` tells that it was carried out, `failures` what could not be
+done. Whoever asked reads it there.
 
-What was asked is the mesh's, not a process's: an executor that starts, anew or for the first time, begins with the last
-word on every model, so that a model that was loaded on request outlives the executors that loaded it, and one that was
-unloaded does not come back with the next crash.
+What was asked is the mesh's, not a process's. Redis holds two words on each model: the last that was asked (`wanted`)
+and the last that an executor carried out (`kept`). An executor that starts, anew or for the first time, begins with the
+kept one and then tries the wanted one, as all others did: so a model that was loaded on request outlives the
+executors that loaded it, one that was unloaded does not come back with the next crash, and where a reload failed the
+model before it is served everywhere. The stream only says that a model's word is new; words are repeated without harm,
+because a load that changes nothing does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import msgspec
 
-from executor.incarnation import Connections
-from executor.repository import Repository
+from executor.connections import RETRY_DELAY_S, Connections, insist
+from executor.inbox import BEGINNING
+from executor.incarnation import Applied
+from executor.repository import NoSuchModelError, Repository
 from shared import logs
 from shared.errors import MeshError
-from shared.messages import ControlMessage
+from shared.messages import ControlMessage, LoadFailure, encode
 from shared.redis_client import CONNECTION_LOST
 
 BLOCK_MS = 1000
-RETRY_DELAY_S = 0.5
-MESSAGES_PER_READ = 16
-"""A message may carry a model's files."""
+FAILURES_MAX = 32
+"""Failures that a registration tells: whoever asked looks ten times a second."""
 
 _decoder = msgspec.msgpack.Decoder(ControlMessage)
 
 
 class Control:
-    """Reads the control stream. position: the last message carried out, or made void by a later one."""
+    """Reads the control stream. changed: set when the mesh should be told."""
 
-    def __init__(self, connections: Connections, repository: Repository) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, repository: Repository, changed: asyncio.Event) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._commands = cast("Any", connections.commands)
+        self._blocking = cast("Any", connections.blocking)
+        self._keys = connections.keys
         self._repository = repository
-        self.position = "0-0"
-        self.changed = asyncio.Event()
-        """Set when the models have changed: the incarnation has to announce them."""
+        self._changed = changed
+        self._missed = False
+        self.applied = Applied()
+
+    async def words(self) -> set[str]:
+        """Models about which there is a word. Raises one of `CONNECTION_LOST`."""
+        names: list[bytes] = await self._commands.hkeys(self._keys.kept) + await self._commands.hkeys(self._keys.wanted)
+        return {name.decode() for name in names}
 
     async def catch_up(self) -> None:
-        """Carries out what was asked before this process began: of each model's messages, the last."""
-        commands = cast(Any, self._connections.commands)
-        last: dict[str, ControlMessage] = {}
-        while entries := await commands.xrange(
-            self._connections.keys.control, min=f"({self.position}", count=MESSAGES_PER_READ
-        ):
-            for entry, fields in entries:
-                message = _decoder.decode(fields[b"m"])
-                # Removed first: the models come in the order of their last messages.
-                last.pop(message.model, None)
-                last[message.model] = message
-                self.position = entry.decode()
-        for message in last.values():
-            await self._carry_out(message)
+        """Carries out what was asked before. Raises one of `CONNECTION_LOST`."""
+        # The position comes first: what is asked meanwhile is read again from the stream.
+        last = await self._commands.xrevrange(self._keys.control, count=1)
+        position = last[0][0].decode() if last else BEGINNING
+        for model in sorted(await self.words()):
+            kept: bytes | None = await self._commands.hget(self._keys.kept, model)
+            wanted: bytes | None = await self._commands.hget(self._keys.wanted, model)
+            for word in (kept, wanted if wanted != kept else None):
+                if word is not None:
+                    await self._carry_out(word, "")
+        self.applied = Applied(position, self.applied.failures)
 
     async def run(self) -> None:
         """Carries out messages, for ever."""
-        blocking = cast(Any, self._connections.blocking)
         while True:
             try:
-                read = await blocking.xread({self._connections.keys.control: self.position}, block=BLOCK_MS)
+                if self._missed:
+                    await self.catch_up()
+                    self._missed = False
+                    self._changed.set()
+                read = await self._blocking.xread({self._keys.control: self.applied.position}, block=BLOCK_MS)
+                for _, entries in read or ():
+                    for entry, fields in entries:
+                        await self._hear(entry.decode(), fields[b"n"].decode())
             except CONNECTION_LOST as error:
+                # The stream may be trimmed, or empty, when Redis is back; the words are there.
+                self._missed = True
                 logs.warning("control reading delayed", cause=str(error))
                 await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            for _, entries in read or ():
-                for entry, fields in entries:
-                    await self._carry_out(_decoder.decode(fields[b"m"]))
-                    self.position = entry.decode()
-                    self.changed.set()
 
-    async def _carry_out(self, message: ControlMessage) -> None:
+    async def _hear(self, entry: str, model: str) -> None:
+        word: bytes | None = await self._commands.hget(self._keys.wanted, model)
+        failure = await self._carry_out(word, entry) if word is not None else None
+        failures = self.applied.failures if failure is None else (*self.applied.failures, failure)[-FAILURES_MAX:]
+        self.applied = Applied(entry, failures)
+        self._changed.set()
+
+    async def _carry_out(self, word: bytes, entry: str) -> LoadFailure | None:
+        """Does what is asked; keeps it for executors to come, if it could be done."""
+        message = _decoder.decode(word)
         try:
-            if message.action == "unload":
-                self._repository.unload(message.model)
-            else:
-                await asyncio.to_thread(self._load, message)
+            done = await self._do(message)
         except MeshError as error:
-            # The registration tells it to whoever asked.
             logs.error("model not loaded", model=message.model, cause=error.message)
+            found = not isinstance(error, NoSuchModelError)
+            return LoadFailure(entry, message.model, error.code, error.message, found)
+        if entry:
+            await insist("keeping a load", lambda: self._keep(done))
+        return None
 
-    def _load(self, message: ControlMessage) -> None:
-        if not message.files:
-            self._repository.load(message.model, message.config_json)
-            return
-        with TemporaryDirectory(prefix="seqmesh-model-") as folder:
-            write_files(Path(folder) / message.model, message.files)
-            self._repository.load(message.model, message.config_json, folder=Path(folder) / message.model)
+    async def _do(self, message: ControlMessage) -> ControlMessage:
+        """Loads or unloads; returns what an executor to come has to do for the same result."""
+        if message.action == "unload":
+            self._repository.unload(message.model)
+            self._repository.never_loaded(message.model)
+            return message
+        self._repository.loading.add(message.model)
+        self._changed.set()
+        loaded = await asyncio.to_thread(
+            self._repository.load,
+            message.model,
+            message.config_json,
+            message.files,
+            message.generation,
+        )
+        # A load that changed nothing is still the load of before.
+        return msgspec.structs.replace(message, generation=loaded.record.generation)
 
-
-def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Writes a load request's files (`file:1/model.pt` -> content). Raises MeshError for a path that leaves the
-    folder."""
-    for name, content in files.items():
-        path = (folder / name.removeprefix("file:")).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise MeshError(f"file '{name}' must not leave the model's directory")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    async def _keep(self, message: ControlMessage) -> None:
+        await self._commands.hset(self._keys.kept, message.model, encode(message))

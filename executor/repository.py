@@ -1,40 +1,63 @@
 """The models of this executor: found in the repository's folders, loaded, and kept with what became of each.
 
-A model that fails to load does not stop the others: it stands in the repository index with its reason. Everything here
-is slow (files, weights) and runs on a thread; nothing here knows of Redis.
+A model that fails to load does not stop the others, and not its own predecessor: that goes on serving, as in Triton. A
+load changes only what differs (`executor.fingerprints`): of a model of which nothing changed every version stays as it
+is. Everything here is slow (files, weights) and runs on a thread; nothing here knows of Redis.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from executor.custom_batching import BatchStrategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
+from executor.fingerprints import Fingerprint, fingerprint
 from executor.labels import read_labels
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared import logs
-from shared.errors import LoadError, MeshError
+from shared.errors import Code, LoadError, MeshError
 from shared.ids import InstanceIndex
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
 from shared.model_config.load import LoadedConfig, load_model_config
 from shared.model_config.values import ModelConfig
 from shared.tally import Load
 
+UNLOADED = "unloaded"
+"""Triton's reason of a version that was taken out of service."""
 
-@dataclass(frozen=True, slots=True)
+CODE_NAMES: Mapping[Code, str] = {
+    Code.UNKNOWN: "Unknown",
+    Code.INTERNAL: "Internal",
+    Code.NOT_FOUND: "Not found",
+    Code.INVALID_ARG: "Invalid argument",
+    Code.UNAVAILABLE: "Unavailable",
+    Code.UNSUPPORTED: "Unsupported",
+    Code.ALREADY_EXISTS: "Already exists",
+    Code.CANCELLED: "Cancelled",
+}
+"""How Triton writes a code before a reason."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
-    """One version of a model with its engines, one worker per instance. Outlives a lost lease."""
+    """One version of a model with its engines, one worker per instance. Outlives a lost lease.
+
+    files  holds override files on disk for as long as the version is there; None: they are the repository's
+    """
 
     config: ModelConfig
     version: str
     workers: Sequence[EngineWorker]
     statistics: ModelStatistics
+    fingerprint: Fingerprint
+    files: TemporaryDirectory[str] | None = None
     strategy: BatchStrategy | None = None
 
     @property
@@ -50,6 +73,24 @@ class LoadedModel:
     record: ModelRecord
     versions: list[ServedVersion]
 
+    def at(self, version: str) -> ServedVersion | None:
+        """One of its versions."""
+        return next((served for served in self.versions if served.version == version), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the last load of a model failed. version: "" when it did not come to loading one."""
+
+    version: str
+    reason: str
+
+
+class NoSuchModelError(LoadError):
+    """No repository folder of this executor has the model."""
+
+    code = Code.INTERNAL
+
 
 @dataclass(slots=True)
 class Repository:
@@ -57,104 +98,224 @@ class Repository:
 
     loaded    by name
     failures  by name: why the last load failed
+    unloaded  by name: versions that were taken out of service
     retired   unloaded or replaced, to be closed once nothing runs on them any more
+    loading   names that are being loaded now
+    config_name  of configurations to be read in place of config.pbtxt
     """
 
     folders: Sequence[Path]
     devices: Devices
+    config_name: str = ""
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
-    failures: dict[str, str] = field(default_factory=dict[str, str])
-    unloaded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    retired: list[LoadedModel] = field(default_factory=list[LoadedModel])
+    failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
+    unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    retired: list[ServedVersion] = field(default_factory=list[ServedVersion])
+    loading: set[str] = field(default_factory=set[str])
 
     def names(self) -> list[str]:
         """Every model folder, sorted; the first repository that has a name wins."""
         return sorted({path.name for folder in self.folders for path in _model_folders(folder)})
 
-    def load(
-        self, name: str, override_json: str | None = None, folder: Path | None = None, generation: str = "0"
-    ) -> LoadedModel:
-        """Loads a model (anew). Blocks. Raises LoadError with the reason, which stays in `failures`.
+    def folder(self, name: str) -> Path | None:
+        """Where a model lies."""
+        return next((path for root in self.folders for path in _model_folders(root) if path.name == name), None)
 
-        folder      a directory with the model's files, in place of the one in the repository
-        generation  which load it is (`ModelRecord.generation`)
+    def load(
+        self,
+        name: str,
+        override_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        generation: str = "0",
+    ) -> LoadedModel:
+        """Loads a model, or of a loaded one what has changed. Blocks.
+
+        files       the model's files, in place of those in the repository; path below its directory -> content
+        generation  which load it is (`ModelRecord.generation`); kept from the last one unless all of it is new
+        raises      LoadError with Triton's words; its reason stays in `failures`
         """
-        began = time.monotonic()
+        self.loading.add(name)
         try:
-            model = self._load(name, override_json or None, folder, generation)
-        except MeshError as error:
-            self.failures[name] = error.message
+            return self._load(name, override_json or None, files, generation)
+        except LoadError as error:
+            self.failures.setdefault(name, Failure("", error.message))
             raise
-        except Exception as error:
-            self.failures[name] = f"{type(error).__name__}: {error}"
-            raise LoadError(f"failed to load '{name}': {error}") from error
-        self.failures.pop(name, None)
-        self.unloaded.pop(name, None)
-        if name in self.loaded:
-            self.retired.append(self.loaded[name])
-        self.loaded[name] = model
-        for note in model.record.config.notes:
-            logs.info("model note", model=name, note=note)
-        logs.info(
-            "model loaded",
-            model=name,
-            versions=",".join(model.record.versions),
-            instances=model.record.config.instance_count,
-            slots=model.record.config.slots_per_instance,
-            seconds=round(time.monotonic() - began, 2),
-        )
-        return model
+        except OSError as error:
+            self.failures[name] = Failure("", str(error))
+            message = f"failed to load '{name}', failed to poll from model repository: {error}"
+            raise LoadError(message, Code.INTERNAL) from error
+        finally:
+            self.loading.discard(name)
 
     def unload(self, name: str) -> None:
-        """Takes a model out of service. Unknown names are no error."""
+        """Takes a model out of service. One that is not loaded is no error."""
         model = self.loaded.pop(name, None)
         if model is None:
             return
-        self.unloaded[name] = model.record.versions
-        self.retired.append(model)
+        self.unloaded.setdefault(name, set()).update(model.record.versions)
+        self.retired += model.versions
         logs.info("model unloaded", model=name)
 
-    async def close_retired(self) -> None:
-        """Finalizes the engines of models that were unloaded or replaced."""
-        while self.retired:
-            await close(self.retired.pop())
+    def never_loaded(self, name: str) -> None:
+        """The mesh has unloaded a model that this executor never had."""
+        self.unloaded.setdefault(name, set())
+
+    async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
+        """Finalizes the engines of versions that were unloaded or replaced, but of those in use."""
+        for served in [served for served in self.retired if served not in in_use]:
+            self.retired.remove(served)
+            await close(served)
+            self._remove_files(served)
 
     async def close(self) -> None:
         """Finalizes every engine."""
-        self.retired += self.loaded.values()
+        for model in self.loaded.values():
+            self.retired += model.versions
         self.loaded.clear()
         await self.close_retired()
 
-    def index(self) -> tuple[RepositoryEntry, ...]:
-        """What the repository index says of this executor's models."""
-        entries: list[RepositoryEntry] = []
-        for name in sorted({*self.names(), *self.loaded}):
-            if name in self.loaded:
-                entries += [RepositoryEntry(name, version, "READY") for version in self.loaded[name].record.versions]
-            elif name in self.failures:
-                entries.append(RepositoryEntry(name, "", "UNAVAILABLE", self.failures[name]))
-            elif name in self.unloaded:
-                entries += [
-                    RepositoryEntry(name, version, "UNAVAILABLE", "unloaded") for version in self.unloaded[name]
-                ]
-            else:
-                entries.append(RepositoryEntry(name))
-        return tuple(entries)
+    def index(self, in_use: Collection[ServedVersion] = ()) -> tuple[RepositoryEntry, ...]:
+        """What the repository index says of this executor's models. in_use: versions that have not ended yet."""
+        names = {*self.names(), *self.loaded, *self.unloaded, *self.failures, *self.loading}
+        ending = {(served.config.name, served.version) for served in in_use}
+        return tuple(line for name in sorted(names) for line in self._lines(name, ending))
 
-    def _load(self, name: str, override_json: str | None, folder: Path | None, generation: str) -> LoadedModel:
-        found = (path for root in self.folders for path in _model_folders(root) if path.name == name)
-        folder = folder or next(found, None)
+    def _lines(self, name: str, ending: Collection[tuple[str, str]]) -> list[RepositoryEntry]:
+        model = self.loaded.get(name)
+        ready = model.record.versions if model else ()
+        lines = [RepositoryEntry(name, version, "READY") for version in ready]
+        for version in sorted(self.unloaded.get(name, set[str]()).difference(ready), key=int):
+            state = "UNLOADING" if (name, version) in ending else "UNAVAILABLE"
+            lines.append(RepositoryEntry(name, version, state, UNLOADED if state == "UNAVAILABLE" else ""))
+        if ready:
+            return lines
+        if name in self.loading:
+            return [*lines, RepositoryEntry(name, "", "LOADING")]
+        if failure := self.failures.get(name):
+            others = [line for line in lines if line.version != failure.version]
+            return [*others, RepositoryEntry(name, failure.version, "UNAVAILABLE", failure.reason)]
+        if not lines and name in self.unloaded:
+            return [RepositoryEntry(name, "", "UNAVAILABLE", UNLOADED)]
+        return lines or [RepositoryEntry(name)]
+
+    def _remove_files(self, closed: ServedVersion) -> None:
+        """Removes override files that no other version shares."""
+        others = [*self.retired, *(served for model in self.loaded.values() for served in model.versions)]
+        if closed.files is not None and not any(served.files is closed.files for served in others):
+            closed.files.cleanup()
+
+    # -- loading ----------------------------------------------------------------------------------------------------
+
+    def _load(
+        self, name: str, override_json: str | None, files: Mapping[str, bytes] | None, generation: str
+    ) -> LoadedModel:
+        began = time.monotonic()
+        self.failures.pop(name, None)
+        holder = TemporaryDirectory(prefix="seqmesh-model-") if files else None
+        try:
+            loaded = self._read(name, override_json, files, holder)
+            labels = read_labels(loaded.config, loaded.model_dir)
+            versions = self._versions(loaded, generation, holder)
+        except BaseException:
+            if holder is not None:
+                holder.cleanup()
+            raise
+        before = self.loaded.get(name)
+        kept = before is not None and any(_continues(before, served) for served in versions)
+        record = ModelRecord(
+            loaded.config,
+            loaded.json,
+            tuple(str(version) for version in loaded.versions),
+            before.record.generation if before is not None and kept else generation,
+            labels,
+        )
+        model = LoadedModel(record, versions)
+        self._replace(name, model)
+        if holder is not None and not any(served.files is holder for served in versions):
+            holder.cleanup()
+        _tell(model, seconds=time.monotonic() - began)
+        return model
+
+    def _read(
+        self,
+        name: str,
+        override_json: str | None,
+        files: Mapping[str, bytes] | None,
+        holder: TemporaryDirectory[str] | None,
+    ) -> LoadedConfig:
+        """The configuration and where the files are."""
+        if holder is None:
+            folder = self.folder(name)
+        else:
+            folder = Path(holder.name) / name
+            write_files(folder, files or {})
         if folder is None:
-            raise LoadError(f"failed to load '{name}', failed to poll from model repository")
+            raise NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
         backends = {key: backend.auto_complete for key, backend in installed_backends().items()}
-        loaded = load_model_config(folder, backends=backends, gpu_count=self.devices.count, override_json=override_json)
-        labels = read_labels(loaded.config, loaded.model_dir)
-        versions = [self._serve(loaded, Load(name, str(version), generation)) for version in loaded.versions]
-        names = tuple(str(version) for version in loaded.versions)
-        record = ModelRecord(loaded.config, loaded.json, names, generation, labels)
-        return LoadedModel(record, versions)
+        try:
+            return load_model_config(
+                folder,
+                backends=backends,
+                gpu_count=self.devices.count,
+                override_json=override_json,
+                config_name=self.config_name,
+            )
+        except MeshError as error:
+            self.failures[name] = Failure("", error.message)
+            message = f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            raise LoadError(message, Code.INTERNAL) from error
 
-    def _serve(self, loaded: LoadedConfig, load: Load) -> ServedVersion:
+    def _versions(
+        self, loaded: LoadedConfig, generation: str, holder: TemporaryDirectory[str] | None
+    ) -> list[ServedVersion]:
+        """Every version that the policy chose: those that are served so already, and new ones; all, or none."""
+        name = loaded.config.name
+        before = self.loaded.get(name)
+        versions: list[ServedVersion] = []
+        made: list[ServedVersion] = []
+        for number in loaded.versions:
+            version = str(number)
+            try:
+                mark = fingerprint(loaded, number, by_content=holder is not None)
+                known = before.at(version) if before else None
+                if known is not None and known.fingerprint == mark:
+                    versions.append(known)
+                    continue
+                kept = known is not None and known.fingerprint.content == mark.content
+                load = known.statistics.load if known is not None and kept else Load(name, version, generation)
+                made.append(replace(self._serve(loaded, load, mark), files=holder))
+                versions.append(made[-1])
+            except Exception as error:  # A model's own code runs here; whatever it raises, the load failed.
+                for served in made:
+                    close_now(served)
+                raise self._failed(name, version, error) from error
+        return versions
+
+    def _failed(self, name: str, version: str, error: Exception) -> LoadError:
+        """What is said of a version that could not be loaded, in Triton's words."""
+        if isinstance(error, MeshError):
+            reason = f"{CODE_NAMES[error.code]}: {error.message}"
+        else:
+            reason = f"Internal: {type(error).__name__}: {error}"
+        self.failures[name] = Failure(version, reason)
+        return LoadError(
+            f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n",
+            Code.INVALID_ARG,
+        )
+
+    def _replace(self, name: str, model: LoadedModel) -> None:
+        """Puts a model in its predecessor's place; what is not served any more is to be closed."""
+        before = self.loaded.get(name)
+        self.loaded[name] = model
+        gone = [served for served in before.versions if served not in model.versions] if before else []
+        self.retired += gone
+        unloaded = self.unloaded.setdefault(name, set())
+        unloaded |= {served.version for served in gone}
+        unloaded -= set(model.record.versions)
+        if not unloaded:
+            del self.unloaded[name]
+
+    def _serve(self, loaded: LoadedConfig, load: Load, mark: Fingerprint) -> ServedVersion:
         config = loaded.config
         backend = find_backend(config.backend)
         engines: list[Engine] = []
@@ -176,15 +337,55 @@ class Repository:
             for engine in engines:
                 engine.close()
             raise
-        return ServedVersion(config, load.version, workers, ModelStatistics(load))
+        return ServedVersion(config, load.version, workers, ModelStatistics(load), mark)
 
 
-async def close(model: LoadedModel) -> None:
-    """Finalizes every engine of a model."""
-    for version in model.versions:
-        for worker in version.workers:
+def _continues(before: LoadedModel, served: ServedVersion) -> bool:
+    """Whether a version goes on as it was, perhaps with other instances."""
+    known = before.at(served.version)
+    return known is not None and known.fingerprint.content == served.fingerprint.content
+
+
+def _tell(model: LoadedModel, *, seconds: float) -> None:
+    config = model.record.config
+    for note in config.notes:
+        logs.info("model note", model=config.name, note=note)
+    logs.info(
+        "model loaded",
+        model=config.name,
+        versions=",".join(model.record.versions),
+        instances=config.instance_count,
+        slots=config.slots_per_instance,
+        seconds=round(seconds, 2),
+    )
+
+
+async def close(served: ServedVersion) -> None:
+    """Finalizes a version's engines."""
+    for worker in served.workers:
+        try:
             await worker.close()
+        except Exception as error:  # noqa: BLE001 - a model's own `finalize` may raise anything; it is gone anyway
+            logs.error("model not finalized", error, model=served.config.name, instance=worker.name)
+
+
+def close_now(served: ServedVersion) -> None:
+    """Finalizes the engines of a version on which nothing has run yet."""
+    for worker in served.workers:
+        worker.close_now()
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a load request's files (`1/model.pt` -> content). Raises LoadError for a path that leaves the folder."""
+    for name, content in files.items():
+        path = (folder / name.removeprefix("file:")).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise LoadError(f"failed to load '{folder.name}', file '{name}' must not leave the model's directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _model_folders(root: Path) -> Iterable[Path]:
+    if not root.is_dir():
+        return []
     return (path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from executor.connections import Connections
 from executor.control import Control
 from executor.devices import find_devices
-from executor.incarnation import Connections, Incarnation, LeaseLostError
+from executor.incarnation import Applied, Incarnation, LeaseLostError
+from executor.polling import Polling
 from executor.repository import Repository
 from executor.settings import ExecutorSettings
 from shared import logs
@@ -32,30 +35,13 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     await patient.aclose()
     connections = Connections(connect(settings.redis_url, retries=0), connect(settings.redis_url, retries=0), keys)
     tracing = setup("executor", settings.name)
-    repository = Repository(settings.models, find_devices(settings.gpu))
+    repository = Repository(settings.models, find_devices(settings.gpu), settings.model_config_name)
     try:
-        await asyncio.to_thread(load_models, repository, settings)
         await _serve(settings, connections, repository, tracing, tasks, stop)
     finally:
         await repository.close()
         await connections.close()
         await asyncio.to_thread(tracing.shutdown)
-
-
-def load_models(repository: Repository, settings: ExecutorSettings) -> None:
-    """Loads what the control mode says: everything, or what was named. A model that fails is logged and stands in the
-    index; an executor without any model would only look alive, so in mode `none` that is an error."""
-    names = repository.names()
-    if settings.model_control_mode == "explicit" and "*" not in settings.load_model:
-        names = list(settings.load_model)
-    for name in names:
-        logs.info("loading model", model=name)
-        try:
-            repository.load(name)
-        except MeshError as error:
-            logs.error("model not loaded", model=name, cause=error.message)
-    if names and not repository.loaded and settings.model_control_mode == "none":
-        raise MeshError(f"none of the {len(names)} models in {', '.join(map(str, settings.models))} could be loaded")
 
 
 async def _serve(
@@ -66,21 +52,86 @@ async def _serve(
     tasks: Tasks,
     stop: Stop,
 ) -> None:
-    control = Control(connections, repository)
-    if settings.model_control_mode == "explicit":
-        await control.catch_up()
-        tasks.start(control.run(), name="control")
+    changed = asyncio.Event()
+    applied = await start_models(settings, connections, repository, changed, tasks)
     while not stop.requested:
-        incarnation = Incarnation(settings, connections, repository, tracing, control.position)
-        await _live(incarnation, control, repository, settings, stop)
+        # Of the incarnation before this one nothing runs any more.
+        await repository.close_retired()
+        incarnation = Incarnation(settings, connections, repository, tracing, applied(), changed)
+        await _live(incarnation, applied, changed, settings, stop)
+
+
+async def start_models(
+    settings: ExecutorSettings,
+    connections: Connections,
+    repository: Repository,
+    changed: asyncio.Event,
+    tasks: Tasks,
+) -> Callable[[], Applied]:
+    """Loads what the control mode says and starts what changes it later; returns what tells how far that has come."""
+    match settings.model_control_mode:
+        case "explicit":
+            control = Control(connections, repository, changed)
+            # What the mesh has said about a model since is the last word on it, not this process's command line.
+            await asyncio.to_thread(load_models, repository, settings, await control.words())
+            await control.catch_up()
+            tasks.start(control.run(), name="control")
+            return lambda: control.applied
+        case "poll":
+            polling = Polling(repository, settings.repository_poll_secs, changed)
+            await asyncio.to_thread(polling.look)
+            refuse_start(repository, settings)
+            tasks.start(polling.run(), name="polling")
+        case "none":
+            await asyncio.to_thread(load_models, repository, settings)
+    return Applied
+
+
+def load_models(repository: Repository, settings: ExecutorSettings, but: Collection[str] = ()) -> None:
+    """Loads everything, or in explicit mode what was named. A model that fails is logged and stands in the index.
+
+    but     models to leave alone
+    raises  MeshError (see `refuse_start`)
+    """
+    for name in start_names(repository, settings):
+        if name in but:
+            continue
+        logs.info("loading model", model=name)
+        try:
+            repository.load(name)
+        except MeshError as error:
+            logs.error("model not loaded", model=name, cause=error.message)
+    refuse_start(repository, settings)
+
+
+def start_names(repository: Repository, settings: ExecutorSettings) -> list[str]:
+    """The models to be loaded at the start."""
+    if settings.model_control_mode == "explicit" and "*" not in settings.load_model:
+        return list(settings.load_model)
+    return repository.names()
+
+
+def refuse_start(repository: Repository, settings: ExecutorSettings) -> None:
+    """Raises MeshError when the start has failed: a model could not be loaded and `--exit-on-error` was given, or, in
+    mode `none`, there is no model at all that could: such an executor would only look alive."""
+    failed = sorted(repository.failures)
+    if settings.exit_on_error and failed:
+        reasons = "; ".join(f"{name}: {repository.failures[name].reason}" for name in failed)
+        raise MeshError(f"failed to load all models: {reasons}")
+    if failed and not repository.loaded and settings.model_control_mode == "none":
+        raise MeshError(f"none of the {len(failed)} models in {', '.join(map(str, settings.models))} could be loaded")
 
 
 async def _live(
-    incarnation: Incarnation, control: Control, repository: Repository, settings: ExecutorSettings, stop: Stop
+    incarnation: Incarnation,
+    applied: Callable[[], Applied],
+    changed: asyncio.Event,
+    settings: ExecutorSettings,
+    stop: Stop,
 ) -> None:
     """One incarnation: until its lease is lost (returns), or the stop (drains, returns)."""
     life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
-    announcements = asyncio.create_task(_announce(incarnation, control, repository), name="announcements")
+    announcements = asyncio.create_task(_announce(incarnation, applied, changed), name="announcements")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         done, _ = await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +160,10 @@ async def _leave(incarnation: Incarnation, settings: ExecutorSettings) -> None:
         logs.warning("drain timed out", executor=incarnation.executor, seconds=settings.drain_timeout_s)
 
 
-async def _announce(incarnation: Incarnation, control: Control, repository: Repository) -> None:
-    """Tells the mesh of loaded and unloaded models; only then are the old engines idle and can be closed."""
+async def _announce(incarnation: Incarnation, applied: Callable[[], Applied], changed: asyncio.Event) -> None:
+    """Tells the mesh of loaded and unloaded models."""
+    await incarnation.registered.wait()
     while True:
-        await control.changed.wait()
-        control.changed.clear()
-        await incarnation.announce(control.position)
-        await repository.close_retired()
+        await changed.wait()
+        changed.clear()
+        await incarnation.announce(applied())

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shared.settings import CommonSettings, setting
 
-ModelControlMode = Literal["none", "explicit"]
+ModelControlMode = Literal["none", "explicit", "poll"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,21 @@ class ExecutorSettings(CommonSettings):
     )
     model_control_mode: ModelControlMode = setting(
         "none",
-        help="none: every model is loaded at the start. explicit: those of --load-model, others by request.",
+        help="none: every model is loaded at the start. explicit: those of --load-model, others by request. poll: "
+        "every model, and whatever changes in the repository's folders later.",
+        group="Models",
+    )
+    repository_poll_secs: float = setting(
+        15.0,
+        help="How often the folders are looked at in poll mode. Triton's default is the same.",
+        unit="s",
+        group="Models",
+        minimum=0.1,
+    )
+    exit_on_error: bool = setting(
+        default=False,
+        help="End when a model cannot be loaded at the start. Triton does so by default; an executor that serves its "
+        "other models is worth more to a mesh than one that is started again and again.",
         group="Models",
     )
     load_model: tuple[str, ...] = setting(
@@ -32,6 +46,12 @@ class ExecutorSettings(CommonSettings):
         help="Model to load at the start in explicit mode; '*' for all. May be repeated (in the environment: "
         "separated by ',').",
         unit="model",
+        group="Models",
+    )
+    model_config_name: str = setting(
+        "",
+        help="Of a model that has configs/NAME.pbtxt, read that in place of its config.pbtxt.",
+        unit="name",
         group="Models",
     )
     gpu: str = setting(

@@ -56,3 +56,8 @@ class EngineWorker:
         """Lets the running batch end, then finalizes the model."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.close)
         self._thread.shutdown(wait=False)
+
+    def close_now(self) -> None:
+        """The same for an engine on which nothing has run yet, from a thread that may block."""
+        self._thread.submit(self._engine.close).result()
+        self._thread.shutdown(wait=False)

@@ -1,6 +1,7 @@
 """What models the mesh has, in which versions, and who serves them: a picture of Redis that is refreshed by polling.
 
-A version is READY when a living executor lists it. A request may also go to a version whose executors have all died a
+A version is READY when a living executor says so in its repository index: one that is unloaded still takes what was
+accepted, but is READY no more. A request may also go to a version whose executors have all died a
 moment ago: its sequences are in Redis and go on with the next executor, so callers see latency and no error. That
 grace ends after `ABSENCE_GRACE_S`, or at once when a living executor says that the model was unloaded.
 """
@@ -48,8 +49,16 @@ class Picture:
 class Catalog:
     """Looks models up for both protocols; `run` keeps it fresh."""
 
-    def __init__(self, membership: Membership, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        strict_readiness: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """strict_readiness: the mesh is ready only while every model is (`is_ready`)."""
         self._membership = membership
+        self._strict_readiness = strict_readiness
         self._clock = clock
         self._picture = Picture()
         self._served_until: dict[tuple[str, str], float] = {}
@@ -97,13 +106,13 @@ class Catalog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the mesh can serve: Redis answers, an executor lives, and no model is still being loaded."""
+        """Whether the mesh can serve: Redis answers, and an executor lives (it registers when it has loaded its
+        models). When readiness is strict, also whether no model is being loaded, and none has failed."""
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
             return False
-        loading = any(
-            entry.state == "LOADING" and entry.model not in self._picture.ready for entry in self._picture.repository
-        )
-        return not loading and any(member.usable for member in self._picture.members)
+        if self._strict_readiness and any(map(is_missing, self._picture.repository)):
+            return False
+        return any(member.usable for member in self._picture.members)
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
@@ -175,11 +184,14 @@ class Catalog:
             # What died before this gateway started is not known; let it count as having died just now.
             self._extend(now, [member for member in members if not member.alive])
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
-            served: until for served, until in self._served_until.items() if until > now and served not in unloaded
+            served: until
+            for served, until in self._served_until.items()
+            if until > now and served not in unloaded and served[0] not in gone
         }
         self._open = _by_model(self._served_until)
-        ready = _by_model([(served.model, served.version) for member in live for served in member.registration.models])
+        ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
         self._picture = Picture(records, ready, tuple(members), repository)
         self._refreshed_at = now
 
@@ -194,6 +206,11 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
     for model, version in versions:
         found.setdefault(model, set()).add(version)
     return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def is_missing(entry: RepositoryEntry) -> bool:
+    """Whether a model that somebody wanted is not there: it is on its way, or could not be loaded."""
+    return entry.state in ("LOADING", "UNLOADING") or (entry.state == "UNAVAILABLE" and entry.reason != "unloaded")
 
 
 def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:

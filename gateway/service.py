@@ -104,7 +104,7 @@ async def running_core(
 ) -> AsyncGenerator[Core]:
     """The core with its background tasks; on leaving they end, and this gateway's keys go."""
     gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
-    catalog = Catalog(Membership(redis, keys))
+    catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
     where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
     replies = Replies(redis, keys, gateway, where=where)
     bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)

@@ -70,6 +70,12 @@ class GatewaySettings(CommonSettings):
         group="Bounds",
         minimum=1,
     )
+    strict_readiness: bool = setting(
+        default=False,
+        help="Say ready only while every model is: none that failed, none on its way. Triton does so by default; of a "
+        "mesh one broken model would take every gateway out of its load balancer.",
+        group="Health",
+    )
     max_requests_in_flight: int = setting(
         10_000,
         help="Requests waiting for an answer; beyond it callers get 503 / UNAVAILABLE.",

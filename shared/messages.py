@@ -137,7 +137,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     config_json  Triton's canonical JSON of the configuration
     versions     those that can be asked for, ascending
     generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
-                 load at start, else the id of the control message that asked for it
+                 load at start, else the one that the control message named, or what the polled files looked like
     labels       output -> names of its classes by index, from the output's `label_filename`
     """
 
@@ -151,14 +151,16 @@ class ModelRecord(msgspec.Struct, frozen=True):
 class ControlMessage(msgspec.Struct, frozen=True):
     """The last word on a model, for every executor: load it so, or unload it.
 
-    action  load or unload
-    files   override files (path in the model directory -> content)
+    action      load or unload
+    files       override files (path in the model directory -> content)
+    generation  which load it is, unique (`ModelRecord.generation`)
     """
 
     action: str
     model: str
     config_json: str = ""
     files: dict[str, bytes] = {}
+    generation: str = "0"
 
 
 class InboxStep(msgspec.Struct, frozen=True):

@@ -121,6 +121,11 @@ class SequenceTable:
         """Steps that were taken in and are not done."""
         return sum(len(owned.steps) for owned in self._by_id.values())
 
+    @property
+    def busy(self) -> bool:
+        """Whether any sequence has a step that runs, or could."""
+        return any(owned.running or owned.restoring or owned.head is not None for owned in self._by_id.values())
+
     def get(self, sequence: SequenceId) -> OwnedSequence | None:
         """The sequence, if it is owned here."""
         return self._by_id.get(sequence)

@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
+from executor.connections import Connections
 from executor.devices import Devices
-from executor.incarnation import Connections, Incarnation, LeaseLostError
+from executor.incarnation import Applied, Incarnation, LeaseLostError
 from executor.repository import Repository
 from executor.settings import ExecutorSettings
+from shared.errors import LoadError
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
-from shared.messages import ReplyMessage, StepFlag
+from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag
 from shared.redis_client import connect
 from shared.scripts import CancelCode
 from shared.tally import Load
@@ -79,6 +81,7 @@ class Running:
     incarnation: Incarnation
     task: asyncio.Task[None]
     repository: Repository
+    changed: asyncio.Event
 
     @property
     def executor(self) -> ExecutorId:
@@ -132,12 +135,16 @@ async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
         connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), Keyspace(key_prefix, 2))
         repository = Repository(settings.models, Devices())
         repository.load("sum")
-        incarnation = Incarnation(replace(settings, name=name), connections, repository, Tracing(), "0-0")
+        named = replace(settings, name=name)
+        changed = asyncio.Event()
+        incarnation = Incarnation(named, connections, repository, Tracing(), Applied(), changed)
         running = asyncio.create_task(incarnation.run())
         try:
-            while not any(m.registration.name == name for m in await connections.membership.members()):
-                await asyncio.sleep(0)
-            yield Running(incarnation, running, repository)
+            started = asyncio.create_task(incarnation.registered.wait())
+            await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                await running
+            yield Running(incarnation, running, repository, changed)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -303,7 +310,9 @@ async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-async def test_a_reloaded_model_goes_on_with_its_sequences(mesh: ScriptedMesh, executor: Life) -> None:
+async def test_a_model_with_other_instances_goes_on_with_its_sequences(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
     async with executor("a") as a:
         before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
         for submission in before:
@@ -311,14 +320,122 @@ async def test_a_reloaded_model_goes_on_with_its_sequences(mesh: ScriptedMesh, e
         await mesh.assign(7, a.executor)
         await mesh.reply(before[-1])
 
+        config = models / "sum" / "config.pbtxt"
+        config.write_text(config.read_text() + "instance_group [ { count: 2 kind: KIND_CPU } ]\n")
         a.repository.load("sum")
-        await a.incarnation.announce("1-0")
+        await a.incarnation.announce(Applied("1-0"))
         after = mesh.submission(7, value(6))
         await mesh.submit(after)
 
         assert 21 == total(await mesh.reply(after))
+        assert [2] == [served.instances for served in (await registration(mesh, a)).models]
         await end(mesh, 7)
-        await a.repository.close_retired()
+
+
+async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        (before,) = a.repository.loaded["sum"].versions
+
+        a.repository.load("sum", generation="other")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert [before] == a.repository.loaded["sum"].versions
+        assert "0" == a.repository.loaded["sum"].record.generation
+        assert 5 == await end(mesh, 7)
+
+
+async def test_a_reload_finishes_what_was_accepted_and_takes_no_step_of_older_sequences(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    """Steps of before run on the old engines, sequences that begin later on the new ones; what else comes of the old
+    sequences stays in the inbox, and the registration tells the scheduler which ones they are."""
+    async with executor("a") as a:
+        old = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
+        for submission in old:
+            await mesh.submit(submission)
+        epoch = await mesh.assign(7, a.executor)
+        change_model(models, "total = ", "total = 1000 + ")
+        a.repository.load("sum", generation="second")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in old]
+        late, begin = mesh.submission(7, value(1)), mesh.submission(8, value(1), START)
+        await mesh.submit(late)
+        await mesh.submit(begin)
+        await mesh.assign(8, a.executor, slot=1)
+        assert 1001 == total(await mesh.reply(begin))
+        assert "20" == (await mesh.record(7))["cm"]
+        (served,) = (await registration(mesh, a)).models
+        assert epoch <= served.floors[mesh.keys.shard_of(mesh.sequence(7))]
+        assert "second" == a.repository.loaded["sum"].record.generation
+        await end(mesh, 8)
+        await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        await mesh.reply(late)
+        await end(mesh, 7)
+
+
+async def test_a_reload_that_fails_leaves_the_old_model_serving(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        change_model(models, "class TritonPythonModel", "raise ValueError('broken')\nclass TritonPythonModel")
+
+        with pytest.raises(
+            LoadError, match=r"load failed for model 'sum': version 1 is at UNAVAILABLE state: .*broken"
+        ):
+            a.repository.load("sum")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert [("sum", "1", "READY")] == [
+            (line.model, line.version, line.state) for line in (await registration(mesh, a)).repository
+        ]
+        assert 5 == await end(mesh, 7)
+
+
+async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_no_more(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        a.repository.unload("sum")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert ["UNLOADING"] == [line.state for line in (await registration(mesh, a)).repository]
+        assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in steps]
+        await a.changed.wait()
+        await a.incarnation.announce(Applied("1-0"))
+        told = await registration(mesh, a)
+        assert () == told.models
+        assert [("UNAVAILABLE", "unloaded")] == [(line.state, line.reason) for line in told.repository]
+        await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        await end(mesh, 7)
+
+
+def change_model(models: Path, old: str, new: str) -> None:
+    """Edits the model's code."""
+    path = models / "sum" / "1" / "model.py"
+    code = path.read_text()
+    assert old in code
+    path.write_text(code.replace(old, new))
+
+
+async def registration(mesh: ScriptedMesh, running: Running) -> ExecutorRegistration:
+    """What an executor says of itself now."""
+    members = await Membership(mesh.redis, mesh.keys).members()
+    return next(m.registration for m in members if m.registration.executor == running.executor)
 
 
 @pytest.mark.leaves_sequences

@@ -33,11 +33,13 @@ def member(*versions: str, alive: bool = True, state: str = "READY", **changes: 
 class Mesh:
     """A membership that says what the test says, and the test's clock."""
 
-    def __init__(self, *members: Member, versions: tuple[str, ...] = ("1", "2", "10")) -> None:
+    def __init__(
+        self, *members: Member, versions: tuple[str, ...] = ("1", "2", "10"), strict_readiness: bool = False
+    ) -> None:
         self.now = 100.0
         self.present: Sequence[Member] = members
         self.records: Mapping[str, ModelRecord] = {"m": ModelRecord(running_sum("m"), "{}", versions)}
-        self.catalog = Catalog(cast("Any", self), clock=lambda: self.now)
+        self.catalog = Catalog(cast("Any", self), strict_readiness=strict_readiness, clock=lambda: self.now)
 
     async def models(self) -> Mapping[str, ModelRecord]:
         return self.records
@@ -112,16 +114,42 @@ async def test_gateway_that_starts_after_a_crash_gives_the_dead_the_same_grace()
     assert catalog.find("m", "")[1] == "1"
 
 
-async def test_ready_needs_an_executor_that_stays_and_nothing_that_is_still_loading():
+async def test_ready_needs_an_executor_that_stays():
     mesh = Mesh()
 
     assert (await mesh.at(100, member("1"))).is_ready
     assert not (await mesh.at(101, member("1", leaving=True))).is_ready
-    loading = member("1", repository=(RepositoryEntry("other", "1", "LOADING"),))
-    assert not (await mesh.at(102, loading)).is_ready
     assert (await mesh.at(103, member("1"))).is_ready
     mesh.now += STALE_S + 1
     assert not mesh.catalog.is_ready
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_ready"),
+    [
+        (RepositoryEntry("other", "", "LOADING"), False),
+        (RepositoryEntry("other", "1", "UNAVAILABLE", "Internal: broken"), False),
+        (RepositoryEntry("other", "1", "UNAVAILABLE", "unloaded"), True),
+        (RepositoryEntry("other"), True),
+    ],
+)
+async def test_strict_readiness_waits_for_every_model_that_was_wanted(entry: RepositoryEntry, is_ready: bool):
+    mesh = Mesh(strict_readiness=True)
+    ready = RepositoryEntry("m", "1", "READY")
+
+    assert is_ready == (await mesh.at(100, member("1", repository=(ready, entry)))).is_ready
+    assert (await Mesh().at(100, member("1", repository=(ready, entry)))).is_ready
+
+
+async def test_a_version_that_is_being_unloaded_takes_nothing_new_though_it_is_still_served():
+    mesh = Mesh()
+    await mesh.at(100, member("1", "2"))
+    lines = (RepositoryEntry("m", "1", "READY"), RepositoryEntry("m", "2", "UNLOADING"))
+    catalog = await mesh.at(101, member("1", "2", repository=lines))
+
+    assert catalog.find("m", "")[1] == "1"
+    assert not catalog.is_model_ready("m", "2")
+    assert error_of(catalog, "m", "2")[0] is Code.UNAVAILABLE
 
 
 def test_index_takes_the_word_of_the_executor_that_is_furthest():

@@ -1,0 +1,73 @@
+"""What a model's sequences and engines depend on, as short texts that change when it does.
+
+Decides whether a load changes anything: a version whose content stayed goes on with its sequences, one whose
+layout stayed too keeps its very engines. Files count by size and time of change, as in Triton; override files, which
+are written anew for every load, by their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.model_config.load import LoadedConfig
+
+IN_PLACE = ("instance_group", "version_policy")
+"""Parts of a configuration that change without ending sequences (triton-spec 1.11)."""
+CONFIG_FILES = ("config.pbtxt", "configs")
+"""They count by what they say."""
+UNSEEN = ("__pycache__",)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """content: of all that a sequence's state may depend on; layout: of the instances that run it."""
+
+    content: str
+    layout: str
+
+
+def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
+    """The fingerprint of one version of a model. Reads the directory; of each file only its size and time, unless
+    by_content."""
+    config = json.loads(loaded.json)
+    layout = json.dumps(config.get("instance_group", []), sort_keys=True)
+    for name in IN_PLACE:
+        config.pop(name, None)
+    parts = [json.dumps(config, sort_keys=True)]
+    if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
+        # State that only an engine holds ends with the engine.
+        parts.append(layout)
+    chosen = {str(other) for other in loaded.versions} - {str(version)}
+    parts += _marks(loaded.model_dir, by_content=by_content, skip=chosen | {*CONFIG_FILES})
+    return Fingerprint(_digest(parts), _digest([layout]))
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """A text that changes when anything in a model's directory does. Raises OSError when it cannot be read."""
+    return _digest(_marks(folder, by_content=False, skip=frozenset()))
+
+
+def _marks(folder: Path, *, by_content: bool, skip: Collection[str]) -> Iterator[str]:
+    for path in _files(folder, skip):
+        mark = hashlib.sha256(path.read_bytes()).hexdigest() if by_content else str(path.stat().st_mtime_ns)
+        yield f"{path.relative_to(folder)} {path.stat().st_size} {mark}"
+
+
+def _files(folder: Path, skip: Collection[str]) -> Iterator[Path]:
+    """Every file of a model's directory, in a fixed order. skip: about names in the directory itself."""
+    for path in sorted(folder.iterdir()):
+        if path.name in skip or path.name in UNSEEN or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            inner = (each for each in sorted(path.rglob("*")) if each.is_file())
+            yield from (each for each in inner if not set(UNSEEN) & set(each.relative_to(path).parts))
+        else:
+            yield path
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

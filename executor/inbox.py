@@ -1,0 +1,103 @@
+"""The inboxes of one executor incarnation, one per shard, read together.
+
+Entries stay in Redis until what they asked for is final, so a position is only a place to read on from: reading again
+from the beginning gives everything once more that is not finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from redis.exceptions import ResponseError
+
+from executor.connections import RETRY_DELAY_S, Connections
+from shared import logs
+from shared.ids import ExecutorId, ShardId
+from shared.link import REPLY_TIMEOUT_S, Link
+from shared.redis_client import CONNECTION_LOST
+
+INBOX_BLOCK_MS = 1000
+BEGINNING = "0-0"
+
+Take = Callable[[bytes, Mapping[bytes, bytes]], Awaitable[bool]]
+"""Takes an entry in: (id, fields) -> True when that was all there is to do about it, and the entry may go."""
+
+Marks = Mapping[ShardId, str]
+"""The last entry of each shard's inbox at one moment."""
+
+
+class Inbox:
+    """Reads every entry once, in the order of its shard, unless told to read again. count: entries per read."""
+
+    def __init__(self, connections: Connections, executor: ExecutorId, *, count: int, take: Take) -> None:
+        self._connections = connections
+        self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shard_ids()}
+        self._positions = dict.fromkeys(self._names.values(), BEGINNING)
+        self._executor = executor
+        self._count = count
+        self._take = take
+        self._again = False
+
+    def read_again(self) -> None:
+        """What was read and not finished is to be read once more."""
+        self._again = True
+
+    async def marks(self) -> Marks:
+        """Where the inboxes end now. Raises one of `CONNECTION_LOST`."""
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        pipe = cast("Any", self._connections.commands.pipeline(transaction=False))
+        for name in self._names.values():
+            pipe.xrevrange(name, count=1)
+        last = await pipe.execute()
+        return {
+            shard: entries[0][0].decode() if entries else BEGINNING
+            for shard, entries in zip(self._names, last, strict=True)
+        }
+
+    def has_passed(self, marks: Marks) -> bool:
+        """Whether every entry up to the marks has been read."""
+        return not self._again and all(
+            entry_key(self._positions[self._names[shard]]) >= entry_key(mark) for shard, mark in marks.items()
+        )
+
+    async def run(self) -> None:
+        """Reads for ever."""
+        link = Link(self._connections.blocking)
+        try:
+            while True:
+                try:
+                    await link.connect()
+                    await self._read(link)
+                except CONNECTION_LOST as error:
+                    logs.warning("inbox reading delayed", executor=self._executor, cause=str(error))
+                    await asyncio.sleep(RETRY_DELAY_S)
+        finally:
+            await link.close()
+
+    async def _read(self, link: Link) -> None:
+        """One blocking read of all inboxes; positions move on only with what was taken in."""
+        if self._again:
+            self._positions = dict.fromkeys(self._positions, BEGINNING)
+            self._again = False
+        head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
+        command = (*head, *self._positions, *self._positions.values())
+        (read,) = await link.exchange([command], timeout_s=REPLY_TIMEOUT_S + INBOX_BLOCK_MS / 1000)
+        if isinstance(read, ResponseError):
+            raise read
+        for stream, entries in read or ():
+            heard: list[bytes] = []
+            for entry, flat in entries:
+                if await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True))):
+                    heard.append(entry)
+            if heard:
+                # A step leaves the inbox with its checkpoint, a control message as soon as it was heard.
+                await link.exchange([("XDEL", stream, *heard)], timeout_s=REPLY_TIMEOUT_S)
+            self._positions[stream.decode()] = entries[-1][0].decode()
+
+
+def entry_key(entry: str) -> tuple[int, int]:
+    """A stream entry's id in the order of the stream."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number or 0)

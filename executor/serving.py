@@ -1,0 +1,312 @@
+"""What one executor incarnation serves, and how that changes while it lives.
+
+    start      a version that is new
+    withdraw   one that was unloaded: goes on for a moment, for gateways that have not heard of it, then ends
+    replace    one that was loaded anew: what was accepted before is finished by the old engines, while sequences that
+               begin now are already the new ones'
+    in place   the same version with other instances: its sequences stay, and are read again from the inbox
+
+A reload ends the sequences that are open (triton-spec 1.11). Which ones that are is told by their epochs: those that
+were assigned before the reload lie below the *floors*, the shards' epoch counters of that moment. Their steps that came
+before it are run by the old engines; later ones stay in the inbox until the scheduler, who reads the floors in the
+registration, ends them. A floor stays for the life of the incarnation: it never hits a sequence that began later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from executor.checkpoints import read_checkpoints
+from executor.committer import Committer
+from executor.connections import Connections, insist
+from executor.first_batch import backlog_requests
+from executor.inbox import Inbox, Marks, entry_key
+from executor.repository import Repository, ServedVersion
+from executor.sequence_model import SequenceModel
+from executor.work_model import WorkModel
+from shared import logs
+from shared.ids import ExecutorId, SequenceId, model_of
+from shared.messages import InboxStep, InferMessage, ServedModel
+from shared.redis_client import CONNECTION_LOST
+from shared.tally import Load
+from shared.tracing import Tracing
+
+LINGER_S = 1.0
+"""How long an unloaded model still takes steps: twice the time after which a gateway looks at the mesh again."""
+FINISH_S = 60.0
+"""How long a replaced or unloaded model may work off what was accepted; then the scheduler decides about the rest."""
+FINISH_POLL_S = 0.01
+CLAIM_INTERVAL_S = 1.0
+
+Place = tuple[str, str]
+"""Model and version."""
+Model = SequenceModel | WorkModel
+Floors = tuple[int, ...]
+"""An epoch per shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A model that finishes what came before the marks."""
+
+    model: SequenceModel
+    marks: Marks
+
+
+class Serving:
+    """The models of one incarnation. `inbox` must be set before anything is started."""
+
+    inbox: Inbox
+
+    def __init__(
+        self,
+        executor: ExecutorId,
+        connections: Connections,
+        committer: Committer,
+        tracing: Tracing,
+        repository: Repository,
+        changed: asyncio.Event,
+    ) -> None:
+        self._executor = executor
+        self._connections = connections
+        self._keys = connections.keys
+        self._committer = committer
+        self._tracing = tracing
+        self._repository = repository
+        self._changed = changed
+        self._models: dict[Place, Model] = {}
+        self._loops: dict[Place, asyncio.Task[None]] = {}
+        self._replaced: dict[Place, Replaced] = {}
+        self._withdrawals: dict[Place, asyncio.Task[None]] = {}
+        self._floors: dict[Place, Floors] = {}
+        self._announced_floors: dict[Place, Floors] = {}
+        self._changing = asyncio.Lock()
+        self._restore = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def begin(self, group: asyncio.TaskGroup) -> None:
+        """Starts every loaded model; their tasks live in the group."""
+        self._group = group
+        for place, version in self._served().items():
+            await self._start(place, version)
+        group.create_task(self._restore_sequences(), name="restore")
+        group.create_task(self._claim_work(), name="claims")
+
+    # -- what others ask --------------------------------------------------------------------------------------------
+
+    @property
+    def offers(self) -> tuple[ServedModel, ...]:
+        """What the scheduler may send here: also a version that is about to go, until it has."""
+        return tuple(
+            msgspec.structs.replace(model.serves.announcement, floors=self._announced_floors.get(place, ()))
+            for place, model in self._models.items()
+        )
+
+    @property
+    def in_use(self) -> list[ServedVersion]:
+        """Versions on which something may still run."""
+        return [model.serves for model in self._all()]
+
+    @property
+    def loads(self) -> list[Load]:
+        """What is counted here."""
+        return [model.serves.statistics.load for model in self._all()]
+
+    async def quiet(self) -> None:
+        """Returns when no batch is running; nothing new is started afterwards."""
+        for model in self._all():
+            await model.quiet()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def accept(self, step: InboxStep, message: InferMessage) -> None:
+        """Takes a step from the inbox, or leaves it there for the scheduler."""
+        model = self._taker((message.model, step.version), step)
+        if model is None:
+            logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
+            return
+        model.accept(step, message)
+        if model.restoring:
+            self._restore.set()
+
+    def _taker(self, place: Place, step: InboxStep) -> SequenceModel | None:
+        shard = self._keys.shard_of(step.sequence)
+        floors = self._floors.get(place)
+        if floors is not None and step.epoch <= floors[shard]:
+            replaced = self._replaced.get(place)
+            if replaced is None or entry_key(step.entry) > entry_key(replaced.marks[shard]):
+                return None
+            return replaced.model
+        model = self._models.get(place)
+        if not isinstance(model, SequenceModel) or not has_place(model.serves, step):
+            # Assigned by a scheduler that has not heard yet of what is served here now.
+            return None
+        return model
+
+    def sequence_models(self, model: str) -> list[SequenceModel]:
+        """Every version of a model that may hold sequences."""
+        return [one for one in self._all() if isinstance(one, SequenceModel) and one.model == model]
+
+    def models_of(self, sequence: SequenceId) -> list[SequenceModel]:
+        """Those that may hold a sequence."""
+        return self.sequence_models(model_of(sequence))
+
+    # -- change -----------------------------------------------------------------------------------------------------
+
+    async def change(self) -> None:
+        """Goes over to what the repository holds now. Returns when new versions take what begins, and replaced ones
+        have finished what was accepted; unloaded ones finish on their own, and `changed` tells when they have."""
+        async with self._changing:
+            served = self._served()
+            for place, model in list(self._models.items()):
+                wanted = served.get(place)
+                if wanted is None:
+                    self._withdraw_soon(place, model)
+                elif wanted is not model.serves:
+                    withdrawal = self._withdrawals.pop(place, None)
+                    if withdrawal is not None:
+                        withdrawal.cancel()
+                    await self._replace(place, model, wanted)
+            for place, version in served.items():
+                if place not in self._models:
+                    await self._start(place, version)
+
+    async def _start(self, place: Place, served: ServedVersion) -> None:
+        assert self._group is not None
+        if served.config.sequence_batching is not None:
+            model: Model = SequenceModel(
+                served,
+                executor=self._executor,
+                committer=self._committer,
+                tracing=self._tracing,
+                backlog=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
+            )
+        else:
+            model = WorkModel(
+                served,
+                executor=self._executor,
+                redis=self._connections.commands,
+                blocking=self._connections.blocking,
+                scripts=self._connections.scripts,
+                keys=self._keys,
+                tracing=self._tracing,
+            )
+        self._models[place] = model
+        self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} {place[1]}")
+
+    async def _replace(self, place: Place, model: Model, wanted: ServedVersion) -> None:
+        if isinstance(model, WorkModel) or model.serves.fingerprint.content == wanted.fingerprint.content:
+            await self._end(model, self._loops.pop(place))
+            await self._start(place, wanted)
+            self.inbox.read_again()
+            return
+        floors = await insist("reload", self._epochs)
+        marks = await insist("reload", self.inbox.marks)
+        loop = self._loops.pop(place)
+        self._floors[place] = floors
+        self._replaced[place] = Replaced(model, marks)
+        await self._start(place, wanted)
+        await self._finish(model, marks)
+        await self._end(model, loop)
+        del self._replaced[place]
+        self._announced_floors[place] = floors
+
+    def _withdraw_soon(self, place: Place, model: Model) -> None:
+        assert self._group is not None
+        if place not in self._withdrawals:
+            name = f"{place[0]} {place[1]} withdrawal"
+            self._withdrawals[place] = self._group.create_task(self._withdraw(place, model), name=name)
+
+    async def _withdraw(self, place: Place, model: Model) -> None:
+        """Works off what was accepted, and by gateways that did not know yet; what comes later is refused by others:
+        sequences' steps by the scheduler, stateless requests by `_refuse_unloaded`."""
+        await asyncio.sleep(LINGER_S)
+        await self._finish(model, {})
+        async with self._changing:
+            del self._withdrawals[place]
+            floors = await insist("unload", self._epochs)
+            await self._end(model, self._loops.pop(place))
+            del self._models[place]
+            # Should it be loaded again before the scheduler has seen it go, no sequence of before may go on.
+            self._floors[place] = self._announced_floors[place] = floors
+        self._changed.set()
+
+    async def _finish(self, model: Model, marks: Marks) -> None:
+        """Returns when a model has nothing to do any more that came before the marks."""
+        try:
+            async with asyncio.timeout(FINISH_S):
+                while await self._has_more(model, marks):  # noqa: ASYNC110 - part of it lies in Redis
+                    await asyncio.sleep(FINISH_POLL_S)
+        except TimeoutError:
+            logs.warning("model ends with steps unfinished", model=model.model, seconds=FINISH_S)
+
+    async def _has_more(self, model: Model, marks: Marks) -> bool:
+        if not self.inbox.has_passed(marks):
+            return True
+        if isinstance(model, SequenceModel):
+            return model.table.busy
+        return await insist("end of a model", model.has_work)
+
+    async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
+        """Ends a model's loops after its running batches."""
+        await model.quiet()
+        await self._committer.drained()
+        loop.cancel()
+
+    async def _epochs(self) -> Floors:
+        """The shards' epoch counters: every sequence that is assigned from now on gets a higher one."""
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        pipe = cast("Any", self._connections.commands.pipeline(transaction=False))
+        for shard in self._keys.shard_ids():
+            pipe.get(self._keys.epoch(shard))
+        return tuple(int(value or 0) for value in await pipe.execute())
+
+    # -- loops ------------------------------------------------------------------------------------------------------
+
+    async def _restore_sequences(self) -> None:
+        """Fetches the checkpoints of sequences that came from elsewhere, all that gathered in one round trip."""
+        while True:
+            await self._restore.wait()
+            self._restore.clear()
+            for model in self._all():
+                if isinstance(model, SequenceModel) and model.restoring:
+                    wanted, model.restoring = model.restoring, []
+                    await self._restore_all(model, wanted)
+
+    async def _restore_all(self, model: SequenceModel, wanted: Sequence[SequenceId]) -> None:
+        found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, wanted))
+        for sequence in wanted:
+            model.restored(sequence, found.get(sequence))
+        logs.info("sequences restored", model=model.model, sequences=len(wanted))
+
+    async def _claim_work(self) -> None:
+        """Looks for stateless requests of executors whose lease has ended."""
+        while True:
+            await asyncio.sleep(CLAIM_INTERVAL_S)
+            try:
+                members = await self._connections.membership.members()
+                alive: AbstractSet[str] = {member.registration.executor for member in members if member.alive}
+                for model in list(self._models.values()):
+                    if isinstance(model, WorkModel):
+                        await model.claim_from_others(alive)
+            except CONNECTION_LOST as error:
+                logs.warning("claims delayed", cause=str(error))
+
+    def _all(self) -> list[Model]:
+        return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]
+
+    def _served(self) -> Mapping[Place, ServedVersion]:
+        models = self._repository.loaded.values()
+        return {(version.config.name, version.version): version for model in models for version in model.versions}
+
+
+def has_place(served: ServedVersion, step: InboxStep) -> bool:
+    """Whether there is such a slot."""
+    return step.instance < len(served.workers) and step.slot < served.config.slots_per_instance
