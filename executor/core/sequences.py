@@ -152,11 +152,12 @@ class SequenceTable:
         return owned
 
     def cancel(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> OwnedSequence | None:
-        """The caller of a step that was taken in has gone; None when it runs already, was run, or is not here."""
+        """The caller of a step that was taken in has gone; None when it was run, or is not here.
+
+        One that runs already is not disturbed; but it is not repeated either (triton-spec 1.10).
+        """
         owned = self._by_id.get(sequence)
         if owned is None or owned.epoch != epoch or step not in owned.steps:
-            return None
-        if owned.running and step == owned.next_step:
             return None
         owned.cancelled.add(step)
         return owned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -211,3 +212,83 @@ def test_a_step_that_is_repeated_stays_the_head_and_leaves_the_inbox_once() -> N
     assert (0, 1, 1) == (owned.passes, owned.since_checkpoint, owned.start_step)
     assert ["1-1"] == table.checkpointed(owned)
     assert [2] == run_all(table, owned)
+
+
+def queued_steps(table: SequenceTable, *numbers: int) -> OwnedSequence:
+    """A sequence whose steps wait, the START first."""
+    for number in numbers:
+        table.accept(step(number, flags=StepFlag.START if number == 1 else StepFlag.NONE))
+    owned = table.get(SEQUENCE)
+    assert owned is not None
+    return owned
+
+
+def test_a_cancelled_head_is_not_to_be_run_and_voids_what_is_behind_it() -> None:
+    table = SequenceTable()
+    owned = queued_steps(table, 1, 2)
+    table.cancel(SEQUENCE, Epoch(1), StepNumber(1))
+    assert owned.head_is_cancelled
+
+    table.begin(owned)
+    table.conclude(owned, cancelled=True)
+
+    assert not owned.head_is_cancelled
+    assert VoidCause.CANCELLED is owned.void
+
+
+def test_a_cancelled_step_behind_others_is_looked_at_when_it_is_the_head() -> None:
+    table = SequenceTable()
+    owned = queued_steps(table, 1, 2, 3)
+    table.cancel(SEQUENCE, Epoch(1), StepNumber(2))
+    assert not owned.head_is_cancelled
+
+    table.begin(owned)
+    table.conclude(owned, started=True)
+
+    assert owned.head_is_cancelled
+
+
+def test_a_step_that_runs_is_not_disturbed_by_its_caller_leaving() -> None:
+    table = SequenceTable()
+    owned = queued_steps(table, 1, 2)
+    table.begin(owned)
+    table.cancel(SEQUENCE, Epoch(1), StepNumber(1))
+    assert not owned.head_is_cancelled
+
+    table.conclude(owned, started=True)
+
+    assert [2] == run_all(table, owned)
+
+
+def test_a_pass_whose_caller_left_meanwhile_is_the_last_one() -> None:
+    table = SequenceTable()
+    owned = queued_steps(table, 1)
+    table.begin(owned)
+    table.cancel(SEQUENCE, Epoch(1), StepNumber(1))
+
+    table.repeat(owned)
+
+    assert owned.head_is_cancelled
+
+
+def test_a_cancellation_of_another_ownership_or_of_what_is_done_changes_nothing() -> None:
+    table = SequenceTable()
+    owned = queued_steps(table, 1, 2)
+    table.begin(owned)
+    table.conclude(owned, started=True)
+
+    assert table.cancel(SEQUENCE, Epoch(2), StepNumber(2)) is None
+    assert table.cancel(SEQUENCE, Epoch(1), StepNumber(1)) is None
+    assert table.cancel(SequenceId("m||i8"), Epoch(1), StepNumber(2)) is None
+    assert [2] == run_all(table, owned)
+
+
+def test_a_step_that_was_cancelled_before_it_came_here_does_not_run() -> None:
+    table = SequenceTable()
+    queued = step(1, flags=StepFlag.START)
+    cancelled = QueuedStep(msgspec.structs.replace(queued.step, cancelled=True), MESSAGE, 0, None)
+
+    owned = table.accept(cancelled)
+
+    assert owned is not None
+    assert owned.head_is_cancelled

@@ -1,0 +1,361 @@
+"""A sequence model's loop around an engine that the test lets go batch by batch: what runs, and what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.first_batch import FirstBatch
+from executor.sequence_model import SequenceModel
+from executor.statistics import ModelStatistics
+from executor.worker import EngineWorker
+from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
+from shared.messages import InboxCancelled, InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply
+from shared.model_config.values import (
+    ControlKind,
+    ControlSpec,
+    Direct,
+    ModelConfig,
+    Oldest,
+    SequenceBatching,
+    TensorSpec,
+)
+from shared.scripts import CommitCode, Outcome, StepCommit
+from shared.tally import Load
+from shared.tensors import Tensor, to_numpy
+from shared.tracing import Tracing
+
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+PATIENCE_S = 20.0
+
+
+class HeldEngine:
+    """Runs a batch when the test lets it; answers each row as the test says."""
+
+    def __init__(self, answer: Callable[[Row], RowResult | RowError]) -> None:
+        self.batches: list[Sequence[Row]] = []
+        self._answer = answer
+        self._permits = threading.Semaphore(0)
+
+    def let_go(self, batches: int = 1) -> None:
+        self._permits.release(batches)
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        self.batches.append(rows)
+        assert self._permits.acquire(timeout=PATIENCE_S)
+        return BatchResult([None if row.null else self._answer(row) for row in rows], Timings(0, 0, 0))
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None: ...
+    def describe_state(self, slot: int) -> str:
+        return ""
+
+    def drop_state(self, slot: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class RecordedCommits:
+    """In the committer's place: everything is final at once."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepCommit] = []
+
+    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> None:
+        self.steps += steps
+        for step in steps:
+            over = END in step.flags
+            owner.committed(step, CommitCode.OVER if over else CommitCode.COMMITTED, 0, 0)
+
+    async def room(self) -> None: ...
+    async def drained(self) -> None: ...
+
+    def outcome(self, step: int, correlation_id: CorrelationId = 7) -> Outcome | None:
+        found = [c.outcome for c in self.steps if (c.sequence, c.step) == (sequence_id("m", "", correlation_id), step)]
+        return found[0] if found else None
+
+    def reply(self, step: int, correlation_id: CorrelationId = 7) -> ReplyMessage:
+        (found,) = [c for c in self.steps if (c.sequence, c.step) == (sequence_id("m", "", correlation_id), step)]
+        return decode_reply(found.reply)
+
+
+class Stage:
+    """One model with engines in the test's hand."""
+
+    def __init__(self, config: ModelConfig, engines: Sequence[HeldEngine], model: SequenceModel) -> None:
+        self.config = config
+        self.engines = engines
+        self.model = model
+        self.commits = cast("RecordedCommits", cast("Any", model).commits)
+
+    def step(
+        self,
+        number: int,
+        flags: StepFlag = NONE,
+        *,
+        correlation_id: CorrelationId = 7,
+        instance: int = 0,
+        slot: int = 0,
+        shape: tuple[int, ...] = (1, 1),
+        own_sequence: bool = False,
+    ) -> None:
+        """A step comes out of the inbox."""
+        tensor = Tensor("INPUT", "INT32", shape, bytes(4 * shape[-1]))
+        message = InferMessage("m", "1", "", correlation_id, (tensor,), own_sequence=own_sequence)
+        inbox = InboxStep(
+            entry=f"{number}-{slot}",
+            sequence=sequence_id("m", "", correlation_id),
+            step=StepNumber(number),
+            flags=flags,
+            epoch=Epoch(1),
+            instance=InstanceIndex(instance),
+            slot=SlotIndex(slot),
+            committed=StepNumber(0),
+            version="1",
+            gateway="g",
+            token=str(number),
+            message=b"",
+        )
+        self.model.accept(inbox, message)
+
+    def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
+        """The caller of a step has gone."""
+        sequence = sequence_id("m", "", correlation_id)
+        self.model.cancelled(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
+
+    async def begun(self, batches: int, instance: int = 0) -> Sequence[Row]:
+        """The rows of a batch, once it runs; batches: so many have begun."""
+        engine = self.engines[instance]
+        await until(lambda: len(engine.batches) >= batches)
+        assert batches == len(engine.batches)
+        return engine.batches[-1]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def config(strategy: Direct | Oldest, *, controls: Sequence[ControlSpec] = (), iterative: bool = False) -> ModelConfig:
+    batching = SequenceBatching(strategy, 60_000_000, tuple(controls), iterative=iterative)
+    return ModelConfig(
+        name="m",
+        backend="python",
+        platform="",
+        max_batch_size=4,
+        inputs=(TensorSpec("INPUT", "INT32", (-1,)),),
+        outputs=(),
+        sequence_batching=batching,
+    )
+
+
+def done(_: Row) -> RowResult:
+    return RowResult(())
+
+
+def once_more(_: Row) -> RowResult:
+    return RowResult((), again=True)
+
+
+@asynccontextmanager
+async def stage(
+    model_config: ModelConfig,
+    answer: Callable[[Row], RowResult | RowError] = done,
+    *,
+    instances: int = 1,
+    first_batch: FirstBatch | None = None,
+) -> AsyncIterator[Stage]:
+    engines = [HeldEngine(answer) for _ in range(instances)]
+    workers = [EngineWorker(engine, "m", f"m_{i}", InstanceIndex(i)) for i, engine in enumerate(engines)]
+    if first_batch is not None:
+        for worker in workers:
+            worker.first_batch = first_batch
+    served = SimpleNamespace(
+        config=model_config, version="1", workers=workers, statistics=ModelStatistics(Load("m", "1", "0"))
+    )
+    commits = RecordedCommits()
+    model = SequenceModel(
+        cast("Any", served), executor=ExecutorId("e"), committer=cast("Any", commits), tracing=Tracing()
+    )
+    cast("Any", model).commits = commits
+    running = asyncio.create_task(model.run())
+    try:
+        yield Stage(model_config, engines, model)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for engine, worker in zip(engines, workers, strict=True):
+            engine.let_go(100)
+            await worker.close()
+
+
+class TestCancelledSteps:
+    async def test_a_waiting_step_and_all_behind_it_are_answered_without_the_model(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+            on.step(2, NONE, correlation_id=2, slot=1)
+
+            on.cancel(1, correlation_id=2)
+
+            assert (Outcome.CANCELLED, Outcome.VOID) == (on.commits.outcome(1, 2), on.commits.outcome(2, 2))
+            replies = [on.commits.reply(n, 2) for n in (1, 2)]
+            assert [("CANCELLED", "")] * 2 == [(reply.error_code, reply.error) for reply in replies]
+            on.engines[0].let_go(2)
+            await until(lambda: on.commits.outcome(1, 1) is not None)
+            assert 1 == len(on.engines[0].batches)
+
+    async def test_a_step_that_runs_is_answered_and_the_next_one_runs(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.cancel(1)
+            on.step(2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(2) is not None)
+
+            assert (Outcome.DONE, Outcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
+
+    async def test_a_start_behind_a_cancelled_step_begins_anew(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.step(2)
+            on.step(3, START)
+            on.cancel(2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(3) is not None)
+
+            assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+
+
+class TestIterativeSequences:
+    """A model that wants each request three times (triton-spec 1.10)."""
+
+    @staticmethod
+    def thrice() -> Callable[[Row], RowResult]:
+        passes: dict[CorrelationId, int] = {}
+
+        def answer(row: Row) -> RowResult:
+            passes[row.correlation_id] = 1 if row.start else passes[row.correlation_id] + 1
+            return RowResult((), again=passes[row.correlation_id] < 3)
+
+        return answer
+
+    @pytest.mark.parametrize("strategy", [Direct(), Oldest(4)])
+    async def test_a_request_of_its_own_starts_once_and_never_ends(self, strategy: Direct | Oldest) -> None:
+        async with stage(config(strategy, iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(3)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            flags = [(rows[0].start, rows[0].end) for rows in on.engines[0].batches]
+            assert [(True, False), (False, False), (False, False)] == flags
+            assert [START | END] == [commit.flags for commit in on.commits.steps], "for the mesh it is one step"
+            assert 0 == on.commits.reply(1).step
+            assert 0 == len(on.model.table)
+
+    async def test_a_sequence_of_the_clients_own_keeps_its_flags_and_its_order(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(6)
+            on.step(1, START)
+            on.step(2, START | END)
+
+            await until(lambda: on.commits.outcome(2) is not None)
+
+            flags = [(rows[0].start, rows[0].end) for rows in on.engines[0].batches]
+            again = [(False, False)] * 2
+            assert [(True, False), *again, (True, True), *again] == flags
+
+    async def test_a_later_pass_joins_the_others_in_a_batch(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.step(1, START | END, correlation_id=1, slot=0, own_sequence=True)
+            await on.begun(1)
+            on.step(1, START | END, correlation_id=2, slot=1, own_sequence=True)
+            on.engines[0].let_go()
+
+            rows = await on.begun(2)
+
+            assert [(2, True), (1, False)] == [(row.correlation_id, row.start) for row in rows]
+
+    async def test_a_caller_who_leaves_between_two_passes_ends_it(self) -> None:
+        """Otherwise a model that never stops would keep its slot for ever."""
+        async with stage(config(Oldest(4), iterative=True), once_more) as on:
+            on.engines[0].let_go(2)
+            on.step(1, START | END, own_sequence=True)
+            await on.begun(3)
+            on.cancel(1)
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            assert Outcome.CANCELLED is on.commits.outcome(1)
+            assert 3 == len(on.engines[0].batches)
+
+    async def test_a_pass_that_fails_is_the_answer(self) -> None:
+        def answer(row: Row) -> RowResult | RowError:
+            return RowResult((), again=True) if row.start else RowError("INTERNAL", "tired")
+
+        async with stage(config(Oldest(4), iterative=True), answer) as on:
+            on.engines[0].let_go(2)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            assert (Outcome.FAILED, "tired") == (on.commits.outcome(1), on.commits.reply(1).error)
+
+
+class TestNullRows:
+    async def test_an_idle_slot_and_one_of_other_shapes_are_rows_that_are_not_ready(self) -> None:
+        controls = (
+            ControlSpec("READY", ControlKind.READY, "FP32", (0, 1)),
+            ControlSpec("START", ControlKind.START, "INT32", (0, 1)),
+            ControlSpec("CORRID", ControlKind.CORRID, "BYTES"),
+        )
+        async with stage(config(Direct(), controls=controls), first_batch=FirstBatch(2)) as on:
+            on.step(1, START, correlation_id="short", slot=3)
+            on.step(1, START, correlation_id="long", slot=1, shape=(1, 2))
+
+            rows = await on.begun(1)
+
+            assert [True, True, True, False] == [row.null for row in rows]
+            values = [{name: to_numpy(tensor).item() for name, tensor in row.controls.items()} for row in rows]
+            assert {"READY": 0.0, "START": 0, "CORRID": b""} == values[0] == values[1]
+            assert {"READY": 1.0, "START": 1, "CORRID": b"short"} == values[3]
+            assert {(1, 1)} == {tensor.shape for tensor in rows[0].controls.values()}
+            on.engines[0].let_go()
+            rows = await on.begun(2)
+            assert [True, False] == [row.null for row in rows]
+
+
+class TestFirstBatch:
+    async def test_direct_waits_for_the_slots_of_all_instances(self) -> None:
+        async with stage(config(Direct()), instances=2, first_batch=FirstBatch(3)) as on:
+            on.step(1, START, correlation_id=1, instance=0, slot=0)
+            on.step(2, NONE, correlation_id=1, instance=0, slot=0)
+            await asyncio.sleep(0)
+            assert not on.engines[0].batches
+            on.step(1, START, correlation_id=2, instance=1, slot=0)
+
+            assert 1 == len(await on.begun(1, instance=0))
+            assert 1 == len(await on.begun(1, instance=1))
+
+    async def test_oldest_waits_for_what_is_ready_in_one_instance(self) -> None:
+        async with stage(config(Oldest(4)), first_batch=FirstBatch(2)) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            on.step(2, NONE, correlation_id=1, slot=0)
+            on.step(1, START, correlation_id=2, slot=1)
+
+            assert [1, 2] == [row.correlation_id for row in await on.begun(1)]
+            on.engines[0].let_go()
+            assert [1] == [row.correlation_id for row in await on.begun(2)]
