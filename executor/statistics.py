@@ -5,15 +5,28 @@ Nothing is kept here: what is counted is counted in Redis, with the answer (`sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from executor.engine.base import RowError, RowResult, Timings
-from shared.tally import Compute, Load, Reason, execution, failure, packed, success
+from shared.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
+from shared.tally import Compute, Load, Reason, execution, failure, first_response, packed, sketches, success
+
+DEFAULT = MetricsConfig()
 
 
 class ModelStatistics:
-    """Makes the counts of one load of a model version."""
+    """Makes the counts of one load of a model version.
 
-    def __init__(self, load: Load) -> None:
+    metrics    which latencies are wanted beside sums
+    bounds_ms  of the histogram's buckets
+    """
+
+    def __init__(
+        self, load: Load, metrics: MetricsConfig = DEFAULT, bounds_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS
+    ) -> None:
         self.load = load
+        self._summaries = metrics.summary_latencies
+        self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
 
     def execution(self, *, batch_size: int, timings: Timings, ended_ns: int) -> bytes:
         """One run of the model. batch_size counts null rows too, as Triton's backends report it; wall clock."""
@@ -28,7 +41,13 @@ class ModelStatistics:
         if isinstance(row, RowError):
             return packed(failure(Reason.BACKEND, total_ns=total_ns))
         queue_ns = max(0, began_ns - arrived_ns)
-        return packed(success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute_of(timings)))
+        compute = compute_of(timings)
+        counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
+        if self._summaries:
+            counts |= sketches({"request": total_ns, "queue": queue_ns, **dict(compute.items())})
+        if self._bounds_ms:
+            counts |= first_response(total_ns, self._bounds_ms)
+        return packed(counts)
 
     def refused(self, reason: Reason, *, arrived_ns: int, now_ns: int) -> bytes:
         """One request that is answered without the model."""

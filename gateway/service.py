@@ -24,6 +24,7 @@ from gateway.dispatch import Bounds, Dispatch
 from gateway.http_server import listen, serve_http
 from gateway.inference import Inference
 from gateway.metrics import Gauge, Metrics
+from gateway.observation import Observation
 from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.rest.app import build_app, build_metrics_app
@@ -32,7 +33,7 @@ from gateway.rest.models import Models
 from gateway.rest.server import Server
 from gateway.restrictions import parse_restrictions
 from gateway.rpc.ports import Ports
-from gateway.rpc.server import GrpcLimits, serve_grpc
+from gateway.rpc.server import serve_grpc
 from gateway.rpc.servicer import InferenceServicer
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
@@ -41,6 +42,7 @@ from shared.ids import GatewayId
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
+from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
 from shared.scripts import Scripts
 from shared.totals import Tallies
@@ -67,6 +69,7 @@ class Core:
     catalog: Catalog
     repository: Repository
     statistics: Statistics
+    observation: Observation
     dispatch: Dispatch
     replies: Replies
 
@@ -110,7 +113,8 @@ async def running_core(
     bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
     scripts = Scripts(redis, keys)
     dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds)
-    tallies = Tallies(scripts, keys)
+    observation = Observation(redis, scripts, keys, catalog)
+    statistics = Statistics(Tallies(scripts, keys), catalog, observation)
     inference = Inference(
         catalog,
         dispatch,
@@ -129,9 +133,7 @@ async def running_core(
         tasks.start(catalog.run(), name="catalog"),
     ]
     try:
-        yield Core(
-            inference, catalog, Repository(redis, keys, catalog), Statistics(tallies, catalog), dispatch, replies
-        )
+        yield Core(inference, catalog, Repository(redis, keys, catalog), statistics, observation, dispatch, replies)
     finally:
         for task in background:
             task.cancel()
@@ -147,7 +149,9 @@ async def _serve_ports(
     on_ready: Callable[[Addresses], None] | None,
     grace_s: float,
 ) -> None:
-    server = Server(core.catalog, Metrics(core.statistics, gauges_of(core)), stop, name=settings.server_id)
+    config = parse_metrics_config(settings.metrics_config)
+    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges_of(core), config)
+    server = Server(core.catalog, metrics_page, stop, name=settings.server_id)
     size_max = settings.http_max_input_size
     app = build_app(
         Infer(core.inference, core.catalog, size_max=size_max, forward=settings.header_forward_regex),
@@ -159,10 +163,14 @@ async def _serve_ports(
     metrics = listen(settings.host, settings.metrics_port)
     ports = Ports(core.inference, core.catalog, core.repository, core.statistics, settings.server_id)
     grpc = await serve_grpc(
-        InferenceServicer(ports),
+        InferenceServicer(
+            ports,
+            forward=settings.metadata_forward_regex,
+            compression=settings.grpc_infer_response_compression_level,
+        ),
         host=settings.host,
         port=settings.grpc_port,
-        limits=GrpcLimits(receive_bytes=settings.http_max_input_size),
+        options=settings.grpc_options,
     )
     addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     serving = serve_http(app, http, stop=stop.wait, grace_s=grace_s, certificate=settings.http_certificate)

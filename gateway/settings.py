@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import click
 
 from gateway.restrictions import parse_restrictions
-from shared.settings import CommonSettings, setting
+from shared.settings import MetricsSettings, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings(CommonSettings):
+class GatewaySettings(MetricsSettings):
     """Addresses and bounds of the stateless edge."""
 
     host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Addresses")
@@ -105,6 +105,7 @@ class GatewaySettings(CommonSettings):
             parse_restrictions(self.http_restricted_api)
         except ValueError as error:
             raise click.UsageError(f"--http-restricted-api: {error}") from error
+        MetricsSettings.__post_init__(self)
         try:
             re.compile(self.http_header_forward_pattern)
         except re.error as error:

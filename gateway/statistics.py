@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gateway.admission import check_version_text
 from gateway.catalog import Catalog
+from gateway.observation import Observation, memory_of
 from shared.errors import RequestError, UnavailableError
 from shared.redis_client import CONNECTION_LOST
 from shared.tally import Load, ModelStatistics, statistics_of
@@ -16,9 +17,10 @@ from shared.totals import Tallies
 class Statistics:
     """Reads the counts of what is READY."""
 
-    def __init__(self, tallies: Tallies, catalog: Catalog) -> None:
+    def __init__(self, tallies: Tallies, catalog: Catalog, observation: Observation) -> None:
         self._tallies = tallies
         self._catalog = catalog
+        self._observation = observation
 
     async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
         """Statistics of the READY versions: of one model, of one version of it, or of all, by name and version.
@@ -31,15 +33,19 @@ class Statistics:
             return []
         try:
             counts = await self._tallies.read(loads)
+            memory = memory_of(await self._observation.reports())
         except CONNECTION_LOST as lost:
             raise UnavailableError(f"Redis, which holds the statistics, cannot be reached: {lost}") from lost
-        return [statistics_of(load.model, load.version, counts[load]) for load in loads]
+        return [
+            statistics_of(load.model, load.version, counts[load], memory.get((load.model, load.version), ()))
+            for load in loads
+        ]
 
     def _loads(self, model: str, version: str) -> list[Load]:
         picture = self._catalog.picture
         if model and model not in picture.ready:
             raise RequestError(f"requested model '{model}' is not available")
-        if version and version not in picture.ready[model]:
+        if model and version and version not in picture.ready[model]:
             raise RequestError(f"requested model version is not available for model '{model}'")
         return [
             Load(name, number, picture.records[name].generation)

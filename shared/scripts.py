@@ -217,6 +217,7 @@ NAMES = (
     "lead",
     "resign",
     "total",
+    "waiting",
     *WORK,
 )
 
@@ -462,6 +463,17 @@ class Scripts:
             place = (shard, load.model, load.version, load.generation)
             keys += (self._keys.tally(*place), self._keys.counts(*place))
         return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
+
+    def waiting(self, models: Sequence[str], *, shard: ShardId) -> Call[list[dict[str, int]]]:
+        """Steps that wait with their sequences for a slot: of each model, by version."""
+        keys = [self._keys.starts(shard, model) for model in models]
+        return Call("waiting", keys, [self._keys.base(shard)], _read_waiting)
+
+
+def _read_waiting(reply: list[Any]) -> list[dict[str, int]]:
+    return [
+        {version.decode(): int(steps) for version, steps in zip(flat[::2], flat[1::2], strict=True)} for flat in reply
+    ]
 
 
 def _read_totals(reply: list[Any]) -> Totals:

@@ -25,6 +25,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 
+from shared.metrics_config import parse_metrics_config
+
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"
 """Each program of the project names its settings class here, so that one program knows another's variables: they often
@@ -124,6 +126,26 @@ class CommonSettings(MeshSettings):
     def name_of(self, service: str) -> str:
         """The process's name: as given, else `<service>-<host>`."""
         return self.name or f"{service}-{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSettings(CommonSettings):
+    """What services have that count, or show, what models do."""
+
+    metrics_config: tuple[str, ...] = setting(
+        (),
+        help="Triton's option of that name: '<setting>=<value>'. Settings: counter_latencies, summary_latencies, "
+        "histogram_latencies (true or false), summary_quantiles (<quantile>:<error>,...). May be repeated. Executors "
+        "count what gateways show, so give it to both.",
+        group="Metrics",
+    )
+
+    def __post_init__(self) -> None:
+        """Raises click.UsageError for items that mean nothing."""
+        try:
+            parse_metrics_config(self.metrics_config)
+        except ValueError as error:
+            raise click.UsageError(f"--metrics-config: {error}") from error
 
 
 class ByteCount(click.ParamType[int]):

@@ -8,17 +8,21 @@ Fields of the hash: `success_count`, `success_ns`, `queue_ns`, `compute_input_ns
 `compute_output_ns` of the requests that succeeded; `inference_count` (their batch sizes); `fail_count`, `fail_ns`,
 `fail_<reason>`; `cache_hit_count`, `cache_hit_ns`, `cache_miss_count`, `cache_miss_ns`; `last_inference_ms`; and for
 each size of an executed batch `batch:<size>:count`, `batch:<size>:compute_input_ns`, `..._infer_ns`, `..._output_ns`.
-What follows from these is not kept. Source: triton-spec 5.7 and 7.
+For summaries, if they are wanted, `sketch:<name>:<bucket>`; for the histogram `first_response:<bucket>`, buckets by
+index. What follows from these is not kept. Source: triton-spec 5.7 and 7.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
+
+from shared.metrics_config import sketch_bucket
 
 Counts = Mapping[str, int]
 """Field -> increment, or field -> sum."""
@@ -28,6 +32,13 @@ LAST_INFERENCE = "last_inference_ms"
 
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 """What has a count and nanoseconds, in the protocol's order."""
+
+SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+"""Durations that a summary shows, by the names in the metric's (triton-spec 7)."""
+
+SKETCH = "sketch:"
+FIRST_RESPONSE = "first_response:"
+"""Beginnings of fields."""
 
 COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
@@ -51,6 +62,14 @@ class Load(msgspec.Struct, frozen=True):
     model: str
     version: str
     generation: str
+
+
+class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes that a model's instances hold. type: CPU, CPU_PINNED or GPU (triton-spec 5.7); id: of the device."""
+
+    type: str
+    id: int
+    byte_size: int
 
 
 class Compute(msgspec.Struct, frozen=True):
@@ -107,6 +126,16 @@ def cache_hit(*, total_ns: int, queue_ns: int, lookup_ns: int) -> dict[str, int]
 def cache_miss(*, lookup_and_insert_ns: int) -> dict[str, int]:
     """One request that the cache did not know; goes with its `success`, whose duration it lengthens."""
     return {"cache_miss_count": 1, "cache_miss_ns": lookup_and_insert_ns, "success_ns": lookup_and_insert_ns}
+
+
+def sketches(durations_ns: Mapping[str, int]) -> dict[str, int]:
+    """One request's durations for the summaries; names as they are shown (`SUMMARIES`)."""
+    return {f"{SKETCH}{name}:{sketch_bucket(ns // 1000)}": 1 for name, ns in durations_ns.items()}
+
+
+def first_response(ns: int, bounds_ms: Sequence[float]) -> dict[str, int]:
+    """One request's time to its first response, for the histogram. bounds_ms: upper ends of all but the last bucket."""
+    return {f"{FIRST_RESPONSE}{bisect_left(bounds_ms, ns / 1e6)}": 1, f"{FIRST_RESPONSE}ns": ns}
 
 
 def added(several: Iterable[Counts]) -> dict[str, int]:
@@ -170,6 +199,7 @@ class ModelStatistics:
     durations       by the names in `DURATIONS`
     failures        failed requests by reason; every reason is there
     counts          the sums themselves
+    memory_usage    of all its instances, by kind of memory and device
     """
 
     name: str
@@ -181,9 +211,10 @@ class ModelStatistics:
     batches: Sequence[BatchStatistics] = ()
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     counts: Counts = field(default_factory=dict[str, int])
+    memory_usage: Sequence[MemoryUse] = ()
 
 
-def statistics_of(model: str, version: str, counts: Counts) -> ModelStatistics:
+def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequence[MemoryUse] = ()) -> ModelStatistics:
     """The statistics in sums; what is missing counts as 0."""
     sizes = sorted(int(name.split(":")[1]) for name in counts if name.startswith("batch:") and name.endswith(":count"))
     return ModelStatistics(
@@ -196,7 +227,21 @@ def statistics_of(model: str, version: str, counts: Counts) -> ModelStatistics:
         batches=[_batch(size, counts) for size in sizes],
         failures={reason.value: counts.get(f"fail_{reason}", 0) for reason in Reason},
         counts=counts,
+        memory_usage=memory_usage,
     )
+
+
+def sketch_of(counts: Counts, name: str) -> dict[int, int]:
+    """The buckets of one summary."""
+    prefix = f"{SKETCH}{name}:"
+    return {int(field.removeprefix(prefix)): count for field, count in counts.items() if field.startswith(prefix)}
+
+
+def first_response_of(counts: Counts, buckets: int) -> tuple[list[int], float]:
+    """The histogram: requests per bucket (not summed up), and all their milliseconds."""
+    return [counts.get(f"{FIRST_RESPONSE}{bucket}", 0) for bucket in range(buckets)], counts.get(
+        f"{FIRST_RESPONSE}ns", 0
+    ) / 1e6
 
 
 def _duration(name: str, counts: Counts) -> Duration:

@@ -1,29 +1,23 @@
-"""Metrics that a `model.py` makes for itself, served with the executor's own.
+"""Metrics that a `model.py` makes for itself; the executor reports them, and gateways show them with the mesh's.
 
 A family has any labels its metrics bring (prometheus_client's own classes fix the label names per family, Triton does
-not), so a small collector per family keeps the values. Two instances of a model that make the same family share it,
-and two metrics with the same labels share their value, as in Triton. A counter is exported with the suffix `_total`.
+not). Two instances of a model that make the same family share it, and two metrics with the same labels share their
+value, as in Triton.
 """
 
 from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.core import Metric as ExportedMetric
-from prometheus_client.registry import Collector
+from shared.reports import CustomFamily, Sample
 
 Labels = tuple[tuple[str, str], ...]
 
 COUNTER = "COUNTER"
 GAUGE = "GAUGE"
 HISTOGRAM = "HISTOGRAM"
-
-
-_EXPORTED = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
 
 
 class TritonModelException(Exception):
@@ -39,7 +33,7 @@ class _Value:
         self.buckets = [0] * (len(bounds) + 1)
 
 
-class _Family(Collector):
+class _Family:
     """All metrics of one name."""
 
     def __init__(self, name: str, description: str, kind: str) -> None:
@@ -49,29 +43,11 @@ class _Family(Collector):
         self.lock = threading.Lock()
         self.values: dict[Labels, _Value] = {}
 
-    def describe(self) -> Iterable[ExportedMetric]:
-        return [_EXPORTED[self.kind](self.name, self.description)]
-
-    def collect(self) -> Iterable[ExportedMetric]:
+    def report(self) -> CustomFamily:
+        """The family as gateways show it: under its own name, as Triton does, without a suffix for a counter."""
         with self.lock:
-            exported = [self._exported(labels, value) for labels, value in self.values.items()]
-        for other in exported[1:]:
-            exported[0].samples.extend(other.samples)
-        return exported[:1]
-
-    def _exported(self, labels: Labels, value: _Value) -> ExportedMetric:
-        names, contents = [name for name, _ in labels], [content for _, content in labels]
-        if self.kind == COUNTER:
-            counter = CounterMetricFamily(self.name, self.description, labels=names)
-            counter.add_metric(contents, value.value)
-            return counter
-        if self.kind == GAUGE:
-            gauge = GaugeMetricFamily(self.name, self.description, labels=names)
-            gauge.add_metric(contents, value.value)
-            return gauge
-        histogram = HistogramMetricFamily(self.name, self.description, labels=names)
-        histogram.add_metric(contents, _cumulative(value), value.value)
-        return histogram
+            samples = [sample for labels, value in self.values.items() for sample in _samples(self.kind, labels, value)]
+        return CustomFamily(self.name, self.kind.lower(), self.description, tuple(samples))
 
 
 def _cumulative(value: _Value) -> list[tuple[str, float]]:
@@ -84,8 +60,26 @@ def _cumulative(value: _Value) -> list[tuple[str, float]]:
     return buckets
 
 
+def _samples(kind: str, labels: Labels, value: _Value) -> list[Sample]:
+    if kind != HISTOGRAM:
+        return [Sample("", dict(labels), value.value)]
+    buckets = _cumulative(value)
+    return [
+        *(Sample("_bucket", {**dict(labels), "le": bound}, float(count)) for bound, count in buckets),
+        Sample("_sum", dict(labels), value.value),
+        Sample("_count", dict(labels), float(buckets[-1][1])),
+    ]
+
+
 _families: dict[str, _Family] = {}
 _families_lock = threading.Lock()
+
+
+def custom_families() -> tuple[CustomFamily, ...]:
+    """What every model of this process has made, for the executor's report."""
+    with _families_lock:
+        families = list(_families.values())
+    return tuple(family.report() for family in families)
 
 
 def _family(name: str, description: str, kind: str) -> _Family:
@@ -93,10 +87,6 @@ def _family(name: str, description: str, kind: str) -> _Family:
         family = _families.get(name)
         if family is None:
             family = _Family(name, description, kind)
-            try:
-                REGISTRY.register(family)
-            except ValueError as error:
-                raise TritonModelException(f"metric '{name}' cannot be registered: {error}") from error
             _families[name] = family
         if family.kind != kind:
             raise TritonModelException(f"metric family '{name}' already exists as {family.kind}, not {kind}")

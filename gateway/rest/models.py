@@ -148,7 +148,9 @@ def statistics_document(statistics: ModelStatistics) -> Json:
         "inference_stats": {name: duration(statistics.durations[name]) for name in DURATIONS},
         "response_stats": {},
         "batch_stats": [batch(each) for each in statistics.batches],
-        "memory_usage": [],
+        "memory_usage": [
+            {"type": use.type, "id": use.id, "byte_size": use.byte_size} for use in statistics.memory_usage
+        ],
     }
 
 

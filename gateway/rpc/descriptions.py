@@ -44,7 +44,7 @@ def repository_index(entries: Iterable[RepositoryEntry]) -> AnyMessage:
 
 
 def model_statistics(statistics: Iterable[ModelStatistics]) -> AnyMessage:
-    """ModelStatisticsResponse. `response_stats` and `memory_usage` stay empty: nothing in a mesh counts them."""
+    """ModelStatisticsResponse. `response_stats` stays empty: only decoupled models have any."""
     return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in statistics])
 
 
@@ -58,6 +58,7 @@ def _statistics(entry: ModelStatistics) -> AnyMessage:
         execution_count=entry.execution_count,
         inference_stats=pb.InferStatistics(**durations),
         batch_stats=[_batch(batch) for batch in entry.batches],
+        memory_usage=[pb.MemoryUsage(type=use.type, id=use.id, byte_size=use.byte_size) for use in entry.memory_usage],
     )
 
 

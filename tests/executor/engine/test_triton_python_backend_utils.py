@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prometheus_client import REGISTRY, generate_latest
 
 from executor.engine import triton_python_backend_utils as pb_utils
 from executor.engine.backends import find_backend
+from executor.engine.model_metrics import custom_families
 from shared.errors import ConfigError
+from shared.reports import Sample
 from tests.executor.engine.model_workshop import Workshop
 
 CONFIG: dict[str, Any] = {
@@ -105,7 +106,7 @@ def test_the_logger_writes_to_the_executor_s_log(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_metrics_of_a_model_are_served_with_the_executor_s() -> None:
+def test_metrics_of_a_model_are_reported_under_their_own_names() -> None:
     """Two instances that make the same family share it, as in Triton."""
     families = [pb_utils.MetricFamily("model_calls", "calls", pb_utils.MetricFamily.COUNTER) for _ in range(2)]
     for family in families:
@@ -119,15 +120,18 @@ def test_metrics_of_a_model_are_served_with_the_executor_s() -> None:
     for value in (0.5, 1, 5, 50):
         sizes.observe(value)
 
-    text = generate_latest(REGISTRY).decode()
+    reported = {family.name: family for family in custom_families()}
 
-    assert 'model_calls_total{kind="a"} 4.0' in text
-    assert 'model_calls_total{other="b"} 1.0' in text
-    assert "model_level 3.0" in text
-    assert 'model_sizes_bucket{le="1",m="x"} 2.0' in text
-    assert 'model_sizes_bucket{le="10",m="x"} 3.0' in text
-    assert 'model_sizes_bucket{le="+Inf",m="x"} 4.0' in text
-    assert 'model_sizes_sum{m="x"} 56.5' in text
+    assert ("counter", "calls") == (reported["model_calls"].kind, reported["model_calls"].help)
+    assert (Sample("", {"kind": "a"}, 4.0), Sample("", {"other": "b"}, 1.0)) == reported["model_calls"].samples
+    assert (Sample("", {}, 3.0),) == reported["model_level"].samples
+    assert (
+        Sample("_bucket", {"m": "x", "le": "1"}, 2.0),
+        Sample("_bucket", {"m": "x", "le": "10"}, 3.0),
+        Sample("_bucket", {"m": "x", "le": "+Inf"}, 4.0),
+        Sample("_sum", {"m": "x"}, 56.5),
+        Sample("_count", {"m": "x"}, 4.0),
+    ) == reported["model_sizes"].samples
     with pytest.raises(pb_utils.TritonModelException, match="already exists as GAUGE"):
         pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.COUNTER)
     with pytest.raises(pb_utils.TritonModelException, match="cannot be incremented by -1"):

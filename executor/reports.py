@@ -1,0 +1,54 @@
+"""Tells the mesh, about once a second, what only this process knows: memory, hardware, what waits here, and the metrics
+that models make for themselves. Gateways show it (`shared.reports`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from executor.engine.model_metrics import custom_families
+from executor.host import Host
+from executor.nvml import Nvml
+from shared import logs
+from shared.ids import ExecutorId
+from shared.redis_client import CONNECTION_LOST
+from shared.reports import ExecutorReport, ModelReport, Reports
+
+REPORT_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """Writes one executor's reports.
+
+    models  what is served at the moment
+    """
+
+    reports: Reports
+    executor: ExecutorId
+    models: Callable[[], Iterable[ModelReport]]
+    host: Host
+    gpus: Nvml
+
+    async def run(self) -> None:
+        """Reports for ever; a lost connection delays it."""
+        while True:
+            try:
+                await self.reports.write(self.report())
+            except CONNECTION_LOST as error:
+                logs.debug("report delayed", cause=str(error))
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def report(self) -> ExecutorReport:
+        """Everything as it is now."""
+        return ExecutorReport(
+            executor=self.executor,
+            host=socket.gethostname(),
+            machine=self.host.report(),
+            models=tuple(self.models()),
+            gpus=self.gpus.report(),
+            families=custom_families(),
+        )

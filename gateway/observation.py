@@ -1,0 +1,99 @@
+"""What the mesh is at this moment, for statistics and metrics: executors' reports, and how many requests wait.
+
+A request waits from its acceptance until a model's execution with it begins: with its sequence for a slot (backlog,
+takeover), in a stateless model's queue, or at an executor, which reports it about once a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from gateway.catalog import Catalog
+from shared.errors import UnavailableError
+from shared.keyspace import Keyspace
+from shared.redis_client import CONNECTION_LOST
+from shared.reports import ExecutorReport, ModelReport, Reports
+from shared.scripts import Scripts
+from shared.tally import MemoryUse
+
+Place = tuple[str, str]
+"""Model and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One look. pending: requests that wait, of every READY version."""
+
+    reports: Sequence[ExecutorReport]
+    pending: Mapping[Place, int]
+
+
+class Observation:
+    """Looks."""
+
+    def __init__(self, redis: Redis, scripts: Scripts, keys: Keyspace, catalog: Catalog) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", redis)
+        self._scripts = scripts
+        self._keys = keys
+        self._catalog = catalog
+        self._reports = Reports(redis, keys)
+
+    async def look(self) -> Observed:
+        """The mesh now. Raises UnavailableError without Redis."""
+        try:
+            reports = await self.reports()
+            pending = Counter(await self._waiting())
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(f"Redis, which holds the metrics, cannot be reached: {lost}") from lost
+        for report in each_model(reports):
+            pending[report.model, report.version] += report.pending
+        return Observed(reports, pending)
+
+    async def reports(self) -> list[ExecutorReport]:
+        """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
+        return await self._reports.read(member.registration.executor for member in self._catalog.live_members())
+
+    async def _waiting(self) -> dict[Place, int]:
+        """Requests that no executor has."""
+        picture = self._catalog.picture
+        sequences = [name for name in picture.ready if picture.records[name].config.sequence_batching is not None]
+        stateless = [
+            (name, version) for name in picture.ready if name not in sequences for version in picture.ready[name]
+        ]
+        waiting: Counter[Place] = Counter()
+        if stateless:
+            pipe = self._redis.pipeline(transaction=False)
+            for place in stateless:
+                pipe.zcard(self._keys.work_queue(*place).queue)
+            waiting.update(dict(zip(stateless, await pipe.execute(), strict=True)))
+        if sequences:
+            calls = [self._scripts.waiting(sequences, shard=shard) for shard in self._keys.shard_ids()]
+            for outcome in await self._scripts.run_all(calls):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                for name, versions in zip(sequences, outcome, strict=True):
+                    waiting.update({(name, version): steps for version, steps in versions.items()})
+        return waiting
+
+
+def each_model(reports: Sequence[ExecutorReport]) -> list[ModelReport]:
+    """What all executors tell of their models."""
+    return [model for report in reports for model in report.models]
+
+
+def memory_of(reports: Sequence[ExecutorReport]) -> dict[Place, list[MemoryUse]]:
+    """The memory of each model version on all executors, by kind and device."""
+    sizes: dict[Place, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for model in each_model(reports):
+        for use in model.memory:
+            sizes[model.model, model.version][use.type, use.id] += use.byte_size
+    return {
+        place: [MemoryUse(kind, device, size) for (kind, device), size in sorted(found.items())]
+        for place, found in sizes.items()
+    }
