@@ -35,7 +35,12 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     await patient.aclose()
     connections = Connections(connect(settings.redis_url, retries=0), connect(settings.redis_url, retries=0), keys)
     tracing = setup("executor", settings.name)
-    repository = Repository(settings.models, find_devices(settings.gpu), settings.model_config_name)
+    repository = Repository(
+        settings.models,
+        find_devices(settings.gpu),
+        config_name=settings.model_config_name,
+        auto_complete=not settings.disable_auto_complete_config,
+    )
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)
     finally:

@@ -19,6 +19,8 @@ SERVED: frozenset[str] = frozenset(
         "version_policy",
         "max_batch_size",
         "default_model_filename",
+        "metric_tags",
+        "model_metrics",
         "parameters",
         "input.name",
         "input.data_type",
@@ -74,8 +76,6 @@ NOTED: dict[str, str] = {
     "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
     "instance_group.passive": "every instance takes requests",
     "instance_group.host_policy": "the mesh has no host policies",
-    "metric_tags": "the mesh's metrics are labelled with model and version only",
-    "model_metrics": "the mesh's metrics have fixed buckets",
     "model_warmup": "the mesh runs no warm-up requests",
     "response_cache.enable": "the mesh has no response cache, so that every request is computed",
 }

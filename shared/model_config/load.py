@@ -53,6 +53,7 @@ def load_model_config(
     gpu_count: int = 0,
     override_json: str | None = None,
     config_name: str = "",
+    auto_complete: bool = True,
 ) -> LoadedConfig:
     """Reads the configuration of the model in that directory.
 
@@ -60,10 +61,11 @@ def load_model_config(
     gpu_count      GPUs of this executor
     override_json  a load request's configuration, in place of the directory's own
     config_name    read `configs/<config_name>.pbtxt` where there is one, in place of `config.pbtxt`
+    auto_complete  the backend may complete the configuration; if not, there must be one
     raises         ConfigError, whatever is wrong
     """
     directory = model_dir.name
-    config = _read(model_dir, override_json, config_name)
+    config = _read(model_dir, override_json, config_name, required=not auto_complete)
     fill_identity(config, directory)
     check_name(config.name, directory)
     check_response_cache(config)
@@ -75,7 +77,7 @@ def load_model_config(
     dialect = is_dialect(config)
     notes = version_notes + policy_notes + normalise(config, around)
 
-    completed = _complete(config, backends[config.backend], version_dir)
+    completed = _complete(config, backends[config.backend], version_dir) if auto_complete else config
     changed = _changed_fields(config, completed)
     if changed:
         notes.append(f"completed from the model itself: {', '.join(changed)}")
@@ -92,8 +94,8 @@ def load_model_config(
     )
 
 
-def _read(model_dir: Path, override_json: str | None, config_name: str) -> ConfigMessage:
-    """The configuration as given. Without any, everything is told from the files, as Triton does."""
+def _read(model_dir: Path, override_json: str | None, config_name: str, *, required: bool) -> ConfigMessage:
+    """The configuration as given. Without any, unless one is required, everything is told from the files."""
     if override_json is not None:
         return parse_json(override_json, f"override configuration of model '{model_dir.name}'")
     path = model_dir / "configs" / f"{config_name}.pbtxt"
@@ -104,6 +106,8 @@ def _read(model_dir: Path, override_json: str | None, config_name: str) -> Confi
             raise ConfigError(f"failed to read {path}: longer than {CONFIG_BYTES_MAX} bytes")
         return parse_text(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
+        if required:
+            raise ConfigError(f"failed to open text file for read {path}: No such file or directory") from None
         return new_config()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"failed to read {path}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def load_text(tmp_path: Path) -> LoadText:
         backends: Mapping[str, AutoComplete] = INSTALLED,
         gpu_count: int = 0,
         override_json: str | None = None,
-        config_name: str = "",
+        **options: Any,
     ) -> LoadedConfig:
         model_dir = tmp_path / name
         for version in versions:
@@ -43,7 +44,7 @@ def load_text(tmp_path: Path) -> LoadText:
         if text is not None:
             (model_dir / "config.pbtxt").write_text(text)
         return load_model_config(
-            model_dir, backends=backends, gpu_count=gpu_count, override_json=override_json, config_name=config_name
+            model_dir, backends=backends, gpu_count=gpu_count, override_json=override_json, **options
         )
 
     return load

@@ -428,6 +428,17 @@ def test_failing_completion_is_a_config_error(load_text: LoadText, error: Except
     assert message == refusal.value.message
 
 
+def test_without_completion_the_model_is_not_asked_and_a_configuration_must_be_there(load_text: LoadText) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        raise AssertionError
+
+    options: dict[str, Any] = {"backends": {"python": complete}, "auto_complete": False}
+    with pytest.raises(ConfigError, match=r"failed to open text file for read .*config\.pbtxt: No such file"):
+        load_text(None, **options)
+
+    assert "python" == load_text(IO, **options).config.backend
+
+
 def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
     def complete(config_json: str, version_dir: Path) -> str:
         return json.dumps(json.loads(config_json) | {"name": "other"})
@@ -442,13 +453,12 @@ def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
 def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
     group = "instance_group { rate_limiter { priority: 1 } }"
 
-    unserved = "model_warmup { name: 'w' } response_cache { enable: true } metric_tags { key: 'a' value: 'b' }"
+    unserved = "model_warmup { name: 'w' } response_cache { enable: true }"
 
     loaded = load_text(f"{IO} {group} {group} {unserved}")
 
     assert (
         "'instance_group.rate_limiter' has no effect: the mesh has no rate limiter, as Triton by default",
-        "'metric_tags' has no effect: the mesh's metrics are labelled with model and version only",
         "'model_warmup' has no effect: the mesh runs no warm-up requests",
         "'response_cache.enable' has no effect: the mesh has no response cache, so that every request is computed",
         "skipping batch 0 warmup sample 'w'",
