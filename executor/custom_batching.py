@@ -107,9 +107,11 @@ class BatchStrategy:
 
     async def close(self) -> None:
         """Finalizes the batcher; a failure of that is logged."""
-        await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._quietly, "model_batcher_finalize", self._batcher
-        )
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.close_now)
+
+    def close_now(self) -> None:
+        """The same for a strategy that nobody uses yet, or on its own thread."""
+        self._quietly("model_batcher_finalize", self._batcher)
         self._thread.shutdown(wait=False)
 
     def _decide(self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage]) -> int | Wait:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from executor.custom_batching import BatchStrategy
+from executor.custom_batching import BatchStrategy, find_strategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
@@ -101,14 +101,14 @@ class Repository:
     unloaded  by name: versions that were taken out of service
     retired   unloaded or replaced, to be closed once nothing runs on them any more
     loading   names that are being loaded now
-    config_name    of configurations to be read in place of config.pbtxt
-    auto_complete  models may complete their configurations
+    backend_dirs  where backends have files of their own, each in a folder of its name: batch strategies
+    config_name  of configurations to be read in place of config.pbtxt
     """
 
     folders: Sequence[Path]
     devices: Devices
     config_name: str = ""
-    auto_complete: bool = True
+    backend_dirs: Sequence[Path] = ()
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -261,7 +261,6 @@ class Repository:
                 gpu_count=self.devices.count,
                 override_json=override_json,
                 config_name=self.config_name,
-                auto_complete=self.auto_complete,
             )
         except MeshError as error:
             self.failures[name] = Failure("", error.message)
@@ -336,11 +335,12 @@ class Repository:
                 )
                 engines.append(backend.load(request))
                 workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
+            strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:
             for engine in engines:
                 engine.close()
             raise
-        return ServedVersion(config, load.version, workers, ModelStatistics(load), mark)
+        return ServedVersion(config, load.version, workers, ModelStatistics(load), mark, strategy=strategy)
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:
@@ -370,12 +370,16 @@ async def close(served: ServedVersion) -> None:
             await worker.close()
         except Exception as error:  # noqa: BLE001 - a model's own `finalize` may raise anything; it is gone anyway
             logs.error("model not finalized", error, model=served.config.name, instance=worker.name)
+    if served.strategy is not None:
+        await served.strategy.close()
 
 
 def close_now(served: ServedVersion) -> None:
     """Finalizes the engines of a version on which nothing has run yet."""
     for worker in served.workers:
         worker.close_now()
+    if served.strategy is not None:
+        served.strategy.close_now()
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

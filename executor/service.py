@@ -39,7 +39,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         settings.models,
         find_devices(settings.gpu),
         config_name=settings.model_config_name,
-        auto_complete=not settings.disable_auto_complete_config,
+        backend_dirs=settings.backend_directory,
     )
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)

@@ -41,6 +41,13 @@ class ExecutorSettings(CommonSettings):
         "other models is worth more to a mesh than one that is started again and again.",
         group="Models",
     )
+    backend_directory: tuple[Path, ...] = setting(
+        (),
+        help="Where backends have files of their own, each in a folder of its name: their batch strategies. May be "
+        "repeated (in the environment: separated by ':').",
+        unit="dir",
+        group="Models",
+    )
     load_model: tuple[str, ...] = setting(
         (),
         help="Model to load at the start in explicit mode; '*' for all. May be repeated (in the environment: "
@@ -52,11 +59,6 @@ class ExecutorSettings(CommonSettings):
         "",
         help="Of a model that has configs/NAME.pbtxt, read that in place of its config.pbtxt.",
         unit="name",
-        group="Models",
-    )
-    disable_auto_complete_config: bool = setting(
-        default=False,
-        help="Models do not complete their configuration; each must have a config.pbtxt.",
         group="Models",
     )
     gpu: str = setting(
