@@ -102,13 +102,15 @@ class Repository:
     retired   unloaded or replaced, to be closed once nothing runs on them any more
     loading   names that are being loaded now
     backend_dirs  where backends have files of their own, each in a folder of its name: batch strategies
-    config_name  of configurations to be read in place of config.pbtxt
+    config_name    of configurations to be read in place of config.pbtxt
+    auto_complete  models may complete their configurations
     """
 
     folders: Sequence[Path]
     devices: Devices
     config_name: str = ""
     backend_dirs: Sequence[Path] = ()
+    auto_complete: bool = True
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -261,6 +263,7 @@ class Repository:
                 gpu_count=self.devices.count,
                 override_json=override_json,
                 config_name=self.config_name,
+                auto_complete=self.auto_complete,
             )
         except MeshError as error:
             self.failures[name] = Failure("", error.message)

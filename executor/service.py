@@ -40,6 +40,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         find_devices(settings.gpu),
         config_name=settings.model_config_name,
         backend_dirs=settings.backend_directory,
+        auto_complete=not settings.disable_auto_complete_config,
     )
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)

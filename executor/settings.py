@@ -61,6 +61,11 @@ class ExecutorSettings(CommonSettings):
         unit="name",
         group="Models",
     )
+    disable_auto_complete_config: bool = setting(
+        default=False,
+        help="Models do not complete their configuration; each must have a config.pbtxt.",
+        group="Models",
+    )
     gpu: str = setting(
         "auto",
         help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1.",
