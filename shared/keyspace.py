@@ -173,7 +173,8 @@ class Keyspace:
     # -- statistics -------------------------------------------------------------------------------------------------
 
     def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
-        """What the tallies of a model's versions begin with; the version follows."""
+        """What the tallies of a model's versions begin with; the version follows. generation "": of requests that were
+        refused while they waited, by those who know of no load; they count for the one that is served."""
         return f"{self.base(shard)}tally:{model}:{generation}:"
 
     def tally(self, shard: ShardId, model: str, version: str, generation: str) -> str:

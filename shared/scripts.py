@@ -176,7 +176,7 @@ TOTAL_MAX = 256
 COUNTS_TTL_MS = 24 * 3600 * 1000
 """How long the counts of a model that nobody serves any more can still be read."""
 
-COUNTING = frozenset({"commit", "reject"})
+COUNTING = frozenset({"commit", "reject", "cancel"})
 """Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
 
 WORK = tuple(f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "wake"))
@@ -417,7 +417,7 @@ class Scripts:
     def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
         """Ends waiting sequences; the number of steps that were answered, -1: it does not wait there any more."""
         keys = [self._keys.fence(shard, model), self._keys.starts(shard, model)]
-        args: list[Any] = [term, self._keys.replies_prefix(shard)]
+        args: list[Any] = [term, self._keys.replies_prefix(shard), self._keys.tally_prefix(shard, model, "")]
         for rejection in rejections:
             own = self._keys.sequence(rejection.sequence)
             keys += (own.record, own.parked, own.idle, own.checkpoint)
@@ -439,6 +439,7 @@ class Scripts:
             keys += (own.record, own.parked, own.idle, own.checkpoint)
             keys += (self._keys.starts(shard, one.model), self._keys.feed(shard, one.model))
             args += (one.sequence, one.birth, one.step, one.gateway, one.token)
+            args.append(self._keys.tally_prefix(shard, one.model, ""))
         return Call("cancel", keys, args, _read_cancelled)
 
     def lead(self, model: str, scheduler: SchedulerId, *, lease_ms: int, term: Term) -> Call[Term]:
@@ -461,7 +462,8 @@ class Scripts:
         keys: list[str] = []
         for load in loads:
             place = (shard, load.model, load.version, load.generation)
-            keys += (self._keys.tally(*place), self._keys.counts(*place))
+            refused = self._keys.tally(shard, load.model, load.version, "")
+            keys += (self._keys.tally(*place), refused, self._keys.counts(*place))
         return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
 
     def waiting(self, models: Sequence[str], *, shard: ShardId) -> Call[list[dict[str, int]]]:

@@ -2,12 +2,14 @@
 --
 -- KEYS   per step: record, parked steps, idle marker, checkpoint, starts stream and feed of the model
 -- ARGV   1 prefix of this shard's reply streams   2 prefix of its inboxes   3 bound of the feed   4 encoded reply
---        per step: sequence id, birth of the sequence, step, gateway, token
+--        per step: sequence id, birth of the sequence, step, gateway, token, prefix of its model's tallies of refused
+--                  requests
 -- reply  per step: 2 the sequence was waiting, all of it was cancelled   1 its owner was told, or the next one will be
 --        0 it was answered, or the sequence is over   -1 somebody else waits for the same step
 -- atomic everything of one step. A sequence with an owner is not changed: whether the step has begun to run only its
 -- owner knows, and `commit` makes it final. Safe to repeat.
--- Reply streams and inboxes follow from the record and the parked steps; they carry the hash tag of the declared keys.
+-- Reply streams, inboxes and tallies follow from the record and the parked steps; they carry the hash tag of the
+-- declared keys.
 
 local function callers(list)
   local _, count = string.gsub(list, ';', '')
@@ -32,7 +34,9 @@ local function cancel(keys, step)
   if listed(got[9], step.n) then return 1 end
   if not leave(keys, step) then return -1 end
   if state == 'w' and number(got[5]) == 1 then
-    refuse_waiting(keys, ARGV[1], ARGV[4])
+    refuse_waiting(keys, ARGV[1], ARGV[4], function(version, ms)
+      tally_refused(step.tallies .. version, 'CANCELED', ms)
+    end)
     -- A leader that does not hear of it finds out when it assigns the sequence; so there may be a bound.
     if redis.call('XLEN', keys.feed) < tonumber(ARGV[3]) then
       redis.call('XADD', keys.feed, '*', 'q', step.sid, 'e', 0, 'k', 'c', 'b', got[8])
@@ -48,9 +52,11 @@ end
 
 local results = {}
 for i = 1, #KEYS / 6 do
-  local k, a = (i - 1) * 6, 4 + (i - 1) * 5
+  local k, a = (i - 1) * 6, 4 + (i - 1) * 6
   results[i] = cancel({ record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
     starts = KEYS[k + 5], feed = KEYS[k + 6] },
-    { sid = ARGV[a + 1], birth = ARGV[a + 2], n = tonumber(ARGV[a + 3]), gateway = ARGV[a + 4], token = ARGV[a + 5] })
+    { sid = ARGV[a + 1], birth = ARGV[a + 2], n = tonumber(ARGV[a + 3]), gateway = ARGV[a + 4], token = ARGV[a + 5],
+      tallies = ARGV[a + 6] })
 end
+tally_all()
 return results

@@ -68,14 +68,16 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
 end
 
 -- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays.
--- keys: record, idle, parked, checkpoint, starts. Returns the number of steps.
-local function refuse_waiting(keys, replies_prefix, reply)
-  local got = redis.call('HMGET', keys.record, 'be', 'dn')
+-- keys: record, idle, parked, checkpoint, starts. refused(version, ms): told of each step, with the time it waited.
+-- Returns the number of steps.
+local function refuse_waiting(keys, replies_prefix, reply, refused)
+  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr')
   local steps = redis.call('XRANGE', keys.parked, '-', '+')
   for _, entry in ipairs(steps) do
     local fields = {}
     for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
     redis.call('XADD', replies_prefix .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
+    refused(got[3], clock_ms() - tonumber(string.match(entry[1], '^%d+')))
     local joined = redis.call('HGET', keys.record, 'j:' .. fields.n)
     if joined then
       for gateway, token in string.gmatch(joined, '(%S+) (%S+);') do

@@ -1,9 +1,10 @@
 -- Ends sequences that wait for a slot: every step parked for them gets the same error, and no record stays.
 --
 -- KEYS   1 fence of the model   2 starts stream   per sequence: record, parked steps, idle marker, checkpoint
--- ARGV   1 term   2 prefix of this shard's reply streams   per sequence: entry id of its wait, encoded reply
+-- ARGV   1 term   2 prefix of this shard's reply streams   3 prefix of the model's tallies of refused requests
+--        per sequence: entry id of its wait, encoded reply
 -- reply  per sequence: steps answered; -1 when it does not wait (any more) in that place
--- Reply streams follow from the parked steps; they carry the hash tag of the declared keys.
+-- Reply streams follow from the parked steps, tallies from the record; they carry the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
@@ -11,14 +12,17 @@ if fenced then return fenced end
 local function reject(keys, entry, reply)
   local got = redis.call('HMGET', keys.record, 'st', 'be')
   if got[1] ~= 'w' or got[2] ~= entry then return -1 end
-  return refuse_waiting(keys, ARGV[2], reply)
+  return refuse_waiting(keys, ARGV[2], reply, function(version, ms)
+    tally_refused(ARGV[3] .. version, 'REJECTED', ms)
+  end)
 end
 
 local results = {}
 for i = 1, (#KEYS - 2) / 4 do
-  local k, a = 2 + (i - 1) * 4, 2 + (i - 1) * 2
+  local k, a = 2 + (i - 1) * 4, 3 + (i - 1) * 2
   local keys = { record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
     starts = KEYS[2] }
   results[i] = reject(keys, ARGV[a + 1], ARGV[a + 2])
 end
+tally_all()
 return results

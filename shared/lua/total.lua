@@ -1,8 +1,9 @@
 -- Adds tallies up into the hashes of counts, and reads these.
 --
--- KEYS   per model version: its tally (list, see tally.lua), its counts (hash)
+-- KEYS   per load of a model version: its tally (list, see tally.lua), the tally of what was refused without a load,
+--        its counts (hash)
 -- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms   3 1 to read them
--- reply  how many packed counts were added up, then (if they are read) per model version: its counts' fields and values
+-- reply  how many packed counts were added up, then (if they are read) per load: its counts' fields and values
 -- atomic counts leave the tally when they are in the sum; whoever calls, and however often, nothing is added twice.
 -- Fewer than asked for: every tally is empty now.
 
@@ -29,11 +30,13 @@ local function add_up(tally, counts, room)
 end
 
 local room, results = tonumber(ARGV[1]), { 0 }
-for i = 1, #KEYS, 2 do
-  if room > results[1] then
-    results[1] = results[1] + add_up(KEYS[i], KEYS[i + 1], room - results[1])
+for i = 1, #KEYS, 3 do
+  for tally = i, i + 1 do
+    if room > results[1] then
+      results[1] = results[1] + add_up(KEYS[tally], KEYS[i + 2], room - results[1])
+    end
   end
-  redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
-  if ARGV[3] == '1' then results[#results + 1] = redis.call('HGETALL', KEYS[i + 1]) end
+  redis.call('PEXPIRE', KEYS[i + 2], ARGV[2])
+  if ARGV[3] == '1' then results[#results + 1] = redis.call('HGETALL', KEYS[i + 2]) end
 end
 return results

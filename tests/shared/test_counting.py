@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from shared.ids import Epoch, ExecutorId, ShardId
+from shared.ids import Epoch, ExecutorId, ShardId, Term
 from shared.keyspace import Keyspace
 from shared.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.scripts import COUNTS_TTL_MS, TOTAL_MAX, CommitCode, Outcome, StepCommit
+from shared.scripts import (
+    COUNTS_TTL_MS,
+    TOTAL_MAX,
+    CancelCode,
+    Cancellation,
+    CommitCode,
+    Outcome,
+    Rejection,
+    StepCommit,
+)
 from shared.tally import Compute, Load, execution, packed, statistics_of, success
 from shared.totals import Tallies
 from tests.scripted_mesh import ScriptedMesh
@@ -103,6 +112,36 @@ async def test_of_a_batch_of_which_some_steps_are_refused_the_others_and_its_exe
 
     assert [CommitCode.REFUSED, CommitCode.COMMITTED] == codes
     assert (1, 1) == await counted(mesh)
+
+
+async def refusals(mesh: ScriptedMesh) -> tuple[int, dict[str, int]]:
+    read = statistics_of("sum", "1", (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD])
+    return read.durations["fail"].count, {reason: count for reason, count in read.failures.items() if count}
+
+
+async def test_every_step_of_a_sequence_that_waited_too_long_is_rejected_once(mesh: ScriptedMesh) -> None:
+    for flags in (StepFlag.START, StepFlag.NONE, StepFlag.END):
+        await mesh.submit(mesh.submission(1, ONE, flags))
+    entry = (await mesh.record(1))["be"]
+    call = mesh.scripts.reject(
+        [Rejection(mesh.sequence(1), entry, encode(ReplyMessage("1")))], shard=SHARD, model="sum", term=Term(1)
+    )
+
+    assert [3] == await mesh.scripts.run(call)
+    assert [-1] == await mesh.scripts.run(call)
+    assert (3, {"REJECTED": 3}) == await refusals(mesh)
+
+
+async def test_every_step_of_a_waiting_sequence_is_cancelled_once(mesh: ScriptedMesh) -> None:
+    first = mesh.submission(1, ONE, StepFlag.START)
+    submitted = await mesh.submit(first)
+    await mesh.submit(mesh.submission(1, ONE))
+    gone = Cancellation(first.sequence, "sum", submitted.extra.decode(), submitted.step, first.gateway, first.token)
+    call = mesh.scripts.cancel([gone], shard=SHARD, reply=encode(ReplyMessage("1")), feed_max=10)
+
+    assert [CancelCode.REMOVED] == await mesh.scripts.run(call)
+    await mesh.scripts.run(call)
+    assert (2, {"CANCELED": 2}) == await refusals(mesh)
 
 
 async def test_counts_are_added_up_once_by_however_many(mesh: ScriptedMesh) -> None:
