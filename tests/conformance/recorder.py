@@ -7,7 +7,7 @@ Which tensors it has, its configuration says. It fills each configured output by
     OUTPUT      INT32, shaped like INPUT: what the sequence has sent as INPUT so far, summed up (kept by correlation id,
                 or by `instance` name and position for a null row); without a sequence, INPUT itself
     SEEN        BYTES [1] or [1, 1]: JSON of the whole call of `execute`, see `seen`
-    <X>_ECHO    the input X as it came
+    <X>_ECHO    the input X as it came; left out when X was
     <state>     the output of a declared state: the state that came in, plus one (numbers) or the element "+" (strings)
 
 Parameters of a request make it do things:
@@ -80,6 +80,8 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
         outputs = [output["name"] for output in self.config["output"]]
         names = [*outputs, *(name for name in self.states if name not in outputs)]
+        given = rows[index]["tensors"]
+        names = [name for name in names if not name.endswith("_ECHO") or name[: -len("_ECHO")] in given]
         return pb_utils.InferenceResponse([self.output(name, index, request, rows) for name in names])
 
     def output(self, name: str, index: int, request: Any, rows: list[dict[str, Any]]) -> Any:

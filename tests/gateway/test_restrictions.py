@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 import pytest
 
@@ -54,6 +56,6 @@ def test_other_texts_are_refused_before_the_gateway_starts(text: str, message: s
         ({"http_root_cert": "a"}, "needs both"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], message: str) -> None:
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(click.UsageError, match=message):
         GatewaySettings(**settings)
