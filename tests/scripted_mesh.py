@@ -39,6 +39,8 @@ class ScriptedMesh:
         self.term = Term(1)
         self.submitted = 0
         self._positions: dict[str, str] = {}
+        self.heard: list[str] = []
+        """Tokens, in the order in which their replies came."""
         self._replies: dict[str, ReplyMessage] = {}
 
     def sequence(self, correlation_id: CorrelationId) -> SequenceId:
@@ -142,10 +144,14 @@ class ScriptedMesh:
 
     async def reply(self, submission: Submission, *, timeout_s: float = 20.0) -> ReplyMessage:
         """The reply to a submitted step, waiting for it."""
+        return await self.reply_to(submission.token, timeout_s=timeout_s)
+
+    async def reply_to(self, token: str, *, timeout_s: float = 20.0) -> ReplyMessage:
+        """The reply to whatever was sent with a token, waiting for it."""
         async with asyncio.timeout(timeout_s):
-            while submission.token not in self._replies:
+            while token not in self._replies:
                 await self._read(block_ms=100)
-        return self._replies.pop(submission.token)
+        return self._replies.pop(token)
 
     async def unanswered(self, submission: Submission, *, for_ms: int) -> bool:
         """Whether no reply to a step came within that time."""
@@ -165,5 +171,6 @@ class ScriptedMesh:
             for _, fields in entries:
                 for token, data in fields.items():
                     if token != b"opened":
-                        assert token.decode() not in self._replies, f"{token!r} was answered twice"
+                        assert token.decode() not in self.heard, f"{token!r} was answered twice"
+                        self.heard.append(token.decode())
                         self._replies[token.decode()] = decode_reply(data)
