@@ -59,21 +59,31 @@ class Committer:
         self._tombstone_ms = tombstone_ms
         self._waiting: deque[tuple[CommitOwner, StepCommit]] = deque()
         self._sending = 0
+        self._taken = 0
+        self._done = 0
+        self._progress = asyncio.Event()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> None:
-        """Takes computed steps; a sequence's steps must come in their order."""
+    def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> int:
+        """Takes computed steps; a sequence's steps must come in their order. Returns how many were taken so far."""
         if not steps:
-            return
+            return self._taken
+        self._taken += len(steps)
         self._waiting.extend((owner, step) for step in steps)
         self._arrived.set()
         self._idle.clear()
         if len(self._waiting) + self._sending >= OPEN_STEPS_MAX:
             self._room.clear()
+        return self._taken
+
+    async def final(self, count: int) -> None:
+        """Returns when so many steps, of those that were taken first, are final."""
+        while self._done < count:
+            await self._progress.wait()
 
     async def room(self) -> None:
         """Returns when there is room for another batch."""
@@ -104,6 +114,9 @@ class Committer:
                 assert code is not CommitCode.OUT_OF_ORDER, f"{step.sequence}: step {step.step} came too early"
                 group.owner.committed(step, code, sent_ns, done_ns)
         self._sending = 0
+        self._done += len(taken)
+        self._progress.set()
+        self._progress = asyncio.Event()
         self._room.set()
         if not self._waiting:
             self._idle.set()

@@ -12,22 +12,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor.answers import answer, cancelled_answer, void_answer
-from executor.checkpoints import checkpoint_fields
 from executor.clock import monotonic_us
 from executor.committer import CommitOwner, Committer
 from executor.core.batching import Wait
-from executor.core.controls import ControlTensors
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
-from executor.engine.base import BatchResult, Row, RowError, RowResult
+from executor.engine.base import BatchResult, RowError, RowResult
 from executor.first_batch import Backlog, FirstBatch
+from executor.rows import RowMaker
 from executor.statistics import ModelStatistics
+from executor.step_commits import StepCommits
 from executor.worker import EngineWorker
+from shared.errors import Code
 from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
-from shared.model_config.values import ModelConfig
-from shared.scripts import Outcome, StepCommit
+from shared.model_config.values import ModelConfig, Oldest
+from shared.scripts import StepCommit
 from shared.tally import Reason
 from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
@@ -73,25 +73,34 @@ class InstanceLoop:
         self._steps: SlotSteps[QueuedStep] = slot_steps(config.sequence_batching, config.max_batch_size)
         self._interval = config.checkpoint_interval
         self._durable = config.state_in_mesh
-        self._controls = ControlTensors(config)
+        strategy = config.sequence_batching.strategy
+        self._ordered = isinstance(strategy, Oldest) and strategy.preserve_ordering
+        self._rows = RowMaker(config)
+        self._commits = StepCommits(lane.statistics, lane.version, lane.executor)
+        self._answered = 0
         self._wake = asyncio.Event()
         self._stopping = False
         self._between_batches = asyncio.Event()
         self._between_batches.set()
 
     def offer(self, owned: OwnedSequence) -> None:
-        """A sequence may have become ready. Steps of a sequence without state are answered here, without the model."""
+        """A sequence may have become ready. Steps that are not to be run are answered here, without the model."""
         while (queued := owned.head) is not None:
             if owned.head_is_cancelled:
                 self._answer_cancelled(owned)
-                continue
-            if owned.void is None or StepFlag.START in queued.step.flags:
-                now_us = monotonic_us()
-                arrived_us = now_us if owned.passes else queued.queued_us
-                if self._steps.offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us):
-                    self._wake.set()
+            elif owned.void is not None and StepFlag.START not in queued.step.flags:
+                self._answer_void(owned, owned.void)
+            elif problem := self._rows.problem(queued):
+                self._answer_refused(queued, problem)
+            else:
+                self._make_ready(owned, queued)
                 return
-            self._answer_void(owned)
+
+    def _make_ready(self, owned: OwnedSequence, queued: QueuedStep) -> None:
+        now_us = monotonic_us()
+        arrived_us = now_us if owned.passes else queued.queued_us
+        if self._steps.offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us):
+            self._wake.set()
 
     def cancel(self, owned: OwnedSequence) -> None:
         """A step's caller has gone: if it is the head and does not run yet, it is answered, and all behind it are.
@@ -149,14 +158,22 @@ class InstanceLoop:
 
     async def _run_batch(self, batch: Batch[QueuedStep]) -> None:
         members = [self._begin(queued) if queued is not None else None for queued in batch]
-        rows = [self._row(member) for member in members]
+        rows = [
+            self._rows.of(member.queued, member.owned.slot, passes=member.owned.passes) if member else self._rows.null
+            for member in members
+        ]
         want_state = [
             member is not None and member.due and self._durable and StepFlag.END not in member.queued.step.flags
             for member in members
         ]
         began_ns = time.time_ns()
         result = await self.worker.run(rows, want_state)
-        self._conclude(members, result, began_ns, time.time_ns())
+        ended_ns = time.time_ns()
+        if self._ordered:
+            # Answers leave in the order in which steps were queued (triton-spec 1.5). Within the batch they are that
+            # already; those of the last batch may lie in shards whose commits are still on their way.
+            await self._lane.committer.final(self._answered)
+        self._conclude(members, result, began_ns, ended_ns)
 
     def _begin(self, queued: QueuedStep) -> Member:
         owned = self._table.get(queued.step.sequence)
@@ -167,47 +184,23 @@ class InstanceLoop:
         due = not self._durable or ends or owned.since_checkpoint >= self._interval
         return Member(owned, queued, due)
 
-    def _row(self, member: Member | None) -> Row:
-        if member is None:
-            controls = self._controls.of(start=False, end=False, ready=False, correlation_id=0)
-            return Row(inputs={}, controls=controls, null=True)
-        message = member.queued.message
-        # The model hears the flags with a step's first pass; of the end of a request's own sequence it hears nothing.
-        flags = StepFlag.NONE if member.owned.passes else member.queued.step.flags
-        start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
-        return Row(
-            inputs={tensor.name: tensor for tensor in message.inputs},
-            controls=self._controls.of(start=start, end=end, ready=True, correlation_id=message.correlation_id),
-            slot=member.owned.slot,
-            start=start,
-            end=end,
-            correlation_id=message.correlation_id,
-            request_id=message.request_id,
-            outputs=message.outputs,
-            timeout_us=message.timeout_us,
-            priority=message.priority,
-            parameters=message.parameters,
-        )
-
     def _conclude(self, members: Sequence[Member | None], result: BatchResult, began_ns: int, ended_ns: int) -> None:
-        commits: list[StepCommit] = []
         concluded: list[OwnedSequence] = []
+        answered: list[tuple[Member, RowResult | RowError]] = []
+        repeats = False
         for member, row in zip(members, result.rows, strict=True):
-            if member is None or row is None:
+            if member is None or row is None or self._table.get(member.owned.sequence) is not member.owned:
                 continue
-            owned, step = member.owned, member.queued.step
-            if self._table.get(owned.sequence) is not owned:
-                continue
+            concluded.append(member.owned)
             if isinstance(row, RowResult) and row.again:
-                self._table.repeat(owned)
-                concluded.append(owned)
-                continue
-            ok = isinstance(row, RowResult)
-            begins = StepFlag.START in step.flags
-            self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok)
-            concluded.append(owned)
-            if step.step <= owned.replay_until:
-                continue
+                repeats = True
+                self._table.repeat(member.owned)
+            elif self._settle(member, row):
+                answered.append((member, row))
+        if answered or repeats:
+            self._commits.executed(result, batch_size=len(members), ended_ns=ended_ns)
+        commits: list[StepCommit] = []
+        for member, row in answered:
             counts = self._lane.statistics.answered(
                 row,
                 rows=1,
@@ -216,64 +209,26 @@ class InstanceLoop:
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
-            execution = b"" if commits else self._execution(members, result, ended_ns)
-            commits.append(self._commit(member, row, counts, execution))
+            commits.append(self._commit(member, row, counts))
             self._trace(member, began_ns, ended_ns, len(members))
-        self._lane.committer.put(self._lane.owner, commits)
+        self._put(commits)
         for owned in concluded:
             self.offer(owned)
 
-    def _execution(self, members: Sequence[Member | None], result: BatchResult, ended_ns: int) -> bytes:
-        """The counts of a batch's run; they go with the first step that the batch answers."""
-        return self._lane.statistics.execution(batch_size=len(members), timings=result.timings, ended_ns=ended_ns)
-
-    def _commit(self, member: Member, row: RowResult | RowError, counts: bytes, execution: bytes) -> StepCommit:
-        owned, step, message = member.owned, member.queued.step, member.queued.message
+    def _settle(self, member: Member, row: RowResult | RowError) -> bool:
+        """Concludes a step; False when it was committed before and ran again for its state alone."""
         ok = isinstance(row, RowResult)
-        # A request of its own is no step to its caller.
-        counted = owned.start_step and not message.own_sequence
-        since_start = step.step - owned.start_step + 1 if counted else 0
-        return self._final(
-            member.queued,
-            Outcome.DONE if ok else Outcome.FAILED,
-            answer(row, version=self._lane.version, executor=self._lane.executor, step=since_start),
-            entries=self._table.checkpointed(owned) if self._closes(member, ok=ok) else (),
-            checkpoint=checkpoint_fields(row.states, message.traceparent) if isinstance(row, RowResult) else (),
-            traceparent=message.traceparent,
-            counts=counts,
-            execution=execution,
-        )
+        begins = StepFlag.START in member.queued.step.flags
+        self._table.conclude(member.owned, failed_start=begins and not ok, started=begins and ok)
+        return member.queued.step.step > member.owned.replay_until
 
-    def _final(
-        self,
-        queued: QueuedStep,
-        outcome: Outcome,
-        reply: bytes,
-        *,
-        entries: Sequence[str],
-        checkpoint: Sequence[tuple[str, bytes]] = (),
-        traceparent: str = "",
-        counts: bytes,
-        execution: bytes = b"",
-    ) -> StepCommit:
-        step, message = queued.step, queued.message
-        return StepCommit(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            step=step.step,
-            flags=step.flags,
-            outcome=outcome,
-            gateway=step.gateway,
-            token=step.token,
-            reply=reply,
-            request_id=message.request_id,
-            keep_reply=message.keep_reply,
-            entries=entries,
-            checkpoint=checkpoint,
-            traceparent=traceparent,
-            counts=counts,
-            execution=execution,
-        )
+    def _commit(self, member: Member, row: RowResult | RowError, counts: bytes) -> StepCommit:
+        closes = self._closes(member, ok=isinstance(row, RowResult))
+        entries = self._table.checkpointed(member.owned) if closes else ()
+        return self._commits.run(member.owned, member.queued, row, counts, entries)
+
+    def _put(self, commits: Sequence[StepCommit]) -> None:
+        self._answered = self._lane.committer.put(self._lane.owner, commits)
 
     def _closes(self, member: Member, *, ok: bool) -> bool:
         """Whether this step's commit leaves nothing to replay. A failed step did not move the state: Redis still has
@@ -285,37 +240,25 @@ class InstanceLoop:
             not self._durable or StepFlag.END in flags or StepFlag.START in flags or len(member.owned.open_entries) == 1
         )
 
-    def _answer_void(self, owned: OwnedSequence) -> None:
+    def _answer_refused(self, queued: QueuedStep, problem: str) -> None:
+        """A step that the model cannot be given fails as if the model had failed it."""
+        member, row = self._begin(queued), RowError(Code.INVALID_ARG, problem)
+        if self._settle(member, row):
+            self._put([self._commit(member, row, self._commits.refused(queued, Reason.OTHER))])
+
+    def _answer_void(self, owned: OwnedSequence, cause: VoidCause) -> None:
         queued = self._table.begin(owned)
-        step = queued.step
-        assert owned.void is not None
-        reply = void_answer(
-            owned.void,
-            step.sequence,
-            version=self._lane.version,
-            executor=self._lane.executor,
-            last_step=step.step - 1,
-        )
         entries = self._table.checkpointed(owned)
         self._table.conclude(owned)
-        if step.step <= owned.replay_until:
-            return
-        reason = Reason.CANCELED if owned.void is VoidCause.CANCELLED else Reason.OTHER
-        counts = self._lane.statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
-        commit = self._final(queued, Outcome.VOID, reply, entries=entries, counts=counts)
-        self._lane.committer.put(self._lane.owner, [commit])
+        if queued.step.step > owned.replay_until:
+            self._put([self._commits.void(queued, cause, entries)])
 
     def _answer_cancelled(self, owned: OwnedSequence) -> None:
         """The sequence has no state from here on; a START behind this step begins anew."""
         queued = self._table.begin(owned)
-        reply = cancelled_answer(version=self._lane.version, executor=self._lane.executor)
         entries = self._table.checkpointed(owned)
         self._table.conclude(owned, cancelled=True)
-        counts = self._lane.statistics.refused(
-            Reason.CANCELED, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns()
-        )
-        commit = self._final(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
-        self._lane.committer.put(self._lane.owner, [commit])
+        self._put([self._commits.cancelled(queued, entries)])
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
         """The step's spans up to here; `checkpoint` follows when its commit comes back."""

@@ -14,36 +14,65 @@ _MASK = {"UINT64": (1 << 64) - 1, "INT64": (1 << 64) - 1, "UINT32": (1 << 32) - 
 
 
 class ControlTensors:
-    """Makes a model's control tensors; the few possible START/END/READY combinations are made once."""
+    """Makes a model's control tensors; the few possible combinations of flags are made once.
+
+    null_row  those of a row without a step: every flag false, correlation id 0, or "" where it is a string
+    """
 
     def __init__(self, config: ModelConfig) -> None:
+        self._model = config.name
         self._shape = (1, 1) if config.max_batch_size > 0 else (1,)
         controls = config.sequence_batching.controls if config.sequence_batching else ()
         self._flags = [control for control in controls if control.kind is not ControlKind.CORRID]
         self._correlation = next((c for c in controls if c.kind is ControlKind.CORRID), None)
-        self._made: dict[tuple[bool, bool, bool], dict[str, Tensor]] = {}
+        self._made: dict[tuple[bool, bool], Mapping[str, Tensor]] = {}
+        self.null_row = self._null_row()
 
-    def of(self, *, start: bool, end: bool, ready: bool, correlation_id: CorrelationId) -> Mapping[str, Tensor]:
-        """Control tensors of one row; `ready` False is a null row, whose correlation id is 0."""
-        key = (start, end, ready)
+    def of(self, *, start: bool, end: bool, correlation_id: CorrelationId) -> Mapping[str, Tensor]:
+        """Control tensors of a step's row. The id must have no `problem`."""
+        key = (start, end)
         flags = self._made.get(key)
         if flags is None:
-            flags = self._made[key] = {c.name: self._flag(c, start=start, end=end, ready=ready) for c in self._flags}
+            flags = self._made[key] = self._flag_tensors(start=start, end=end, ready=True)
         if self._correlation is None:
             return flags
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, correlation_id)}
 
-    def _flag(self, control: ControlSpec, *, start: bool, end: bool, ready: bool) -> Tensor:
-        on = {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: ready}[control.kind]
+    def problem(self, correlation_id: CorrelationId) -> str:
+        """Why the model cannot be told this id, in Triton's words; "" when it can, or does not ask.
+
+        Triton itself lets some strings pass as the integer 0, which mixes the sequences of a model that goes by them.
+        """
+        control = self._correlation
+        if control is None or (control.datatype == "BYTES") is isinstance(correlation_id, str):
+            return ""
+        given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
+        return (
+            f"sequence batching control '{control.name}' data-type is '{given}', but model '{self._model}' "
+            f"expects '{control.datatype}'"
+        )
+
+    def _null_row(self) -> Mapping[str, Tensor]:
+        flags = self._flag_tensors(start=False, end=False, ready=False)
+        if self._correlation is None:
+            return flags
+        nobody = "" if self._correlation.datatype == "BYTES" else 0
+        return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, nobody)}
+
+    def _flag_tensors(self, *, start: bool, end: bool, ready: bool) -> dict[str, Tensor]:
+        on = {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: ready}
+        return {control.name: self._flag(control, on=on[control.kind]) for control in self._flags}
+
+    def _flag(self, control: ControlSpec, *, on: bool) -> Tensor:
         false_true = control.false_true or (0, 1)
         value = np.array(false_true[on], dtype=NUMPY_TYPE[control.datatype])
         return Tensor(control.name, control.datatype, self._shape, value.tobytes())
 
     def _correlation_tensor(self, control: ControlSpec, correlation_id: CorrelationId) -> Tensor:
-        if control.datatype == "BYTES":
-            text = correlation_id if isinstance(correlation_id, str) else ""
-            return Tensor(control.name, "BYTES", self._shape, pack_bytes([text]))
-        # 32-bit controls get the low-order half, as in Triton; the gateway has refused ids of the wrong kind.
-        number = (correlation_id if isinstance(correlation_id, int) else 0) & _MASK[control.datatype]
+        if isinstance(correlation_id, str):
+            assert control.datatype == "BYTES", f"{control.name} of {self._model} is no string"
+            return Tensor(control.name, "BYTES", self._shape, pack_bytes([correlation_id]))
+        # 32-bit controls get the low-order half, as in Triton.
+        number = correlation_id & _MASK[control.datatype]
         size = NUMPY_TYPE[control.datatype].itemsize
         return Tensor(control.name, control.datatype, self._shape, number.to_bytes(size, "little"))

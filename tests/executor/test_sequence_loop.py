@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,7 @@ from shared.model_config.values import (
     TensorSpec,
 )
 from shared.scripts import CommitCode, Outcome, StepCommit
-from shared.tally import Load
+from shared.tally import Load, unpacked
 from shared.tensors import Tensor, to_numpy
 from shared.tracing import Tracing
 
@@ -43,6 +43,7 @@ class HeldEngine:
         self.batches: list[Sequence[Row]] = []
         self._answer = answer
         self._permits = threading.Semaphore(0)
+        self.finished = 0
 
     def let_go(self, batches: int = 1) -> None:
         self._permits.release(batches)
@@ -50,6 +51,7 @@ class HeldEngine:
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         self.batches.append(rows)
         assert self._permits.acquire(timeout=PATIENCE_S)
+        self.finished += 1
         return BatchResult([None if row.null else self._answer(row) for row in rows], Timings(0, 0, 0))
 
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None: ...
@@ -61,16 +63,24 @@ class HeldEngine:
 
 
 class RecordedCommits:
-    """In the committer's place: everything is final at once."""
+    """In the committer's place: everything is final at once. settled: cleared, its commits seem to be on their way."""
 
     def __init__(self) -> None:
         self.steps: list[StepCommit] = []
+        self.settled = asyncio.Event()
+        self.settled.set()
 
-    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> None:
+    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> int:
         self.steps += steps
         for step in steps:
             over = END in step.flags
             owner.committed(step, CommitCode.OVER if over else CommitCode.COMMITTED, 0, 0)
+        return len(self.steps)
+
+    async def final(self, count: int) -> None:
+        assert count <= len(self.steps)
+        if count:
+            await self.settled.wait()
 
     async def room(self) -> None: ...
     async def drained(self) -> None: ...
@@ -170,7 +180,7 @@ async def stage(
     *,
     instances: int = 1,
     first_batch: FirstBatch | None = None,
-) -> AsyncIterator[Stage]:
+) -> AsyncGenerator[Stage]:
     engines = [HeldEngine(answer) for _ in range(instances)]
     workers = [EngineWorker(engine, "m", f"m_{i}", InstanceIndex(i)) for i, engine in enumerate(engines)]
     if first_batch is not None:
@@ -313,6 +323,59 @@ class TestIterativeSequences:
             await until(lambda: on.commits.outcome(1) is not None)
 
             assert (Outcome.FAILED, "tired") == (on.commits.outcome(1), on.commits.reply(1).error)
+
+    async def test_passes_that_answer_nobody_count_as_executions_with_the_answer(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(3)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            (commit,) = on.commits.steps
+            assert 3 == unpacked(commit.execution)["batch:1:count"]
+            assert 1 == unpacked(commit.counts)["success_count"]
+
+
+class TestControls:
+    """The gateway refuses such ids; this is for one whose knowledge of the model is old."""
+
+    @pytest.mark.parametrize(("datatype", "correlation_id"), [("INT32", "one"), ("BYTES", 1)])
+    async def test_an_id_that_the_control_cannot_hold_is_refused_and_never_something_else(
+        self, datatype: str, correlation_id: CorrelationId
+    ) -> None:
+        controls = (ControlSpec("CORRID", ControlKind.CORRID, datatype),)
+        async with stage(config(Oldest(4), controls=controls)) as on:
+            on.step(1, START, correlation_id=correlation_id)
+            on.step(2, NONE, correlation_id=correlation_id)
+
+            first, second = (on.commits.reply(n, correlation_id) for n in (1, 2))
+
+            given = "UINT64" if datatype == "BYTES" else "BYTES"
+            assert f"control 'CORRID' data-type is '{given}', but model 'm' expects '{datatype}'" in first.error
+            assert "INVALID_ARG" == first.error_code
+            assert "the sequence's START failed" in second.error
+            assert not on.engines[0].batches
+
+
+class TestOrder:
+    @pytest.mark.parametrize("preserves", [True, False])
+    async def test_with_preserve_ordering_a_batch_waits_for_the_answers_before_it(self, *, preserves: bool) -> None:
+        async with stage(config(Oldest(4, preserve_ordering=preserves))) as on:
+            on.commits.settled.clear()
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+            on.engines[0].let_go(2)
+            await until(lambda: on.engines[0].finished == 2)
+            if not preserves:
+                await until(lambda: on.commits.outcome(1, 2) is not None)
+                return
+            await asyncio.sleep(0.01)
+            assert on.commits.outcome(1, 2) is None
+
+            on.commits.settled.set()
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
 
 
 class TestNullRows:

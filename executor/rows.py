@@ -1,0 +1,46 @@
+"""From queued steps to rows of an engine: a sequence model's inputs, flags and control tensors (triton-spec 1.2, 1.4)."""
+
+from __future__ import annotations
+
+from executor.core.controls import ControlTensors
+from executor.core.sequences import QueuedStep
+from executor.engine.base import Row
+from shared.ids import SlotIndex
+from shared.messages import StepFlag
+from shared.model_config.values import ModelConfig
+
+
+class RowMaker:
+    """Makes the rows of one sequence model's batches."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._controls = ControlTensors(config)
+        self.null = Row(inputs={}, controls=self._controls.null_row, null=True)
+        """A slot without a step of this batch: not ready, nobody's; the engine fills its inputs."""
+
+    def problem(self, queued: QueuedStep) -> str:
+        """Why no row can be made of a step; "" when one can. A gateway says the same before it takes the step, unless
+        what it knows of the model is older than what is loaded here."""
+        return self._controls.problem(queued.message.correlation_id)
+
+    def of(self, queued: QueuedStep, slot: SlotIndex, *, passes: int) -> Row:
+        """The row of a step. passes: how often it was run before without being answered.
+
+        The model hears a step's flags with its first pass; of the end of a request's own sequence it hears nothing.
+        """
+        message = queued.message
+        flags = StepFlag.NONE if passes else queued.step.flags
+        start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
+        return Row(
+            inputs={tensor.name: tensor for tensor in message.inputs},
+            controls=self._controls.of(start=start, end=end, correlation_id=message.correlation_id),
+            slot=slot,
+            start=start,
+            end=end,
+            correlation_id=message.correlation_id,
+            request_id=message.request_id,
+            outputs=message.outputs,
+            timeout_us=message.timeout_us,
+            priority=message.priority,
+            parameters=message.parameters,
+        )

@@ -1,0 +1,112 @@
+"""From a step and what became of it to the commit that makes it final: reply, checkpoint, counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from executor.answers import answer, cancelled_answer, void_answer
+from executor.checkpoints import checkpoint_fields
+from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
+from executor.engine.base import BatchResult, RowError, RowResult
+from executor.statistics import ModelStatistics
+from shared.ids import ExecutorId, StepNumber
+from shared.scripts import Outcome, StepCommit
+from shared.tally import Reason, added, packed, unpacked
+
+
+class StepCommits:
+    """Makes the commits of one instance's steps.
+
+    A batch's own counts go with the first step that it answers. A batch that answers nobody, because an iterative model
+    wants all of its requests again, leaves its counts to the next one that does.
+    """
+
+    def __init__(self, statistics: ModelStatistics, version: str, executor: ExecutorId) -> None:
+        self._statistics = statistics
+        self._version = version
+        self._executor = executor
+        self._executed = b""
+
+    def executed(self, result: BatchResult, *, batch_size: int, ended_ns: int) -> None:
+        """The model has run. batch_size: null rows included."""
+        counts = self._statistics.execution(batch_size=batch_size, timings=result.timings, ended_ns=ended_ns)
+        left = self._executed
+        self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
+
+    def run(
+        self,
+        owned: OwnedSequence,
+        queued: QueuedStep,
+        row: RowResult | RowError,
+        counts: bytes,
+        entries: Sequence[str],
+    ) -> StepCommit:
+        """A step that the model was given, or could not be given. entries: that its checkpoint makes unnecessary."""
+        # A request of its own is no step to its caller.
+        counted = owned.start_step and not queued.message.own_sequence
+        since_start = queued.step.step - owned.start_step + 1 if counted else 0
+        execution, self._executed = self._executed, b""
+        return _commit(
+            queued,
+            Outcome.DONE if isinstance(row, RowResult) else Outcome.FAILED,
+            answer(row, version=self._version, executor=self._executor, step=since_start),
+            entries=entries,
+            checkpoint=checkpoint_fields(row.states, queued.message.traceparent) if isinstance(row, RowResult) else (),
+            traceparent=queued.message.traceparent,
+            counts=counts,
+            execution=execution,
+        )
+
+    def void(self, queued: QueuedStep, cause: VoidCause, entries: Sequence[str]) -> StepCommit:
+        """A step that could not be run, because its sequence has no state."""
+        reply = void_answer(
+            cause,
+            queued.step.sequence,
+            version=self._version,
+            executor=self._executor,
+            last_step=StepNumber(queued.step.step - 1),
+        )
+        reason = Reason.CANCELED if cause is VoidCause.CANCELLED else Reason.OTHER
+        return _commit(queued, Outcome.VOID, reply, entries=entries, counts=self.refused(queued, reason))
+
+    def cancelled(self, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
+        """A step that was not run, because its caller has gone."""
+        reply = cancelled_answer(version=self._version, executor=self._executor)
+        counts = self.refused(queued, Reason.CANCELED)
+        return _commit(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
+
+    def refused(self, queued: QueuedStep, reason: Reason) -> bytes:
+        """The counts of a step that is answered without the model."""
+        return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
+
+
+def _commit(
+    queued: QueuedStep,
+    outcome: Outcome,
+    reply: bytes,
+    *,
+    entries: Sequence[str],
+    counts: bytes,
+    checkpoint: Sequence[tuple[str, bytes]] = (),
+    traceparent: str = "",
+    execution: bytes = b"",
+) -> StepCommit:
+    step, message = queued.step, queued.message
+    return StepCommit(
+        sequence=step.sequence,
+        epoch=step.epoch,
+        step=step.step,
+        flags=step.flags,
+        outcome=outcome,
+        gateway=step.gateway,
+        token=step.token,
+        reply=reply,
+        request_id=message.request_id,
+        keep_reply=message.keep_reply,
+        entries=entries,
+        checkpoint=checkpoint,
+        traceparent=traceparent,
+        counts=counts,
+        execution=execution,
+    )
