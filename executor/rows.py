@@ -1,4 +1,4 @@
-"""From queued steps to rows of an engine: a sequence model's inputs, flags and control tensors (triton-spec 1.2, 1.4)."""
+"""From queued steps to rows of an engine: a sequence's inputs, flags and control tensors (triton-spec 1.2, 1.4)."""
 
 from __future__ import annotations
 
