@@ -5,7 +5,11 @@ steps of a sequence are accepted in the order in which they were given to `send`
 of the server's script cache.
 
 A connection that breaks while a round trip is out leaves its outcome unknown. Requests that the mesh can tell from a
-first attempt are sent again, in their place before everything newer; the others fail and say so.
+first attempt are sent again, in their place before everything newer; the others fail and say so. A step that is sent
+again says since when it has been on its way: if others' steps of its sequence came in meanwhile, its own trace may be
+gone, and it is refused instead of being run twice.
+
+Requests whose callers have left are withdrawn in the same way, after what was to be sent.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from redis.asyncio import Redis
@@ -24,20 +29,24 @@ from redis.exceptions import ReadOnlyError
 from gateway.admission import with_id
 from gateway.refusals import refusal
 from gateway.replies import Replies, unknown_outcome
-from gateway.waiting import Waiting
+from gateway.waiting import Accepted, Waiting
 from shared import logs
-from shared.errors import UnavailableError
+from shared.errors import Code, UnavailableError
 from shared.ids import GatewayId, ShardId
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
-from shared.messages import encode
+from shared.messages import ReplyMessage, encode
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
+from shared.scripts import Cancellation as CancelledStep
+from shared.tally import Load as ModelLoad
 from shared.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0
 """How long requests wait for Redis to come back (its restart takes about that), before they are told to try later."""
+LATE_PATIENCE_S = 2.0
+"""How long the answer may still come to a step that was sent again too late to be recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,26 @@ class Bounds:
     backlog_max: int
 
 
+class Kind(Enum):
+    """What a script call is about. WITHDRAW_..: of callers who have left."""
+
+    STEPS = auto()
+    WORK = auto()
+    WITHDRAW_STEPS = auto()
+    WITHDRAW_WORK = auto()
+
+
+WITHDRAWALS = {Kind.STEPS: Kind.WITHDRAW_STEPS, Kind.WORK: Kind.WITHDRAW_WORK}
+CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
+"""Triton has no message for it (triton-spec 1.8)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one script call carries: steps of one shard, or stateless requests of one."""
+    """What one script call carries: requests of one kind and shard, of withdrawals also of one load of a model."""
 
     shard: ShardId
-    steps: bool
+    kind: Kind
     waiting: list[Waiting]
 
 
@@ -73,17 +96,23 @@ class Dispatch:
         self._replies = replies
         self._gateway = gateway
         self._bounds = bounds
-        self._queues: dict[tuple[ShardId, bool], deque[Waiting]] = {
-            (shard, steps): deque() for shard in keys.shard_ids() for steps in (True, False)
+        self._queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {
+            (shard, kind): deque() for shard in keys.shard_ids() for kind in Kind
         }
         self._work = asyncio.Event()
         self._down_since: float | None = None
+        self._redis_ahead_ms = 0.0
         self.round_trips = 0
         self.sent = 0
 
     def send(self, waiting: Waiting) -> None:
         """Queues a request for the next round trip."""
-        self._queues[waiting.shard, waiting.admitted.sequence is not None].append(waiting)
+        self._queues[waiting.shard, kind_of(waiting)].append(waiting)
+        self._work.set()
+
+    def withdraw(self, waiting: Waiting) -> None:
+        """Gives an accepted request up, with the next round trip."""
+        self._queues[waiting.shard, WITHDRAWALS[kind_of(waiting)]].append(waiting)
         self._work.set()
 
     async def run(self) -> None:
@@ -101,17 +130,13 @@ class Dispatch:
         """The next round trip's requests; callers who have left meanwhile are left out."""
         loads: list[Load] = []
         left = False
-        for (shard, steps), queue in self._queues.items():
-            taken: list[Waiting] = []
-            size = 0
-            while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
-                waiting = queue.popleft()
-                if not waiting.future.done():
-                    taken.append(waiting)
-                    size += sum(len(tensor.raw) for tensor in waiting.call.inputs)
+        for (shard, kind), queue in self._queues.items():
+            if not queue:
+                continue
+            taken = _take_unsent(queue) if kind in WITHDRAWALS else _take_of_one_load(queue)
             left = left or bool(queue)
             if taken:
-                loads.append(Load(shard, steps, taken))
+                loads.append(Load(shard, kind, taken))
         if not left:
             self._work.clear()
         return loads
@@ -136,11 +161,16 @@ class Dispatch:
 
     async def _attempt(self, loads: Sequence[Load]) -> Sequence[Load]:
         """One round trip; returns what must be sent again."""
+        began = time.monotonic()
         try:
+            await self._learn_the_time(loads)
+            began = time.monotonic()
             outcomes = await self._scripts.run_all([self._call(load) for load in loads], self._link)
         except CONNECTION_LOST as lost:
             for load in loads:
                 for waiting in load.waiting:
+                    if waiting.first_sent is None:
+                        waiting.first_sent = began
                     if not waiting.repeatable:
                         waiting.failed(unknown_outcome(waiting, "the connection to Redis was lost"))
             return self._after_failure(loads, lost)
@@ -160,15 +190,22 @@ class Dispatch:
         return again
 
     def _settle(self, load: Load, outcomes: Sequence[Any]) -> None:
+        if load.kind not in WITHDRAWALS:
+            return
         for waiting, outcome in zip(load.waiting, outcomes, strict=True):
-            if load.steps:
+            if load.kind is Kind.STEPS:
                 self._settle_step(waiting, outcome)
             elif outcome:
                 waiting.span.accepted(0)
+                self._accepted(waiting, Accepted())
             else:
                 waiting.failed(UnavailableError(with_id(waiting.call.request_id, "Exceeds maximum queue size")))
 
     def _settle_step(self, waiting: Waiting, outcome: Submitted) -> None:
+        if outcome.code is SubmitCode.LATE:
+            # If its first attempt was answered, the answer is about to be read, on another connection.
+            asyncio.get_running_loop().call_later(LATE_PATIENCE_S, waiting.failed, refusal(waiting, outcome))
+            return
         if outcome.code < 0:
             waiting.failed(refusal(waiting, outcome))
             return
@@ -176,6 +213,20 @@ class Dispatch:
         waiting.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:
             self._replies.deliver(waiting.token.encode(), outcome.extra)
+        else:
+            self._accepted(waiting, Accepted(outcome.extra.decode(), outcome.step))
+
+    def _accepted(self, waiting: Waiting, place: Accepted) -> None:
+        waiting.accepted = place
+        if waiting.withdrawn:
+            self.withdraw(waiting)
+
+    async def _learn_the_time(self, loads: Sequence[Load]) -> None:
+        """The clock of Redis against this process's, when something is sent again. It was read a moment ago, so a time
+        that is reckoned by it is rather too early than too late: what came in since then is not overlooked."""
+        if any(waiting.first_sent is not None for load in loads for waiting in load.waiting):
+            ((seconds, microseconds),) = await self._link.exchange([("TIME",)])
+            self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
     def _after_failure(self, loads: Sequence[Load], lost: BaseException) -> Sequence[Load]:
         """What is still worth sending again; nothing when Redis has been away for too long."""
@@ -183,11 +234,7 @@ class Dispatch:
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
-        waiting_loads = [
-            Load(load.shard, load.steps, waiting)
-            for load in loads
-            if (waiting := [waiting for waiting in load.waiting if not waiting.future.done()])
-        ]
+        waiting_loads = [Load(load.shard, load.kind, waiting) for load in loads if (waiting := _still_wanted(load))]
         if now - self._down_since < PATIENCE_S:
             return waiting_loads
         for load in waiting_loads:
@@ -200,16 +247,35 @@ class Dispatch:
             self._down_since = None
 
     def _call(self, load: Load) -> Call[Any]:
-        if load.steps:
-            return self._scripts.submit(
-                [self._submission(waiting) for waiting in load.waiting],
-                shard=load.shard,
-                backlog_max=self._bounds.backlog_max,
-                in_flight_max=self._bounds.in_flight_max,
-            )
-        return self._stateless.enqueue(
-            [self._item(waiting) for waiting in load.waiting], bound=self._bounds.backlog_max
-        )
+        match load.kind:
+            case Kind.STEPS:
+                return self._scripts.submit(
+                    [self._submission(waiting) for waiting in load.waiting],
+                    shard=load.shard,
+                    backlog_max=self._bounds.backlog_max,
+                    in_flight_max=self._bounds.in_flight_max,
+                )
+            case Kind.WORK:
+                return self._stateless.enqueue(
+                    [self._item(waiting) for waiting in load.waiting], bound=self._bounds.backlog_max
+                )
+            case Kind.WITHDRAW_STEPS:
+                return self._scripts.cancel(
+                    [self._withdrawn(waiting) for waiting in load.waiting],
+                    shard=load.shard,
+                    reply=CANCELLED,
+                    feed_max=self._bounds.backlog_max,
+                )
+            case Kind.WITHDRAW_WORK:
+                tokens = [waiting.token for waiting in load.waiting]
+                return self._stateless.withdraw(model_load(load.waiting[0]), self._gateway, tokens, reply=CANCELLED)
+
+    def _withdrawn(self, waiting: Waiting) -> CancelledStep:
+        assert waiting.admitted.sequence is not None
+        assert waiting.accepted is not None
+        birth, step = waiting.accepted
+        model = waiting.admitted.message.model
+        return CancelledStep(waiting.admitted.sequence, model, birth, step, self._gateway, waiting.token)
 
     def _submission(self, waiting: Waiting) -> Submission:
         message, call = waiting.admitted.message, waiting.call
@@ -225,7 +291,11 @@ class Dispatch:
             token=waiting.token,
             timeout_us=0 if waiting.admitted.served_late else call.timeout_us,
             message=encode(message),
+            since_ms=self._since_ms(waiting),
         )
+
+    def _since_ms(self, waiting: Waiting) -> int:
+        return -1 if waiting.first_sent is None else int(waiting.first_sent * 1000 + self._redis_ahead_ms)
 
     def _item(self, waiting: Waiting) -> WorkItem:
         message, queueing = waiting.admitted.message, waiting.admitted.queueing
@@ -243,6 +313,43 @@ class Dispatch:
             shape=queueing.shape,
             ordered=queueing.ordered,
         )
+
+
+def kind_of(waiting: Waiting) -> Kind:
+    """By which script a request is sent."""
+    return Kind.WORK if waiting.admitted.sequence is None else Kind.STEPS
+
+
+def model_load(waiting: Waiting) -> ModelLoad:
+    """What a request is counted for."""
+    message = waiting.admitted.message
+    return ModelLoad(message.model, message.version, waiting.record.generation)
+
+
+def _take_unsent(queue: deque[Waiting]) -> list[Waiting]:
+    taken: list[Waiting] = []
+    size = 0
+    while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
+        waiting = queue.popleft()
+        if not waiting.future.done():
+            taken.append(waiting)
+            size += sum(len(tensor.raw) for tensor in waiting.call.inputs)
+    return taken
+
+
+def _take_of_one_load(queue: deque[Waiting]) -> list[Waiting]:
+    load = model_load(queue[0])
+    taken: list[Waiting] = []
+    while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(queue[0]) == load:
+        taken.append(queue.popleft())
+    return taken
+
+
+def _still_wanted(load: Load) -> list[Waiting]:
+    """Of what was not answered: callers who have left want nothing but to be withdrawn."""
+    if load.kind not in WITHDRAWALS:
+        return load.waiting
+    return [waiting for waiting in load.waiting if not waiting.future.done()]
 
 
 def _fail(load: Load, message: str) -> None:

@@ -13,6 +13,7 @@ from collections import deque
 import msgspec
 
 from gateway.admission import Admitted, InferCall, admit
+from gateway.cancellation import Cancellation
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatch
 from gateway.replies import Replies, unknown_outcome
@@ -31,7 +32,7 @@ class Inference:
 
     submit(call) -> asyncio.Future[Answer]
         Never raises: every failure is the future's MeshError. Cancelling the future means that the caller has left:
-        its entry goes at once, the step itself stays accepted.
+        its entry goes at once, and what was accepted is given up (`gateway.cancellation`).
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Inference:
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
         self.accepts = True
+        self._cancellation = Cancellation(dispatch.withdraw, lambda: self.accepts)
 
     @property
     def in_flight(self) -> int:
@@ -114,6 +116,7 @@ class Inference:
             admitted, span = self._traced(call, admitted, future)
         waiting = Waiting(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
         self._replies.expect(waiting)
+        self._cancellation.watch(waiting)
         if self._timeout_ms and not call.timeout_us:
             self._limit(waiting)
         self._dispatch.send(waiting)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,14 +41,35 @@ class Answer(msgspec.Struct, frozen=True):
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict[str, Parameter])
 
 
+class Accepted(NamedTuple):
+    """What the mesh calls a request that it has accepted. birth: of its sequence; both empty for a stateless one."""
+
+    birth: str = ""
+    step: int = 0
+
+
 class Waiting:
     """A request on its way.
 
-    token  its name in reply streams, unique within this gateway's life
-    span   records what happens to it, if it is traced
+    token       its name in reply streams, unique within this gateway's life
+    span        records what happens to it, if it is traced
+    accepted    set when Redis has said so
+    withdrawn   its caller has left, and it is to be given up
+    first_sent  when it was first sent, if the answer to that was lost; seconds, monotonic
     """
 
-    __slots__ = ("admitted", "call", "future", "record", "shard", "span", "token")
+    __slots__ = (
+        "accepted",
+        "admitted",
+        "call",
+        "first_sent",
+        "future",
+        "record",
+        "shard",
+        "span",
+        "token",
+        "withdrawn",
+    )
 
     def __init__(
         self,
@@ -67,6 +89,9 @@ class Waiting:
         self.shard = shard
         self.token = token
         self.span = span
+        self.accepted: Accepted | None = None
+        self.withdrawn = False
+        self.first_sent: float | None = None
 
     @property
     def repeatable(self) -> bool:

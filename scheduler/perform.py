@@ -137,7 +137,12 @@ class Performer:
     async def _reject(self, rejects: Sequence[Reject]) -> None:
         chunks = self._chunks(rejects, lambda reject: reject.sequence)
         calls = [
-            self._scripts.reject([_rejection(r) for r in chunk], shard=shard, model=self._model, term=self._term)
+            self._scripts.reject(
+                [_rejection(r) for r in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+            )
             for shard, chunk in chunks
         ]
         await self._run(calls)

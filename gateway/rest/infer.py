@@ -87,7 +87,7 @@ class Infer:
 async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:
     """The answer; or ClientLeftError as soon as a client leaves who has been waiting for a while.
 
-    The step itself goes on: it was accepted.
+    What was accepted and does not run yet is given up then (`gateway.cancellation`).
     """
     if future.done():
         return future.result()

@@ -72,7 +72,8 @@ class InferStream:
         """Serves the stream until the client half-closes and has every answer, leaves, or the server stops.
 
         Ends the call with an error's status where the client asked for that (`triton_grpc_error`) and where the server
-        stops. Answers that nobody waits for any more are abandoned; accepted steps run all the same.
+        stops. What nobody waits for any more is abandoned, and given up where it does not run yet
+        (`gateway.cancellation`).
         """
         self._reader = self._loop.create_task(self._read_requests(), name="grpc stream reader")
         self._reader.add_done_callback(self._reading_ended)

@@ -19,6 +19,7 @@ from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
 from shared.messages import (
     ExecutorRegistration,
+    InboxCancelled,
     InboxStep,
     InferMessage,
     ModelRecord,
@@ -112,7 +113,7 @@ MODELS = (
 class FakeExecutor:
     """Scheduler and executor in one, for tests of the gateway: assigns every start at once and runs steps one by one.
 
-    paused    while set, steps and work are left where they are
+    paused    while set, steps and work are left where they are; `pause` also waits for what is being done
     received  every message that was run, in order
     """
 
@@ -122,6 +123,8 @@ class FakeExecutor:
     control_mode: str = "explicit"
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     received: list[InferMessage] = field(default_factory=list[InferMessage])
+    resting: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: set[SequenceId] = field(default_factory=set[SequenceId])
     sums: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
     executor: ExecutorId = field(default_factory=lambda: ExecutorId(f"fake-{uuid.uuid4().hex[:6]}"))
     takes: int = 0
@@ -147,10 +150,18 @@ class FakeExecutor:
             await self.membership.publish(record)
         await self.membership.register(self.registration, lease_ms=60_000)
 
+    async def pause(self) -> None:
+        """From here on nothing is done."""
+        self.resting.clear()
+        self.paused.set()
+        await self.resting.wait()
+
     async def run(self) -> None:
         while True:
             moved = 0
-            if not self.paused.is_set():
+            if self.paused.is_set():
+                self.resting.set()
+            else:
                 for model in self.models:
                     if model.sequence_batching is None:
                         moved += await self._work(model)
@@ -176,30 +187,44 @@ class FakeExecutor:
                     for entry, fields in entries
                     if fields[b"k"] != b"d"
                 ]
-                await self.scripts.run(self.scripts.assign(places, shard=shard, term=Term(1)))
+                if places:
+                    await self.scripts.run(self.scripts.assign(places, shard=shard, term=Term(1)))
                 moved += len(places)
         return moved
 
     async def _steps(self) -> int:
         moved = 0
         for shard in self.keys.shard_ids():
-            for entry, fields in await self.commands.xrange(self.keys.inbox(shard, self.executor)):
-                step = inbox_entry(entry, fields)
-                if isinstance(step, InboxStep):
-                    await self._commit(shard, step)
+            inbox = self.keys.inbox(shard, self.executor)
+            entries = [inbox_entry(entry, fields) for entry, fields in await self.commands.xrange(inbox)]
+            told = {(one.sequence, one.step) for one in entries if isinstance(one, InboxCancelled)}
+            for one in entries:
+                if isinstance(one, InboxStep):
+                    gone = one.cancelled or (one.sequence, one.step) in told
+                    await self._commit(shard, one, cancelled=gone)
                     moved += 1
+                else:
+                    await self.commands.xdel(inbox, one.entry)
         return moved
 
-    async def _commit(self, shard: Any, step: InboxStep) -> None:
+    async def _commit(self, shard: Any, step: InboxStep, *, cancelled: bool) -> None:
         message = decode_infer(step.message)
-        self.received.append(message)
-        reply = self.answer(message, step)
+        if step.flags & StepFlag.START:
+            self.cancelled.discard(step.sequence)
+        if cancelled or step.sequence in self.cancelled:
+            outcome = Outcome.CANCELLED if cancelled else Outcome.VOID
+            self.cancelled.add(step.sequence)
+            reply = ReplyMessage("1", error_code="CANCELLED")
+        else:
+            self.received.append(message)
+            reply = self.answer(message, step)
+            outcome = Outcome.FAILED if reply.error_code else Outcome.DONE
         commit = StepCommit(
             step.sequence,
             step.epoch,
             step.step,
             step.flags,
-            Outcome.FAILED if reply.error_code else Outcome.DONE,
+            outcome,
             step.gateway,
             step.token,
             encode(reply),

@@ -207,7 +207,7 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
         lost = first.inference.submit(step(7, start=True, request_id="only"))
         while not first.dispatch.sent:
             await asyncio.sleep(0.005)
-        lost.cancel()
+    assert not lost.done()
     async with core_running(gateway_settings, keys) as second:
         joined = second.inference.submit(step(7, start=True, request_id="only"))
         while not second.dispatch.sent:
@@ -238,18 +238,41 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
         assert total(await core.inference.submit(step(2))) == 3
 
 
-async def test_caller_who_leaves_frees_his_place_and_the_step_still_counts(core: Core, executor: FakeExecutor):
-    executor.paused.set()
-    waiting = core.inference.submit(step(1, start=True))
-    while not core.dispatch.sent:
+async def test_step_sent_again_after_another_gateways_step_is_refused_instead_of_being_run_twice(
+    behind_proxy: Core,
+    proxy: Proxy,
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its first attempt was accepted and answered, the answer was lost, and the sequence went on elsewhere: what would
+    have told that it was accepted is no longer kept."""
+    monkeypatch.setattr("gateway.dispatch.LATE_PATIENCE_S", 0.05)
+    await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+    def cut_and_refuse(chunk: bytes) -> bool:
+        if not is_submit(chunk):
+            return False
+        proxy.refuses = True
+        asyncio.get_running_loop().call_soon(proxy.cut_all)
+        return True
+
+    proxy.cut_after = cut_and_refuse
+    again = behind_proxy.inference.submit(step(2, request_id="b"))
+    while len(executor.received) < 2:
         await asyncio.sleep(0.005)
+    async with core_running(gateway_settings, keys) as elsewhere:
+        assert total(await elsewhere.inference.submit(step(4, request_id="c"))) == 7
+        async for stream in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
+            await executor.commands.xtrim(stream, maxlen=0)
+        proxy.refuses = False
 
-    waiting.cancel()
-    await asyncio.sleep(0)
+        with pytest.raises(SequenceError, match="it is not known whether this step of sequence 1") as caught:
+            await again
+        assert total(await elsewhere.inference.submit(step(8, request_id="d"))) == 15
 
-    assert core.inference.in_flight == 0
-    executor.paused.clear()
-    assert total(await core.inference.submit(step(1))) == 2
+    assert (Reason.LATE, Code.INVALID_ARG, 3) == (caught.value.reason, caught.value.code, caught.value.last_step)
 
 
 async def test_beyond_the_bound_callers_are_refused_at_once(

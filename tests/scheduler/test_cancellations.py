@@ -201,7 +201,7 @@ class Game:
         for sequence in runner.seen:
             owned = runner.table.get(sequence)
             while owned is not None and (head := owned.head) is not None:
-                if owned.head_is_cancelled:
+                if owned.next_step in owned.cancelled:
                     self.answer(runner, owned, Outcome.CANCELLED, cancelled=True)
                 elif owned.void is not None and StepFlag.START not in head.step.flags:
                     self.answer(runner, owned, Outcome.VOID)
@@ -221,7 +221,8 @@ class Game:
         assert cancelled or owned.void is VoidCause.CANCELLED
         queued = runner.table.begin(owned)
         entries = runner.table.checkpointed(owned)
-        runner.table.conclude(owned, cancelled=cancelled)
+        runner.table.conclude(owned)
+        owned.void = VoidCause.CANCELLED
         self.put(runner, queued, outcome, ReplyMessage("1", error_code=Code.CANCELLED), entries)
 
     def put(

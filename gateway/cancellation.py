@@ -1,0 +1,48 @@
+"""Callers who leave before their answer: what they asked for need not run any more (triton-spec 1.8).
+
+A caller leaves by closing the HTTP connection, or by cancelling the RPC or the stream; either way the handler's wait
+ends, and with it the request's future is cancelled. That is the one entry: `watch` sees it, for both protocols.
+
+    not sent yet              it never was: `dispatch` leaves it out
+    on its way to Redis       withdrawn as soon as it is known where it went
+    accepted, not running     a step that waits for a slot takes its sequence with it; one in a slot is cancelled when
+                              its turn comes, with all that are behind it; a stateless request leaves its queue
+    running                   it goes on, and nobody hears its answer
+
+Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with its number
+(`sequence_step`) is meant to be asked for again: its caller would not find the sequence any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.waiting import Answer, Waiting
+
+
+class Cancellation:
+    """Hands the accepted requests of callers who have left to `withdraw`.
+
+    listens  False while connections may be closed by this gateway itself
+    """
+
+    def __init__(self, withdraw: Callable[[Waiting], None], listens: Callable[[], bool]) -> None:
+        self._withdraw = withdraw
+        self._listens = listens
+
+    def watch(self, waiting: Waiting) -> None:
+        """From now on it is noticed if this request's caller leaves."""
+
+        def ended(future: asyncio.Future[Answer]) -> None:
+            if future.cancelled() and self._listens() and is_given_up_with_its_caller(waiting):
+                waiting.withdrawn = True
+                if waiting.accepted is not None:
+                    self._withdraw(waiting)
+
+        waiting.future.add_done_callback(ended)
+
+
+def is_given_up_with_its_caller(waiting: Waiting) -> bool:
+    """False for a step that its caller has numbered, so as to ask for it again after whatever happens."""
+    return waiting.call.expected_step is None
