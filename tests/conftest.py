@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from deploy.embedded import EmbeddedRedis
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
+
+# A loaded machine is slow, which is no fault of what a property test looks at.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # The developer's own mesh must not leak into the tests' settings (it would also be refused where it is unknown).
 for variable in [name for name in os.environ if name.startswith("SEQMESH_")]:

@@ -87,8 +87,9 @@ def _strategy(config: ConfigMessage) -> Direct | Oldest:
     sequence = config.sequence_batching
     if sequence.HasField("oldest"):
         oldest = sequence.oldest
+        candidates = oldest.max_candidate_sequences
         return Oldest(
-            max_candidate_sequences=oldest.max_candidate_sequences or max(1, config.max_batch_size),
+            max_candidate_sequences=candidates if candidates > 0 else max(1, config.max_batch_size),
             preferred_batch_sizes=tuple(sorted(set(oldest.preferred_batch_size))),
             max_queue_delay_us=oldest.max_queue_delay_microseconds,
             preserve_ordering=oldest.preserve_ordering,

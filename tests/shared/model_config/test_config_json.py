@@ -23,13 +23,15 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from shared.errors import ConfigError
 from shared.model_config import fields
 from shared.model_config.backends import Surroundings
+from shared.model_config.build import build
 from shared.model_config.canonical import to_json
 from shared.model_config.load import LoadedConfig
 from shared.model_config.normalise import fill_identity, normalise
 from shared.model_config.parse import parse_json, parse_text
 from shared.model_config.proto import config_proto
-from shared.model_config.schema import CONFIG_DESCRIPTOR
-from shared.model_config.values import BatchInputKind
+from shared.model_config.schema import CONFIG_DESCRIPTOR, is_dialect
+from shared.model_config.validate import validate
+from shared.model_config.values import BatchInputKind, ModelConfig
 
 LoadText = Callable[..., LoadedConfig]
 
@@ -298,6 +300,103 @@ def test_normalised_configuration_is_its_own_normal_form(given_fields: Fields, g
 
     assert first == second
     assert printed == to_json(second)
+
+
+@settings(max_examples=80, deadline=None)
+@given(config_json, st.integers(0, 2))
+def test_any_configuration_has_values_or_is_refused(given_fields: Fields, gpu_count: int) -> None:
+    """No configuration, however odd, ends in anything but values that travel, or a refusal in words."""
+    config = parse_json(json.dumps(given_fields))
+    fill_identity(config, "m")
+    with contextlib.suppress(ConfigError):
+        notes = normalise(config, Surroundings(AROUND.directory, AROUND.files, AROUND.backends, gpu_count))
+        dialect = is_dialect(config)
+        notes += validate(config, dialect=dialect, gpu_count=gpu_count) + fields.review_fields(config)
+        values = build(config, dialect=dialect, notes=tuple(notes))
+
+        assert values == msgspec.json.decode(msgspec.json.encode(values), type=ModelConfig)
+
+
+small_dims = st.lists(st.sampled_from([-1, 1, 2, 3]), min_size=1, max_size=3)
+fixed_dims = st.lists(st.integers(1, 3), max_size=2)
+sound_state = st.tuples(st.sampled_from("abc"), types, fixed_dims, flag).map(
+    lambda drawn: {
+        "input_name": f"{drawn[0]}_in",
+        "output_name": f"{drawn[0]}_out",
+        "data_type": drawn[1],
+        "dims": [-1 if drawn[3] else dim for dim in drawn[2]],
+        "initial_state": [{"name": "i", "data_type": drawn[1], "dims": drawn[2], "zero_data": drawn[3]}],
+    }
+)
+sound_control = st.one_of(
+    st.sampled_from(["START", "READY", "END"]).map(
+        lambda kind: {"kind": f"CONTROL_SEQUENCE_{kind}", "bool_false_true": [False, True]}
+    ),
+    st.sampled_from(["TYPE_UINT64", "TYPE_STRING"]).map(
+        lambda data_type: {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": data_type}
+    ),
+).map(lambda control: {"name": control["kind"], "control": [control]})
+sound_sequence = st.one_of(
+    [
+        some(
+            batcher,
+            state=st.lists(sound_state, max_size=3, unique_by=lambda state: state["input_name"]),
+            control_input=st.lists(sound_control, max_size=4, unique_by=lambda control: control["name"]),
+        )
+        for batcher in (
+            {},
+            {"direct": some(minimum_slot_utilization=st.floats(0, 1, width=32))},
+            {"oldest": some(max_candidate_sequences=int32, max_queue_delay_microseconds=uint64)},
+            {"reusable_batch": some(max_size=st.integers(0, 9))},
+        )
+    ]
+)
+sound_warmup = some({"data_type": types, "dims": fixed_dims}, random_data=st.just(value=True)).map(
+    lambda tensor: tensor if "random_data" in tensor else tensor | {"zero_data": True}
+)
+sound = some(
+    {
+        "max_batch_size": st.integers(0, 4),
+        "input": st.lists(
+            some({"name": st.sampled_from("XYZ"), "data_type": types, "dims": small_dims}, optional=flag),
+            min_size=1,
+            max_size=3,
+            unique_by=lambda tensor: tensor["name"],
+        ),
+        "output": st.just([{"name": "O", "data_type": "TYPE_FP32", "dims": [1]}]),
+    },
+    sequence_batching=sound_sequence,
+    instance_group=st.lists(some(name=names, count=int32), max_size=2),
+    model_warmup=st.lists(
+        some(name=names, batch_size=st.integers(0, 1), inputs=st.dictionaries(names, sound_warmup, max_size=2)),
+        max_size=2,
+    ),
+    metric_tags=st.dictionaries(st.from_regex(r"[a-z_]{1,4}", fullmatch=True), names, max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sound, st.sampled_from([*BatchInputKind]))
+def test_sound_configuration_has_values_that_travel(given_fields: Fields, kind: BatchInputKind) -> None:
+    """What keeps every rule is never refused; each state keeps its own pair of names, in the order given."""
+    source = {"kind": kind, "target_name": ["b"], "data_type": "TYPE_INT32", "source_input": ["X"]}
+    known = [source] if any(tensor["name"] == "X" for tensor in given_fields["input"]) else []
+    config = parse_json(json.dumps(given_fields | {"batch_input": known}))
+    fill_identity(config, "m")
+    notes = normalise(config, AROUND)
+    dialect = is_dialect(config)
+    notes += validate(config, dialect=dialect, gpu_count=0)
+
+    values = build(config, dialect=dialect, notes=tuple(notes))
+
+    assert values == msgspec.json.decode(msgspec.json.encode(values), type=ModelConfig)
+    assert [kind] * len(known) == [each.kind for each in values.batch_inputs]
+    assert values.sequence_batching is None or values.slots_per_instance >= 1
+    states = given_fields.get("sequence_batching", {}).get("state", [])
+    assert [(state["input_name"], state["output_name"]) for state in states] == [
+        (state.input_name, state.output_name)
+        for state in (values.sequence_batching.states if values.sequence_batching else ())
+    ]
 
 
 @settings(max_examples=50, deadline=None)
