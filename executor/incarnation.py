@@ -17,7 +17,10 @@ from dataclasses import dataclass
 
 from executor.committer import Committer
 from executor.connections import Connections, insist
+from executor.host import Host
 from executor.inbox import BEGINNING, Inbox
+from executor.nvml import load_nvml
+from executor.reports import Reporter
 from executor.repository import Repository
 from executor.serving import Serving
 from executor.settings import ExecutorSettings
@@ -26,6 +29,7 @@ from shared.ids import ExecutorId
 from shared.link import Link
 from shared.messages import ExecutorRegistration, InboxCancelled, InboxStep, LoadFailure, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
+from shared.reporting import Reports
 from shared.totals import Tallies
 from shared.tracing import Tracing
 
@@ -76,6 +80,13 @@ class Incarnation:
         inbox = Inbox(connections, self.executor, count=settings.inbox_read_count, take=self._take)
         self.serving.inbox = self._inbox = inbox
         self._tallies = Tallies(connections.scripts, connections.keys)
+        self._reporter = Reporter(
+            Reports(connections.commands, connections.keys),
+            self.executor,
+            self.serving.reports,
+            Host(),
+            load_nvml(repository.devices.gpus),
+        )
         self._started_ms = time.time_ns() // 1_000_000
         self.registered = asyncio.Event()
 
@@ -88,6 +99,7 @@ class Incarnation:
             group.create_task(self._committer.run(time.time_ns), name="commits")
             group.create_task(self._inbox.run(), name="inbox")
             group.create_task(self._add_up_counts(), name="counts")
+            group.create_task(self._reporter.run(), name="reports")
             logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
 
     async def leave(self) -> None:

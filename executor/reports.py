@@ -15,7 +15,8 @@ from executor.nvml import Nvml
 from shared import logs
 from shared.ids import ExecutorId
 from shared.redis_client import CONNECTION_LOST
-from shared.reports import ExecutorReport, ModelReport, Reports
+from shared.reporting import Reports
+from shared.reports import ExecutorReport, ModelReport
 
 REPORT_INTERVAL_S = 1.0
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
+
 from executor.custom_batching import BatchStrategy, find_strategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
@@ -25,8 +27,10 @@ from shared import logs
 from shared.errors import Code, LoadError, MeshError
 from shared.ids import InstanceIndex
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
+from shared.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.model_config.load import LoadedConfig, load_model_config
 from shared.model_config.values import ModelConfig
+from shared.reports import ModelReport
 from shared.tally import Load
 
 UNLOADED = "unloaded"
@@ -59,6 +63,12 @@ class ServedVersion:
     fingerprint: Fingerprint
     files: TemporaryDirectory[str] | None = None
     strategy: BatchStrategy | None = None
+    load_seconds: float = 0.0
+
+    def report(self, *, pending: int) -> ModelReport:
+        """What this executor reports of it. pending: requests that wait here."""
+        memory = tuple(use for worker in self.workers for use in worker.memory_usage)
+        return ModelReport(self.config.name, self.version, pending, self.load_seconds, memory)
 
     @property
     def announcement(self) -> ServedModel:
@@ -104,6 +114,7 @@ class Repository:
     backend_dirs  where backends have files of their own, each in a folder of its name: batch strategies
     config_name    of configurations to be read in place of config.pbtxt
     auto_complete  models may complete their configurations
+    metrics        which latencies are counted
     """
 
     folders: Sequence[Path]
@@ -111,6 +122,7 @@ class Repository:
     config_name: str = ""
     backend_dirs: Sequence[Path] = ()
     auto_complete: bool = True
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -225,12 +237,15 @@ class Repository:
                 holder.cleanup()
             raise
         before = self.loaded.get(name)
-        kept = before is not None and any(_continues(before, served) for served in versions)
+        if before is not None and any(_continues(before, served) for served in versions):
+            generation = before.record.generation
+            # Gateways read the counts of all versions under one generation.
+            versions = [_counted_under(served, generation) for served in versions]
         record = ModelRecord(
             loaded.config,
             loaded.json,
             tuple(str(version) for version in loaded.versions),
-            before.record.generation if before is not None and kept else generation,
+            generation,
             labels,
         )
         model = LoadedModel(record, versions)
@@ -321,6 +336,7 @@ class Repository:
             del self.unloaded[name]
 
     def _serve(self, loaded: LoadedConfig, load: Load, mark: Fingerprint) -> ServedVersion:
+        began = time.monotonic()
         config = loaded.config
         backend = find_backend(config.backend)
         engines: list[Engine] = []
@@ -343,13 +359,23 @@ class Repository:
             for engine in engines:
                 engine.close()
             raise
-        return ServedVersion(config, load.version, workers, ModelStatistics(load), mark, strategy=strategy)
+        bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
+        statistics = ModelStatistics(load, self.metrics, bounds_ms)
+        seconds = time.monotonic() - began
+        return ServedVersion(config, load.version, workers, statistics, mark, strategy=strategy, load_seconds=seconds)
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:
     """Whether a version goes on as it was, perhaps with other instances."""
     known = before.at(served.version)
     return known is not None and known.fingerprint.content == served.fingerprint.content
+
+
+def _counted_under(served: ServedVersion, generation: str) -> ServedVersion:
+    load = served.statistics.load
+    if load.generation == generation:
+        return served
+    return replace(served, statistics=served.statistics.of(msgspec.structs.replace(load, generation=generation)))
 
 
 def _tell(model: LoadedModel, *, seconds: float) -> None:

@@ -18,6 +18,7 @@ from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
+from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
 from shared.tracing import Tracing, setup
 
@@ -41,6 +42,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         config_name=settings.model_config_name,
         backend_dirs=settings.backend_directory,
         auto_complete=not settings.disable_auto_complete_config,
+        metrics=parse_metrics_config(settings.metrics_config),
     )
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)

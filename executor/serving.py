@@ -35,6 +35,7 @@ from shared import logs
 from shared.ids import ExecutorId, SequenceId, model_of
 from shared.messages import InboxStep, InferMessage, ServedModel
 from shared.redis_client import CONNECTION_LOST
+from shared.reports import ModelReport
 from shared.tally import Load
 from shared.tracing import Tracing
 
@@ -118,6 +119,13 @@ class Serving:
     def loads(self) -> list[Load]:
         """What is counted here."""
         return [model.serves.statistics.load for model in self._all()]
+
+    def reports(self) -> list[ModelReport]:
+        """What this executor tells of each version. Stateless requests wait in Redis, where gateways count them."""
+        return [
+            model.serves.report(pending=model.table.waiting if isinstance(model, SequenceModel) else 0)
+            for model in self._models.values()
+        ]
 
     async def quiet(self) -> None:
         """Returns when no batch is running; nothing new is started afterwards."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shared.settings import CommonSettings, setting
+from shared.settings import MetricsSettings, setting
 
 ModelControlMode = Literal["none", "explicit", "poll"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorSettings(CommonSettings):
+class ExecutorSettings(MetricsSettings):
     """Models, device and the rhythm of the step loop."""
 
     models: tuple[Path, ...] = setting(

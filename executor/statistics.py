@@ -28,6 +28,12 @@ class ModelStatistics:
         self._summaries = metrics.summary_latencies
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
 
+    def of(self, load: Load) -> ModelStatistics:
+        """The same for another load."""
+        other = ModelStatistics(load)
+        other._summaries, other._bounds_ms = self._summaries, self._bounds_ms
+        return other
+
     def execution(self, *, batch_size: int, timings: Timings, ended_ns: int) -> bytes:
         """One run of the model. batch_size counts null rows too, as Triton's backends report it; wall clock."""
         return packed(execution(batch_size=batch_size, compute=compute_of(timings), ended_ms=ended_ns // 1_000_000))

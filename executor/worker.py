@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from executor.engine.base import BatchResult, Engine, Row, RowError, Timings
+from executor.engine.base import BatchResult, Engine, MeasuresMemory, Row, RowError, Timings
 from executor.first_batch import FirstBatch
 from shared import logs
 from shared.errors import Code
 from shared.ids import InstanceIndex, SlotIndex
+from shared.tally import MemoryUse
 from shared.tensors import Tensor
 
 
@@ -30,6 +31,11 @@ class EngineWorker:
         self.first_batch = FirstBatch.from_environment()
         """Of this load of the model: an engine lives exactly as long as one."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+
+    @property
+    def memory_usage(self) -> Sequence[MemoryUse]:
+        """What the engine holds, as far as it knows."""
+        return self._engine.memory_usage() if isinstance(self._engine, MeasuresMemory) else ()
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error."""

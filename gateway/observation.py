@@ -17,7 +17,8 @@ from gateway.catalog import Catalog
 from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
 from shared.redis_client import CONNECTION_LOST
-from shared.reports import ExecutorReport, ModelReport, Reports
+from shared.reporting import Reports
+from shared.reports import ExecutorReport, ModelReport
 from shared.scripts import Scripts
 from shared.tally import MemoryUse
 

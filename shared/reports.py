@@ -1,23 +1,16 @@
 """What an executor tells of itself while it lives, about once a second: gauges, which are not worth a stream.
 
-Counts do not travel here: a killed executor would take them with it (`shared.tally`). A report is a string with a short
-TTL; gateways read those of living executors.
+Counts do not travel here: a killed executor would take them with it (`shared.tally`). Where a report lies, and for how
+long: `shared.reporting`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
 
 import msgspec
-from redis.asyncio import Redis
 
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
 from shared.tally import MemoryUse
-
-REPORT_TTL_MS = 10_000
-"""Ten reports may be missed; then the executor's numbers are not shown any more."""
 
 Labels = dict[str, str]
 
@@ -87,28 +80,8 @@ class ExecutorReport(msgspec.Struct, frozen=True, array_like=True):
     families: tuple[CustomFamily, ...] = ()
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ExecutorReport).decode
-
-
-class Reports:
-    """Writes and reads reports."""
-
-    def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast(Any, redis)
-        self._keys = keys
-
-    async def write(self, report: ExecutorReport) -> None:
-        """Replaces an executor's report."""
-        await self._redis.set(self._keys.report(ExecutorId(report.executor)), _encode(report), px=REPORT_TTL_MS)
-
-    async def read(self, executors: Iterable[ExecutorId]) -> list[ExecutorReport]:
-        """The reports of these executors, as far as there are any."""
-        names = [self._keys.report(executor) for executor in executors]
-        if not names:
-            return []
-        return [_decode(data) for data in await self._redis.mget(names) if data is not None]
+encode_report = msgspec.msgpack.Encoder().encode
+decode_report = msgspec.msgpack.Decoder(ExecutorReport).decode
 
 
 def merged_families(reports: Sequence[ExecutorReport]) -> list[CustomFamily]:

@@ -126,6 +126,11 @@ class SequenceTable:
         """Whether any sequence has a step that runs, or could."""
         return any(owned.running or owned.restoring or owned.head is not None for owned in self._by_id.values())
 
+    @property
+    def waiting(self) -> int:
+        """Steps that do not run yet."""
+        return sum(len(owned.steps) - owned.running for owned in self._by_id.values())
+
     def get(self, sequence: SequenceId) -> OwnedSequence | None:
         """The sequence, if it is owned here."""
         return self._by_id.get(sequence)

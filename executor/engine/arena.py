@@ -122,6 +122,11 @@ class StateArena:
         """The row that null rows write."""
         return self.slots + 2
 
+    @property
+    def byte_size(self) -> int:
+        """What the states of fixed size take on the device."""
+        return sum(state.byte_size for state in self.states if isinstance(state, FixedState))
+
     def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """Puts a checkpoint into a slot: all states or, when one does not fit, none. Raises ModelError."""
         for state in self.states:
@@ -157,6 +162,11 @@ class FixedState:
         self._rows = torch.zeros((slots + 3, *spec.dims), dtype=self._storage, device=device)
         self._rows[slots] = tensor_of([initial.raw], spec.datatype, spec.dims, device).view(self._storage)
         self._row_bytes = element_count(spec.dims) * self._rows.element_size()
+
+    @property
+    def byte_size(self) -> int:
+        """Of all slots together."""
+        return self._rows.nbytes
 
     def shape(self, place: int) -> None:
         return None

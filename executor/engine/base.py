@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from shared.ids import CorrelationId
 from shared.model_config.values import ModelConfig
+from shared.tally import MemoryUse
 from shared.tensors import Tensor
 
 
@@ -121,6 +122,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Calls the model's `finalize`, frees the device. The engine is not used afterwards."""
+        ...
+
+
+@runtime_checkable
+class MeasuresMemory(Protocol):
+    """An engine that knows what it holds. May be asked from another thread, while a batch runs."""
+
+    def memory_usage(self) -> Sequence[MemoryUse]:
+        """Weights and fixed state; not what a batch takes for a moment."""
         ...
 
 

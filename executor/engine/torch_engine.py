@@ -37,6 +37,7 @@ from executor.engine.torch_signature import is_fixed, load_program, model_file, 
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.errors import Code, LoadError
 from shared.model_config.values import ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
+from shared.tally import MemoryUse
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
 ERROR_TEXT_MAX = 4096
@@ -172,6 +173,14 @@ class TorchEngine:
     def drop_state(self, slot: int) -> None:
         """See `base.Engine.drop_state`."""
         self._arena.drop(slot)
+
+    def memory_usage(self) -> Sequence[MemoryUse]:
+        """See `base.MeasuresMemory`."""
+        forward = self._forward
+        tensors = [*forward.parameters(), *forward.buffers()] if isinstance(forward, torch.nn.Module) else []
+        size = self._arena.byte_size + sum(tensor.nbytes for tensor in tensors)
+        kind = "GPU" if self._device.type == "cuda" else "CPU"
+        return (MemoryUse(kind, self._device.index or 0, size),) if size else ()
 
     def close(self) -> None:
         """See `base.Engine.close`."""
