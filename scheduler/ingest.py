@@ -49,6 +49,9 @@ class StreamEntry:
     fields: Mapping[bytes, bytes]
 
 
+ANY_VERSION = ""
+"""Version of a line of a repository index that is about the model as a whole."""
+
 Offers = Mapping[ExecutorId, tuple[ServedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
 
@@ -119,7 +122,7 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(served.version, served.instances, served.slots)
+            ServedVersion(served.version, served.instances, served.slots, served.floors)
             for served in member.registration.models
             if served.model == model
         )
@@ -127,6 +130,22 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
         else None
         for member in members
     }
+
+
+def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) -> tuple[str, ...]:
+    """Those of the versions that were unloaded: some living executor says so, and none serves or loads it."""
+    living = [member.registration for member in members if member.alive]
+    offered = {served.version for one in living for served in one.models if served.model == model}
+    lines = [line for one in living for line in one.repository if line.model == model]
+    coming = {line.version for line in lines if line.state in ("READY", "LOADING", "UNLOADING")}
+    gone = {line.version for line in lines if line.state == "UNAVAILABLE" and line.reason == "unloaded"}
+    if ANY_VERSION in coming:
+        return ()
+    return tuple(
+        version
+        for version in sorted(versions)
+        if version not in offered | coming and (version in gone or ANY_VERSION in gone)
+    )
 
 
 def member_events(before: Offers, after: Offers) -> list[Event]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from scheduler.core import invariants
 from scheduler.core.actions import Action
 from scheduler.core.decide import decide, drain_all
-from scheduler.core.events import Event, Tick
+from scheduler.core.events import Event, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
-from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events
+from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
 from scheduler.perform import Mesh, Performer
 from scheduler.rebuild import raise_fence, rebuilt
 from shared import logs
@@ -112,12 +112,18 @@ class Leader:
             members, now_ms = polled
             current = offers(members, self.model)
             # Losses before starts: nobody is sent to an executor that is known to be gone.
-            events = [*member_events(self._offers, current), *events, Tick(now_ms, f"tick {now_ms}")]
+            events = [*member_events(self._offers, current), *events, *self._withdrawn(members)]
+            events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
         await self._carry_out(self._decide(events))
         await self._performer.acknowledge(_feed_entries(mailbox))
         if self._check:
             invariants.check(self.state)
+
+    def _withdrawn(self, members: Sequence[Member]) -> list[Event]:
+        waited_for = [version for version, backlog in self.state.backlogs.items() if backlog.first() is not None]
+        versions = withdrawn(members, self.model, waited_for) if waited_for else ()
+        return [VersionsWithdrawn(self.model, versions, "unloaded")] if versions else []
 
     async def _carry_out(self, actions: list[Action]) -> None:
         while actions:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed
 from shared import logs
@@ -96,9 +96,9 @@ class Performer:
 
     async def _perform_one(self, action: Action) -> list[Event]:
         match action:
-            case Reclaim(executor, cause):
-                await self._take_over(executor)
-                return [Reclaimed(executor, cause)]
+            case Reclaim(executor, cause, only):
+                await self._take_over(executor, only)
+                return [Reclaimed(executor, cause)] if not only else []
             case Drain(executor):
                 await self._drain(executor, alive=True)
                 return []
@@ -151,13 +151,13 @@ class Performer:
 
     # -- takeover -------------------------------------------------------------------------------------------------
 
-    async def _take_over(self, executor: ExecutorId) -> None:
+    async def _take_over(self, executor: ExecutorId, only: Floors = ()) -> None:
         """Every sequence of the model from the executor, then the steps from its inbox; that they come in this order
         is what makes it complete: after the first part no step is put there any more.
         """
         begin = time.monotonic()
-        sequences = await self._reclaim(executor)
-        steps = await self._drain(executor, alive=False)
+        sequences = await self._reclaim(executor, only)
+        steps = await self._drain(executor, alive=bool(only))
         if sequences or steps:
             logs.info(
                 "sequences taken over",
@@ -168,7 +168,7 @@ class Performer:
                 ms=round((time.monotonic() - begin) * 1000),
             )
 
-    async def _reclaim(self, executor: ExecutorId) -> int:
+    async def _reclaim(self, executor: ExecutorId, only: Floors) -> int:
         total, shards = 0, self._keys.shard_ids()
         while shards:
             calls = [
@@ -179,6 +179,7 @@ class Performer:
                     term=self._term,
                     count=RECLAIM_COUNT,
                     tombstone_ms=self._tombstone_ms,
+                    only={version: floors[shard] if floors else None for version, floors in only},
                 )
                 for shard in shards
             ]

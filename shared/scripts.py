@@ -8,7 +8,7 @@ Scripts run atomically in Redis; see the header of each `.lua` file for keys, ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
@@ -391,9 +391,20 @@ class Scripts:
         return Call("expire", keys, args, _read_flags)
 
     def reclaim(
-        self, executor: ExecutorId, *, shard: ShardId, model: str, term: Term, count: int, tombstone_ms: int
+        self,
+        executor: ExecutorId,
+        *,
+        shard: ShardId,
+        model: str,
+        term: Term,
+        count: int,
+        tombstone_ms: int,
+        only: Mapping[str, int | None] | None = None,
     ) -> Call[int]:
-        """Takes up to `count` sequences from an executor; returns how many it looked at, 0 when none is left."""
+        """Takes up to `count` sequences from an executor; returns how many it took or looked at, 0 when none is left.
+
+        only  of these versions alone: up to that epoch, as sequences whose state is over, or (None) all of them
+        """
         keys = [
             self._keys.fence(shard, model),
             self._keys.epoch(shard),
@@ -402,7 +413,8 @@ class Scripts:
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
         ]
-        return Call("reclaim", keys, [term, executor, count, tombstone_ms, self._keys.base(shard)], int)
+        wanted = [word for version, floor in (only or {}).items() for word in (version, "" if floor is None else floor)]
+        return Call("reclaim", keys, [term, executor, count, tombstone_ms, self._keys.base(shard), *wanted], int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False

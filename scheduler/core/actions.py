@@ -8,6 +8,9 @@ from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
 from shared.ids import ExecutorId, SequenceId
 
+Floors = tuple[tuple[str, tuple[int, ...]], ...]
+"""Versions, each with an epoch per shard, or ()."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assign:
@@ -26,13 +29,18 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Take every sequence of the model away from an executor, then move the steps in its inbox on (`Drain`).
+    """Take sequences of the model away from an executor, then move the steps in its inbox on (`Drain`).
 
     The sequences come back as `SequenceWaits`, moving; when all are taken, `Reclaimed` does.
+
+    only  (): every sequence. Else of these versions: without floors all of them; with floors (per shard) those up to
+          that epoch, which are over because the model was reloaded: with nothing in flight they end, else their steps
+          are answered with the error by who gets them
     """
 
     executor: ExecutorId
     cause: str = ""
+    only: Floors = ()
 
 
 @dataclass(frozen=True, slots=True)

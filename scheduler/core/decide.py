@@ -7,7 +7,7 @@ to others. Events that are late or repeated are recognised by entry and epoch an
 from __future__ import annotations
 
 from scheduler.core import expiry
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
     Event,
@@ -21,6 +21,7 @@ from scheduler.core.events import (
     SequenceOver,
     SequenceWaits,
     Tick,
+    VersionsWithdrawn,
 )
 from scheduler.core.slots import ServedVersion, SlotTable
 from scheduler.core.state import (
@@ -64,6 +65,8 @@ def decide(state: State, event: Event) -> list[Action]:
             return forgotten(state, event)
         case SequenceFound():
             return sequence_found(state, event)
+        case VersionsWithdrawn():
+            return versions_withdrawn(state, event)
 
 
 # -- sequences -------------------------------------------------------------------------------------------------------
@@ -133,11 +136,15 @@ def sequence_found(state: State, event: SequenceFound) -> list[Action]:
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
         return []
+    sequence = Sequence(event.sequence, event.place.version, SequencePhase.ABSENT, place=event.place)
+    sequence.epoch = event.epoch
+    if is_over(executor, sequence):
+        # A leader before this one did not come to take it away. What a reload has ended is taken since `executor_seen`.
+        served = any(served.version == sequence.version for served in executor.versions)
+        return [] if served else [Reclaim(executor.executor, event.cause, ((sequence.version, ()),))]
     table = state.ring(event.place.version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
         return take_all(state, executor, event.cause)
-    sequence = Sequence(event.sequence, event.place.version, SequencePhase.ABSENT, place=event.place)
-    sequence.epoch = event.epoch
     state.sequences[event.sequence] = sequence
     move(state, sequence, "found", event.cause)
     return []
@@ -195,14 +202,33 @@ def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
     else:
         move_executor(state, executor, "changed", event.cause)
     held = state.held_by(event.executor)
+    gone = replaced_versions(executor.versions, event.versions)
     executor.versions = event.versions
     furnish(state, executor)
     actions: list[Action] = []
+    if gone:
+        drop(state, [sequence for sequence in held if is_over(executor, sequence)], event.cause)
+        held = [sequence for sequence in held if not is_over(executor, sequence)]
+        actions.append(Reclaim(event.executor, event.cause, gone))
     if not all(keeps_its_slot(state, sequence) for sequence in held):
         furnish(state, executor)
         drop(state, held, event.cause)
-        actions = [Reclaim(event.executor, event.cause)]
+        actions.append(Reclaim(event.executor, event.cause))
     return actions + serve_all(state, event.versions, event.cause)
+
+
+def replaced_versions(before: tuple[ServedVersion, ...], after: tuple[ServedVersion, ...]) -> Floors:
+    """Versions that are not served here any more, and those that were reloaded, with their floors (see `Reclaim`)."""
+    unloaded = {served.version for served in before} - {served.version for served in after}
+    known = {served.version: served.floors for served in before}
+    reloaded = [(served.version, served.floors) for served in after if served.floors != known.get(served.version, ())]
+    return tuple(sorted([*((version, ()) for version in unloaded), *reloaded]))
+
+
+def is_over(executor: Executor, sequence: Sequence) -> bool:
+    """Whether its executor does not serve a sequence any more: its version was unloaded there, or reloaded."""
+    served = next((served for served in executor.versions if served.version == sequence.version), None)
+    return served is None or served.is_over(sequence.sequence, sequence.epoch)
 
 
 def executor_lost(state: State, event: ExecutorLost) -> list[Action]:
@@ -283,18 +309,29 @@ def move_executor(state: State, executor: Executor, how: str, cause: str) -> Non
 def tick(state: State, event: Tick) -> list[Action]:
     """Refuses those who have waited too long, looks for idle sequences, forgets executors that are long gone."""
     state.now_ms = max(state.now_ms, event.now_ms)
-    actions: list[Action] = [reject(state, sequence, event.cause) for sequence in expiry.overdue(state)]
+    overdue = expiry.overdue(state)
+    actions: list[Action] = [reject(state, sequence, expiry.TIMEOUT_MESSAGE, event.cause) for sequence in overdue]
     if any(ring.tables for ring in state.rings.values()):
         actions.append(LookForExpired(state.now_ms, event.cause))
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 
-def reject(state: State, sequence: SequenceId, cause: str) -> Reject:
+def versions_withdrawn(state: State, event: VersionsWithdrawn) -> list[Action]:
+    """Refuses those who wait for what was unloaded, whether they ever had a slot or not."""
+    actions: list[Action] = []
+    for version in event.versions:
+        message = f"Request for unknown model: '{event.model}' version {version} is not at ready state"
+        waiting = [each.sequence for each in state.backlog(version).in_order()]
+        actions += [reject(state, sequence, message, event.cause) for sequence in waiting]
+    return actions
+
+
+def reject(state: State, sequence: SequenceId, message: str, cause: str) -> Reject:
     """Ends a waiting sequence."""
     known = state.sequences[sequence]
     assert known.entry is not None
     end(state, known, "rejected", cause)
-    return Reject(sequence, known.entry, known.version, expiry.TIMEOUT_MESSAGE, cause)
+    return Reject(sequence, known.entry, known.version, message, cause)
 
 
 def forgettable(state: State) -> list[Executor]:

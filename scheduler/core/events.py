@@ -115,6 +115,15 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionsWithdrawn:
+    """Versions that were unloaded everywhere: nobody will come who serves those that wait for them."""
+
+    model: str
+    versions: tuple[str, ...]
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. now_ms: the clock of Redis, which also stamps the stream entries."""
 
@@ -133,5 +142,6 @@ Event = (
     | Assigned
     | Reclaimed
     | Forgotten
+    | VersionsWithdrawn
     | Tick
 )

@@ -55,6 +55,7 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.WAITING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.MOVING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.WAITING, "rejected"): SequencePhase.ABSENT,
+    (SequencePhase.MOVING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "cancelled"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,

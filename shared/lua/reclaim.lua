@@ -4,11 +4,18 @@
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
 --        5 deadlines   6 feed
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
--- reply  number of sequences looked at; 0 when the executor owns none any more
+--        then, to take some of them only: version, epoch up to which a reload has ended its sequences, or '' for all
+-- reply  number of sequences taken or looked at; 0 when the executor owns none (of those) any more
 -- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
+
+local floors = nil
+for i = 6, #ARGV, 2 do
+  floors = floors or {}
+  floors[ARGV[i]] = ARGV[i + 1]
+end
 
 local function reclaim(sid)
   local p = ARGV[5]
@@ -18,7 +25,9 @@ local function reclaim(sid)
   if got[1] ~= 'l' or got[2] ~= ARGV[2] then return end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
   -- State that only the dead process held is gone, unless the next step is a START anyway.
-  local lost = got[7] ~= '1' and start ~= committed + 1
+  -- So is that of a sequence which was open when its model was reloaded.
+  local over = floors and floors[got[8]] ~= ''
+  local lost = (got[7] ~= '1' or over) and start ~= committed + 1
   if lost and accepted == committed then
     release(keys, sid, 'o', got[3], ARGV[4])
     return
@@ -31,6 +40,25 @@ local function reclaim(sid)
   local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl')
+end
+
+local function wanted(sid)
+  local got = redis.call('HMGET', ARGV[5] .. 'seq:' .. sid, 'vr', 'ep')
+  local floor = floors[got[1]]
+  return floor and (floor == '' or number(got[2]) <= tonumber(floor))
+end
+
+if floors then
+  local taken = 0
+  for _, sid in ipairs(redis.call('SMEMBERS', KEYS[4])) do
+    if taken == tonumber(ARGV[3]) then break end
+    if wanted(sid) then
+      redis.call('SREM', KEYS[4], sid)
+      reclaim(sid)
+      taken = taken + 1
+    end
+  end
+  return taken
 end
 
 local members = redis.call('SPOP', KEYS[4], ARGV[3])

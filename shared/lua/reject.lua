@@ -1,4 +1,5 @@
--- Ends sequences that wait for a slot: every step parked for them gets the same error, and no record stays.
+-- Ends sequences that wait for a slot, new ones or those between two owners: every step parked for them gets the same
+-- error, and no record stays.
 --
 -- KEYS   1 fence of the model   2 starts stream   per sequence: record, parked steps, idle marker, checkpoint
 -- ARGV   1 term   2 prefix of this shard's reply streams   3 prefix of the model's tallies of refused requests
@@ -11,7 +12,7 @@ if fenced then return fenced end
 
 local function reject(keys, entry, reply)
   local got = redis.call('HMGET', keys.record, 'st', 'be')
-  if got[1] ~= 'w' or got[2] ~= entry then return -1 end
+  if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= entry then return -1 end
   return refuse_waiting(keys, ARGV[2], reply, function(version, ms)
     tally_refused(ARGV[3] .. version, 'REJECTED', ms)
   end)

@@ -1,0 +1,145 @@
+"""What the core does when an executor serves a model anew, or no more: who keeps a slot, who is taken, who refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from scheduler.core import invariants
+from scheduler.core.actions import Action, Assign, Reclaim, Reject
+from scheduler.core.backlog import Entry
+from scheduler.core.decide import decide
+from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
+from scheduler.core.slots import Place, ServedVersion
+from scheduler.core.state import State, picture
+from scheduler.ingest import withdrawn
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.membership import Member
+from shared.messages import ExecutorRegistration, RepositoryEntry, ServedModel
+
+E1 = ExecutorId("e1")
+V1, V2 = ServedVersion("1", 1, 2), ServedVersion("2", 1, 2)
+
+
+def name(text: str) -> SequenceId:
+    return SequenceId(f"m:{text}")
+
+
+def entry(number: int) -> Entry:
+    return Entry(100 + number, 0, ShardId(0))
+
+
+def live(state: State, text: str, epoch: int, version: str = "1") -> None:
+    """A sequence that was placed, as Redis has confirmed."""
+    take(state, SequenceWaits(name(text), version, entry(epoch)))
+    take(state, Assigned(name(text), entry(epoch), Epoch(epoch)))
+
+
+def take(state: State, event: Event) -> list[Action]:
+    actions = decide(state, event)
+    invariants.check(state)
+    return actions
+
+
+def holders(state: State) -> list[SequenceId]:
+    return [sequence for sequence, _, _ in picture(state).live]
+
+
+def test_a_reload_takes_the_sequences_of_before_and_leaves_those_that_began_since() -> None:
+    state = State()
+    take(state, ExecutorSeen(E1, (V1,)))
+    live(state, "old", 5)
+    live(state, "new", 6)
+    take(state, SequenceWaits(name("waits"), "1", entry(7)))
+    reloaded = ServedVersion("1", 1, 2, floors=(5,))
+
+    actions = take(state, ExecutorSeen(E1, (reloaded,)))
+
+    freed = Assign(name("waits"), Place(E1, "1", InstanceIndex(0), SlotIndex(0)), entry(7))
+    assert [Reclaim(E1, only=(("1", (5,)),)), freed] == actions
+    assert {name("new"), name("waits")} == set(holders(state))
+    assert [] == take(state, ExecutorSeen(E1, (reloaded,)))
+
+
+def test_a_reload_with_fewer_slots_moves_those_that_have_none_now() -> None:
+    state = State()
+    take(state, ExecutorSeen(E1, (V1,)))
+    live(state, "old", 5)
+    live(state, "new", 6)
+
+    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 1, floors=(5,)),)))
+
+    assert [Reclaim(E1, only=(("1", (5,)),)), Reclaim(E1)] == actions
+    assert [] == holders(state)
+
+
+def test_a_version_that_goes_takes_only_its_own_sequences() -> None:
+    state = State()
+    take(state, ExecutorSeen(E1, (V1, V2)))
+    live(state, "a", 5, "1")
+    live(state, "b", 6, "2")
+
+    assert [Reclaim(E1, only=(("1", ()),))] == take(state, ExecutorSeen(E1, (V2,)))
+    assert [name("b")] == holders(state)
+
+
+def test_a_new_leader_knows_by_the_floors_whose_time_is_over() -> None:
+    state = State()
+    place = Place(E1, "1", InstanceIndex(0), SlotIndex(0))
+    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 2, floors=(5,)),)))
+
+    assert [Reclaim(E1, only=(("1", (5,)),))] == actions
+    assert [] == take(state, SequenceFound(name("old"), place, Epoch(5)))
+    assert [] == take(state, SequenceFound(name("new"), place, Epoch(6)))
+    assert [name("new")] == holders(state)
+    gone = Place(E1, "9", InstanceIndex(0), SlotIndex(0))
+    assert [Reclaim(E1, only=(("9", ()),))] == take(state, SequenceFound(name("c"), gone, Epoch(7)))
+
+
+def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:
+    state = State()
+    take(state, SequenceWaits(name("new"), "1", entry(1)))
+    take(state, SequenceWaits(name("moving"), "1", entry(2), moving=True))
+    take(state, SequenceWaits(name("other"), "2", entry(3)))
+
+    actions = take(state, VersionsWithdrawn("m", ("1",)))
+
+    message = "Request for unknown model: 'm' version 1 is not at ready state"
+    assert {name("new"), name("moving")} == {a.sequence for a in actions if isinstance(a, Reject)}
+    assert {message} == {a.message for a in actions if isinstance(a, Reject)}
+    assert [name("other")] == [sequence for _, sequence, _ in picture(state).waiting]
+    assert [] == take(state, VersionsWithdrawn("m", ("1",)))
+
+
+UNLOADED = RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([[UNLOADED]], ("1",)),
+        ([[RepositoryEntry("m", "", "UNAVAILABLE", "unloaded")]], ("1", "2")),
+        ([[UNLOADED], [RepositoryEntry("m", "1", "READY")]], ()),
+        ([[UNLOADED], [RepositoryEntry("m", "1", "UNLOADING")]], ()),
+        ([[UNLOADED], [RepositoryEntry("m", "", "LOADING")]], ()),
+        ([[UNLOADED], [RepositoryEntry("m")]], ("1",)),
+        ([[RepositoryEntry("m", "1", "UNAVAILABLE", "Internal: broken")]], ()),
+        ([[RepositoryEntry("other", "1", "UNAVAILABLE", "unloaded")]], ()),
+        ([], ()),
+    ],
+)
+def test_a_version_is_withdrawn_when_it_was_unloaded_and_nobody_serves_or_loads_it(
+    lines: list[list[RepositoryEntry]], expected: tuple[str, ...]
+) -> None:
+    members = [Member(registration(str(number), *each), alive=True) for number, each in enumerate(lines)]
+
+    assert expected == withdrawn(members, "m", ["1", "2"])
+    serves = msgspec.structs.replace(
+        registration("x"), models=(ServedModel("m", "1", 1, 1), ServedModel("m", "2", 1, 1))
+    )
+    assert () == withdrawn([*members, Member(serves, alive=True)], "m", ["1", "2"])
+    assert expected == withdrawn([*members, Member(serves, alive=False)], "m", ["1", "2"])
+
+
+def registration(executor: str, *lines: RepositoryEntry) -> ExecutorRegistration:
+    return ExecutorRegistration(ExecutorId(executor), executor, "host", 1, 1, repository=lines)
