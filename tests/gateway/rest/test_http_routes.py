@@ -15,7 +15,7 @@ import pytest
 from gateway.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
 from gateway.settings import GatewaySettings
-from shared.messages import ControlMessage, RepositoryEntry
+from shared.messages import ControlMessage, LoadFailure, RepositoryEntry
 from shared.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
@@ -191,21 +191,24 @@ async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMe
     while not found:
         found = await executor.commands.xrange(executor.keys.control)
         await asyncio.sleep(0.01)
-    entry, fields = found[-1]
+    entry, model = found[-1][0].decode(), found[-1][1][b"n"].decode()
+    word = await executor.commands.hget(executor.keys.wanted, model)
+    failures = (LoadFailure(entry, model, "INVALID_ARG", outcome.reason),) if outcome.reason else ()
     executor.registration = msgspec.structs.replace(
         executor.registration,
-        applied=entry.decode(),
+        applied=entry,
+        failures=failures,
         repository=(*(e for e in executor.registration.repository if e.model != outcome.model), outcome),
     )
     await executor.membership.update(executor.registration)
-    return msgspec.msgpack.decode(fields[b"m"], type=ControlMessage)
+    return msgspec.msgpack.decode(word, type=ControlMessage)
 
 
 @pytest.mark.parametrize(
     ("outcome", "status", "error"),
     [
         (RepositoryEntry("extra", "1", "READY"), 200, ""),
-        (RepositoryEntry("extra", "1", "UNAVAILABLE", "no such file"), 400, "failed to load 'extra', no such file"),
+        (RepositoryEntry("extra", "1", "UNAVAILABLE", "failed to load 'extra', so"), 400, "failed to load 'extra', so"),
     ],
 )
 async def test_load_returns_when_every_executor_has_carried_it_out(
@@ -222,12 +225,21 @@ async def test_load_returns_when_every_executor_has_carried_it_out(
     assert (json.loads(content)["error"] if content else "") == error
 
 
-async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSession, executor: FakeExecutor):
-    obeying = asyncio.create_task(obey(executor, outcome=RepositoryEntry("other")))
-    async with session.post("/v2/repository/models/never_loaded/unload") as response:
+async def test_unload_returns_when_every_executor_has_carried_it_out(
+    session: aiohttp.ClientSession, executor: FakeExecutor
+):
+    obeying = asyncio.create_task(obey(executor, outcome=RepositoryEntry("echo", "1", "UNAVAILABLE")))
+    async with session.post("/v2/repository/models/echo/unload") as response:
         assert response.status == 200
 
     assert (await obeying).action == "unload"
+
+
+async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSession, executor: FakeExecutor):
+    async with session.post("/v2/repository/models/never_loaded/unload") as response:
+        assert response.status == 200
+
+    assert not await executor.commands.exists(executor.keys.control)
 
 
 @pytest.mark.parametrize(
