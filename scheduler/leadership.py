@@ -37,6 +37,7 @@ class Leadership:
         self._lease_ms = lease_ms
         self._clock = clock
         self._held_until = 0.0
+        self._unheard: set[str] = set()
         self.terms: dict[str, Term] = {}
 
     async def contend(self, models: Iterable[str]) -> Contest:
@@ -46,12 +47,14 @@ class Leadership:
         """
         asked_at = self._clock()
         names = sorted({*models, *self.terms})
+        self._unheard.update(name for name in names if name not in self.terms)
         outcomes = await self._scripts.run_all(
             [
                 self._scripts.lead(name, self._scheduler, lease_ms=self._lease_ms, term=self.terms.get(name, FREE))
                 for name in names
             ]
         )
+        self._unheard.clear()
         self._held_until = asked_at + self._lease_ms / 1000
         contest = Contest({}, [])
         for name, outcome in zip(names, outcomes, strict=True):
@@ -83,8 +86,10 @@ class Leadership:
         return models
 
     async def resign(self) -> None:
-        """Gives every lease back, so that a standby leads at once."""
-        calls = [self._scripts.resign(model, self._scheduler, term=term) for model, term in self.terms.items()]
+        """Gives every lease back, so that a standby leads at once; also those that were asked for and not heard of."""
+        terms = dict.fromkeys(sorted(self._unheard), FREE) | self.terms
+        calls = [self._scripts.resign(model, self._scheduler, term=term) for model, term in terms.items()]
         self.terms.clear()
+        self._unheard.clear()
         if calls:
             await self._scripts.run_all(calls)

@@ -11,7 +11,9 @@ if term > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return term
 end
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+-- A lease of its own that it has not heard of is as good as free: nobody acts by that term.
+local holder = redis.call('GET', KEYS[1])
+if holder and string.match(holder, '^(.*) %d+$') ~= ARGV[2] then return 0 end
 term = redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
 redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. term, 'PX', ARGV[3])
 return term

@@ -32,7 +32,16 @@ from shared.messages import (
 )
 from shared.model_config.values import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.redis_client import connect
-from shared.scripts import Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
+from shared.scripts import (
+    CancelCode,
+    Cancellation,
+    Outcome,
+    Scripts,
+    StepCommit,
+    Submission,
+    SubmitCode,
+    Submitted,
+)
 from shared.tracing import Tracing
 
 MODEL = "sum"
@@ -135,6 +144,16 @@ class Stage:
         (submitted,) = await self.scripts.run(call)
         assert submitted.code in {SubmitCode.DELIVERED, SubmitCode.WAITING}
         return submitted
+
+    async def cancel(self, correlation_id: CorrelationId, accepted: Submitted) -> CancelCode:
+        """The caller of an accepted step has gone."""
+        sequence = sequence_id(MODEL, "", correlation_id)
+        birth = accepted.extra.decode()
+        gone = Cancellation(sequence, MODEL, birth, accepted.step, self.gateway, str(correlation_id))
+        reply = encode(ReplyMessage("", error_code="CANCELLED"))
+        shard = self.keys.shard_of(sequence)
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], shard=shard, reply=reply, feed_max=100))
+        return code
 
     async def start_many(self, count: int, *, model: str = MODEL) -> list[SequenceId]:
         """Sequences 1..count, started in as few round trips as may be."""

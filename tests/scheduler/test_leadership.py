@@ -6,9 +6,11 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from deploy.embedded import EmbeddedRedis
@@ -20,9 +22,12 @@ from scheduler.leadership import Leadership
 from scheduler.perform import Performer
 from scheduler.rebuild import raise_fence
 from shared.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
+from shared.link import Link
+from shared.scripts import Call, Scripts
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 
 QUESTION = sequence_id(MODEL, "", 1)
+T = TypeVar("T")
 
 
 class Processes:
@@ -178,6 +183,44 @@ async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> N
     await first.resign()
     assert {MODEL: Term(2)} == (await second.contend([MODEL])).gained, "terms only grow"
     assert {} == (await first.contend([MODEL])).gained
+
+
+class Unheard(Scripts):
+    """Scripts whose next replies are lost: the calls were carried out, and the caller does not learn it."""
+
+    deaf = False
+
+    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+        """As `Scripts.run_all`."""
+        outcomes = await super().run_all(calls, link)
+        if self.deaf:
+            raise RedisConnectionError("the reply was lost")
+        return outcomes
+
+
+async def test_lease_that_was_given_and_not_heard_of_blocks_nobody(stage: Stage) -> None:
+    """Neither the scheduler itself, which asks again, nor a standby when the scheduler stops."""
+    scripts = Unheard(stage.redis, stage.keys)
+    clock = asyncio.get_running_loop().time
+    first = Leadership(scripts, SchedulerId("s1"), lease_ms=60_000, clock=clock)
+    second = Leadership(stage.scripts, SchedulerId("s2"), lease_ms=60_000, clock=clock)
+
+    async def asks_in_vain() -> None:
+        scripts.deaf = True
+        with pytest.raises(RedisConnectionError):
+            await first.contend([MODEL])
+        scripts.deaf = False
+
+    await asks_in_vain()
+    assert {} == (await second.contend([MODEL])).gained
+    assert {MODEL: Term(2)} == (await first.contend([MODEL])).gained
+    await first.resign()
+
+    await asks_in_vain()
+    await first.resign()
+    assert {MODEL: Term(4)} == (await second.contend([MODEL])).gained
+    await first.resign()
+    assert {} == (await first.contend([MODEL])).gained, "another's lease is not given back"
 
 
 async def test_leader_whose_lease_was_taken_hears_that_it_lost_it(stage: Stage) -> None:

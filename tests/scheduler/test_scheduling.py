@@ -9,7 +9,7 @@ import pytest
 
 from shared.ids import ExecutorId, sequence_id
 from shared.messages import ReplyMessage, StepFlag
-from shared.scripts import CommitCode, Outcome, StepCommit
+from shared.scripts import CancelCode, CommitCode, Outcome, StepCommit
 from tests.scheduler.stage import Stage, step_numbers
 
 
@@ -85,6 +85,69 @@ async def test_waiting_sequence_is_refused_when_its_timeout_is_over_and_others_a
     )
     assert {} == await stage.record(2)
     assert ["l", "w"] == [(await stage.record(number))["st"] for number in (1, 3)]
+
+
+@pytest.mark.leaves_sequences
+async def test_every_queued_steps_timeout_counts_in_the_backlog_also_for_a_leader_that_comes_later(
+    stage: Stage,
+) -> None:
+    """The earliest deadline is the sequence's; all of its steps hear the same, and the next step is a stranger's."""
+    await stage.open_replies()
+    await stage.join("e1", slots=1)
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+    await stage.submit(2, start=True, timeout_us=600_000_000)
+    await stage.submit(2, timeout_us=20_000)
+    await stage.submit(3, start=True, timeout_us=600_000_000)
+    async with stage.scheduler(name="s2"):
+        await stage.submit(4, start=True)
+        await stage.submit(4, timeout_us=20_000)
+
+        async def refused() -> bool:
+            return {"2", "4"} <= set(await stage.replies())
+
+        await stage.until(refused)
+        for number in (2, 4):
+            reply = (await stage.replies())[str(number)]
+            assert ("UNAVAILABLE", "timeout of the corresponding sequence has been expired") == (
+                reply.error_code,
+                reply.error,
+            )
+            assert {} == await stage.record(number)
+    assert ["l", "w"] == [(await stage.record(number))["st"] for number in (1, 3)]
+    assert 1 == await stage.backlog_length(), "no news stays of those who are gone"
+
+
+@pytest.mark.leaves_sequences
+async def test_cancelled_waiting_sequence_leaves_the_line_and_a_cancelled_live_one_gives_its_slot_back(
+    stage: Stage,
+) -> None:
+    e1 = await stage.join("e1", slots=1)
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        accepted = await stage.submit(2, start=True)
+        await stage.submit(3, start=True)
+        assert CancelCode.REMOVED is await stage.cancel(2, accepted)
+
+        async def is_forgotten() -> bool:
+            known = scheduler.leaders["sum"].state.sequences
+            return await stage.feed_length() == 0 and {sequence_id("sum", "", n) for n in (1, 3)} == set(known)
+
+        await stage.until(is_forgotten)
+        (step,) = await stage.inbox(e1)
+        done = StepCommit(
+            step.sequence, step.epoch, step.step, step.flags, Outcome.CANCELLED, "", "", b"", entries=(step.entry,)
+        )
+        call = stage.scripts.commit(
+            [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
+        )
+        assert [CommitCode.OVER] == await stage.scripts.run(call)
+        await stage.live(3)
+
+    assert "c" == (await stage.record(1))["st"]
+    assert {} == await stage.record(2)
 
 
 @pytest.mark.leaves_sequences

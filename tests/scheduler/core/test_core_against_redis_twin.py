@@ -22,7 +22,9 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    PatienceLowered,
     Reclaimed,
+    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
@@ -46,6 +48,7 @@ class Record:
     epoch: Epoch = Epoch(0)
     moving: bool = False
     timeout_us: int = 0
+    deadline_ms: int = 0
 
 
 @dataclass
@@ -57,15 +60,18 @@ class Twin:
     entries: int = 0
     records: dict[SequenceId, Record] = field(default_factory=dict[SequenceId, Record])
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
-    feed: list[SequenceOver] = field(default_factory=list[SequenceOver])
+    news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
+    feed: list[SequenceOver | SequenceCancelled] = field(default_factory=list[SequenceOver | SequenceCancelled])
     executors: dict[ExecutorId, ServedVersion] = field(default_factory=dict[ExecutorId, ServedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
+    untold: set[Entry] = field(default_factory=set[Entry])
 
     def waits(self, sequence: SequenceId, record: Record) -> None:
         """An entry in the starts stream."""
         self.entries += 1
         record.entry = Entry(self.now_ms, self.entries, SHARD)
         record.place = None
+        record.deadline_ms = self.now_ms + record.timeout_us // 1000 if record.timeout_us else 0
         self.records[sequence] = record
         self.starts.append(
             SequenceWaits(sequence, "1", record.entry, moving=record.moving, timeout_us=record.timeout_us)
@@ -81,13 +87,13 @@ class Twin:
         assert action.place.instance < served.instances
         assert action.place.slot < served.slots
         record = self.records.get(action.sequence)
-        if record is None or record.place is not None:
+        if record is None or record.place is not None or record.entry != action.entry:
             return Assigned(action.sequence, action.entry, Epoch(0))
         holders = [other for other, held in self.records.items() if held.place == action.place]
         assert holders == [], f"{action.place} is held by {holders}"
         self.epoch += 1
         record.place, record.epoch = action.place, Epoch(self.epoch)
-        self.starts = [waits for waits in self.starts if waits.entry != record.entry]
+        self.leaves_the_line(record)
         return Assigned(action.sequence, action.entry, record.epoch)
 
     def reclaim(self, executor: ExecutorId) -> Event:
@@ -99,12 +105,36 @@ class Twin:
         return Reclaimed(executor)
 
     def reject(self, action: Reject) -> None:
-        """reject.lua: only of one that waits, and only when its time is over."""
-        record = self.records.pop(action.sequence)
-        assert record.place is None
+        """reject.lua: only of one that waits there, and only when the time of one of its steps is over."""
+        record = self.records.get(action.sequence)
+        if record is None or record.place is not None or record.entry != action.entry:
+            return
+        del self.records[action.sequence]
         assert not record.moving
-        assert self.now_ms >= record.entry.ms + TIMEOUT_MS
+        assert 0 < record.deadline_ms <= self.now_ms
+        self.leaves_the_line(record)
+
+    def leaves_the_line(self, record: Record) -> None:
+        """Its entry goes from the starts stream, and the news of it."""
         self.starts = [waits for waits in self.starts if waits.entry != record.entry]
+        self.news = [lowered for lowered in self.news if lowered.entry != record.entry]
+
+    def lower_patience(self, sequence: SequenceId, record: Record) -> None:
+        """submit.lua: a step that waits less long than those before it."""
+        deadline_ms = self.now_ms + TIMEOUT_MS
+        if not record.deadline_ms or deadline_ms < record.deadline_ms:
+            record.deadline_ms = deadline_ms
+            self.news = [lowered for lowered in self.news if lowered.entry != record.entry]
+            self.news.append(PatienceLowered(sequence, record.entry, deadline_ms))
+
+    def cancel(self, sequence: SequenceId, record: Record, *, tells: bool) -> None:
+        """cancel.lua for one that waits; when the feed is full, the leader is not told."""
+        del self.records[sequence]
+        self.leaves_the_line(record)
+        if tells:
+            self.feed.append(SequenceCancelled(sequence, record.entry))
+        else:
+            self.untold.add(record.entry)
 
 
 class CoreAgainstTwin(RuleBasedStateMachine):
@@ -122,7 +152,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.known: set[ExecutorId] = set()
         self.read_starts = Entry(0, 0, SHARD)
         self.read_log: list[SequenceWaits] = []
-        self.read_feed: list[SequenceOver] = []
+        self.read_feed: list[SequenceOver | SequenceCancelled] = []
 
     @initialize()
     def mesh_begins_with_an_executor(self) -> None:
@@ -149,6 +179,18 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             self.twin.waits(sequence, Record(Entry(0, 0, SHARD), timeout_us=timeout_us))
 
     @rule(sequence=st.sampled_from(SEQUENCES))
+    def client_sends_a_step_with_a_timeout(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is None and not record.moving:
+            self.twin.lower_patience(sequence, record)
+
+    @rule(sequence=st.sampled_from(SEQUENCES), tells=st.booleans())
+    def caller_of_a_waiting_sequence_leaves(self, sequence: SequenceId, tells: bool) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is None and not record.moving:
+            self.twin.cancel(sequence, record, tells=tells)
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
     def client_ends(self, sequence: SequenceId) -> None:
         record = self.twin.records.get(sequence)
         if record is not None and record.place is not None:
@@ -172,6 +214,12 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             self.read_starts = waits.entry
             self.read_log.append(waits)
             self.tell(waits)
+
+    @rule()
+    def leader_reads_news(self) -> None:
+        for lowered in list(self.twin.news):
+            if lowered.entry <= self.read_starts:
+                self.tell(lowered)
 
     @rule(data=st.data())
     @precondition(lambda self: self.read_log)
@@ -261,7 +309,9 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         waiting = {s for s, r in self.twin.records.items() if r.place is None}
 
         assert live == {sequence: (place, epoch) for sequence, place, epoch in picture(self.state).live}
-        assert waiting == {sequence for _, sequence, _ in picture(self.state).waiting}
+        # Of those whose cancellation the feed had no room for, it learns when their turn comes.
+        believed = {sequence for _, sequence, _ in picture(self.state).waiting}
+        assert waiting == {s for s in believed if self.state.sequences[s].entry not in self.twin.untold}
 
 
 TestCoreAgainstTwin = CoreAgainstTwin.TestCase

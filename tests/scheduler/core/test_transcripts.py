@@ -8,6 +8,8 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > waits a 100-0@2           sequence a is new: starts entry 100-0 of shard 2
     > waits a v2 100-0 50ms     ... of version 2, with a timeout
     > moves a 100-0             sequence a comes from a lost executor
+    > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
+    > cancelled a 100-0         a does not wait there any more: a caller has gone
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
     > over a 7                  a, of epoch 7, has ended
     > found a e1/1/0/3 7        rebuilding: a holds this slot
@@ -34,7 +36,9 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    PatienceLowered,
     Reclaimed,
+    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
@@ -60,7 +64,7 @@ def test_core_does_exactly_what_the_transcript_says(file: Path) -> None:
 
 
 def test_there_are_transcripts() -> None:
-    assert {"assignment", "backlog", "direct", "oldest", "expiry", "takeover", "late", "rebuild"} <= {
+    assert {"assignment", "backlog", "cancellation", "direct", "oldest", "expiry", "takeover", "late", "rebuild"} <= {
         file.stem for file in FILES
     }
 
@@ -106,13 +110,10 @@ def served(word: str) -> ServedVersion:
 def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> Event:
     version = next((word[1:] for word in rest if word.startswith("v")), "1")
     timeout_ms = next((int(word[:-2]) for word in rest if word.endswith("ms")), 0)
-    place = next(word for word in rest if "-" in word)
-    entry, shard = (*place.split("@"), "0")[:2]
-    ms, number = entry.split("-")
     return SequenceWaits(
         SequenceId(subject),
         version,
-        Entry(int(ms), int(number), ShardId(int(shard))),
+        place(next(word for word in rest if "-" in word)),
         moving=moving,
         timeout_us=timeout_ms * 1000,
     )
@@ -120,6 +121,12 @@ def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> E
 
 def moves(state: State, subject: str, rest: list[str]) -> Event:
     return waits(state, subject, rest, moving=True)
+
+
+def place(word: str) -> Entry:
+    entry, shard = (*word.split("@"), "0")[:2]
+    ms, number = entry.split("-")
+    return Entry(int(ms), int(number), ShardId(int(shard)))
 
 
 def assigned(state: State, subject: str, rest: list[str]) -> Event:
@@ -134,14 +141,16 @@ def over(_: State, subject: str, rest: list[str]) -> Event:
 
 def found(_: State, subject: str, rest: list[str]) -> Event:
     executor, version, instance, slot = rest[0].split("/")
-    place = Place(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
-    return SequenceFound(SequenceId(subject), place, Epoch(int(rest[1])))
+    held = Place(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
+    return SequenceFound(SequenceId(subject), held, Epoch(int(rest[1])))
 
 
 COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "joins": joins,
     "waits": waits,
     "moves": moves,
+    "patience": lambda _, subject, rest: PatienceLowered(SequenceId(subject), place(rest[0]), int(rest[1])),
+    "cancelled": lambda _, subject, rest: SequenceCancelled(SequenceId(subject), place(rest[0])),
     "assigned": assigned,
     "over": over,
     "found": found,
