@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"
 MISBEHAVING = Path(__file__).resolve().parent / "models"
+CONFORMANCE = ROOT / "tests" / "conformance" / "models"
 
 FORGETFUL_MODEL = '''
 import numpy as np
@@ -95,6 +96,17 @@ def add_forgetful_model(repository: Path, name: str = "forgetful_sum") -> str:
     (repository / name / "config.pbtxt").write_text(stateless)
     (repository / name / "1" / "model.py").write_text(FORGETFUL_MODEL.format())
     return name
+
+
+def add_iterative_model(repository: Path, *, pass_s: float) -> str:
+    """Puts the conformance suite's iterative model into a repository; each of its calls takes so long."""
+    model = repository / "iterative"
+    shutil.copytree(CONFORMANCE / "iterative", model, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (model / "1" / "model.py").read_text()
+    call = "        return [self.answer("
+    assert source.count(call) == 1
+    (model / "1" / "model.py").write_text(source.replace(call, f"        __import__('time').sleep({pass_s})\n{call}"))
+    return "iterative"
 
 
 def add_stateless_model(repository: Path) -> str:
