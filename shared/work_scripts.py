@@ -115,28 +115,24 @@ class WorkScripts:
 
     def enqueue(self, items: Sequence[WorkItem], *, bound: int) -> Call[list[bool]]:
         """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full."""
-        queues: dict[tuple[str, str], int] = {}
+        queues: dict[tuple[str, str], list[int]] = {}
+        for index, item in enumerate(items):
+            queues.setdefault((item.model, item.version), []).append(index)
         keys: list[str] = []
-        args: list[Any] = [0, bound]
-        for item in items:
-            place = (item.model, item.version)
-            if place not in queues:
-                queues[place] = len(queues) + 1
-                keys += self._keys.work_queue(*place)
-            args += (
-                queues[place],
-                request_id(item.gateway, item.token),
-                f"{item.level:0{LEVEL_DIGITS}d}",
-                item.level_bound,
-                item.timeout_us,
-                "D" if item.delays else "R",
-                item.rows,
-                1 if item.ordered else 0,
-                item.shape,
-                item.message,
-            )
-        args[0] = len(queues)
-        return Call("work_enqueue", keys, args, _read_flags)
+        args: list[Any] = [bound]
+        order: list[int] = []
+        for place, indexes in queues.items():
+            keys += self._keys.work_queue(*place)
+            args.append(len(indexes))
+            order += indexes
+            for index in indexes:
+                args += _fields(items[index])
+
+        def read(flags: list[int]) -> list[bool]:
+            accepted = dict(zip(order, flags, strict=True))
+            return [bool(accepted[index]) for index in range(len(items))]
+
+        return Call("work_enqueue", keys, args, read)
 
     def pull(
         self,
@@ -217,6 +213,20 @@ class WorkScripts:
 def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
     """The executors that may hold requests of a queue, from its hash of takers."""
     return [ExecutorId(name.decode()) for name in takers]
+
+
+def _fields(item: WorkItem) -> tuple[Any, ...]:
+    return (
+        request_id(item.gateway, item.token),
+        f"{item.level:0{LEVEL_DIGITS}d}",
+        item.level_bound,
+        item.timeout_us,
+        "D" if item.delays else "R",
+        item.rows,
+        1 if item.ordered else 0,
+        item.shape,
+        item.message,
+    )
 
 
 def _read_pulled(reply: list[Any]) -> Taken | Front:

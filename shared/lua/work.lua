@@ -52,8 +52,11 @@ local function wake(keys)
   if redis.call('LLEN', keys.wake) == 0 then redis.call('RPUSH', keys.wake, '1') end
 end
 
+-- Returns how many are left.
 local function wake_next(keys)
-  if redis.call('EXISTS', keys.queue) == 1 then wake(keys) else redis.call('DEL', keys.wake) end
+  local left = redis.call('ZCARD', keys.queue)
+  if left > 0 then wake(keys) else redis.call('DEL', keys.wake) end
+  return left
 end
 
 -- -- answers ----------------------------------------------------------------------------------------------------------
@@ -107,7 +110,9 @@ end
 local EXPIRED_MAX = 128
 
 -- Applies the policies to what is late: REJECT answers it, DELAY moves it behind its level's others, for good.
+-- Returns whether anything in the queue has a deadline.
 local function expire(keys, now, reply, counts)
+  if redis.call('EXISTS', keys.deadlines) == 0 then return false end
   local late = redis.call('ZRANGEBYSCORE', keys.deadlines, '-inf', string.format('%.0f', now), 'LIMIT', 0, EXPIRED_MAX)
   for _, id in ipairs(late) do
     local meta = meta_of(redis.call('HGET', keys.meta, id))
@@ -123,10 +128,12 @@ local function expire(keys, now, reply, counts)
       tally_refused(counts, 'REJECTED', math.floor((now - meta.arrived) / 1000))
     end
   end
+  return true
 end
 
 -- Microseconds until the next deadline in the queue, -1: there is none.
-local function next_deadline(keys, now)
+local function next_deadline(keys, now, has_deadlines)
+  if not has_deadlines then return -1 end
   local first = redis.call('ZRANGE', keys.deadlines, 0, 0, 'WITHSCORES')[2]
   return first and math.max(0, tonumber(first) - now) or -1
 end
@@ -154,17 +161,16 @@ local function taken_before(keys, executor, tag)
 end
 
 -- Moves requests from the queue to an executor.
-local function hold(keys, executor, tag, ids, members)
+local function hold(keys, executor, tag, ids, members, has_deadlines)
   local held = {}
   for i, id in ipairs(ids) do
     held[2 * i - 1] = id
     held[2 * i] = executor
   end
   redis.call('ZREM', keys.queue, unpack(members))
-  redis.call('ZREM', keys.deadlines, unpack(ids))
+  if has_deadlines then redis.call('ZREM', keys.deadlines, unpack(ids)) end
   redis.call('HSET', keys.held, unpack(held))
   redis.call('HSET', keys.takers, executor, tag .. ' ' .. table.concat(ids, ' '))
-  wake_next(keys)
-  return messages_of(keys, ids)
+  return messages_of(keys, ids), wake_next(keys)
 end
 

@@ -1,44 +1,78 @@
 -- Accepts stateless requests, in the order given. A request that is in its queue already, or being run, was sent before.
 --
 -- KEYS   per queue: the ten keys of shared/lua/work.lua
--- ARGV   1 number of queues   2 bound of a queue (0: none)
---        per request: index of its queue, id, level (20 digits), bound of its level (0: none), timeout us (0: none),
---                     action (R or D), rows, 1: answers leave in order, shape, message
+-- ARGV   1 bound of a queue (0: none)
+--        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),
+--                   timeout us (0: none), action (R or D), rows, 1: answers leave in order, shape, message
 -- reply  per request: 1 accepted, 0 its queue is full
+-- atomic all of it
 
-local queues = {}
-for i = 1, tonumber(ARGV[1]) do queues[i] = work_keys(i) end
-local bound, now = tonumber(ARGV[2]), now_us()
+local FIELDS = 9
+local bound, now = tonumber(ARGV[1]), now_us()
 
-local function is_full(keys, level, own)
-  if bound > 0 and redis.call('ZCARD', keys.queue) >= bound then return true end
-  -- Everything of the level, delayed or not: '/' is the character after '.'.
-  return own > 0 and redis.call('ZLEXCOUNT', keys.queue, '[' .. level .. '.', '(' .. level .. '/') >= own
-end
-
-local function enqueue(keys, item)
-  if redis.call('HEXISTS', keys.meta, item.id) == 1 or redis.call('HEXISTS', keys.early, item.id) == 1 then return 1 end
-  if is_full(keys, item.level, item.own) then return 0 end
-  local number = redis.call('INCR', keys.number)
-  local meta = { place = item.level .. '.0.' .. string.format('%016d', number), arrived = now, deadline = '0',
-    action = item.action, rows = item.rows, ordered = item.ordered, shape = item.shape }
-  if item.timeout > 0 then
-    meta.deadline = string.format('%.0f', now + item.timeout)
-    redis.call('ZADD', keys.deadlines, meta.deadline, item.id)
+-- How many of a level wait, delayed or not ('/' is the character after '.'), those of this call included.
+local function level_sizes(keys)
+  local sizes = {}
+  return function(level, more)
+    if not sizes[level] then
+      sizes[level] = redis.call('ZLEXCOUNT', keys.queue, '[' .. level .. '.', '(' .. level .. '/')
+    end
+    sizes[level] = sizes[level] + more
+    return sizes[level]
   end
-  redis.call('ZADD', keys.queue, 0, member_of(meta, item.id))
-  redis.call('HSET', keys.meta, item.id, meta_text(meta))
-  redis.call('HSET', keys.messages, item.id, item.message)
-  if item.ordered then redis.call('ZADD', keys.order, number, item.id) end
-  wake(keys)
-  return 1
 end
 
-local results = {}
-for i = 1, (#ARGV - 2) / 10 do
-  local a = 2 + (i - 1) * 10
-  results[i] = enqueue(queues[tonumber(ARGV[a + 1])], { id = ARGV[a + 2], level = ARGV[a + 3],
-    own = tonumber(ARGV[a + 4]), timeout = tonumber(ARGV[a + 5]), action = ARGV[a + 6], rows = ARGV[a + 7],
-    ordered = ARGV[a + 8] == '1', shape = ARGV[a + 9], message = ARGV[a + 10] })
+local function add(list, first, second)
+  list[#list + 1] = first
+  list[#list + 1] = second
+end
+
+local function put(command, key, pairs)
+  if #pairs > 0 then redis.call(command, key, unpack(pairs)) end
+end
+
+local function enqueue(keys, a, count, results)
+  local ids = {}
+  for i = 1, count do ids[i] = ARGV[a + (i - 1) * FIELDS + 1] end
+  local known, size = redis.call('HMGET', keys.meta, unpack(ids)), redis.call('ZCARD', keys.queue)
+  local number = redis.call('INCRBY', keys.number, count) - count
+  local in_level = level_sizes(keys)
+  local queue, metas, messages, deadlines, order = {}, {}, {}, {}, {}
+  for i, id in ipairs(ids) do
+    local f = a + (i - 1) * FIELDS
+    local level, own, timeout, ordered = ARGV[f + 2], tonumber(ARGV[f + 3]), tonumber(ARGV[f + 4]), ARGV[f + 7] == '1'
+    if known[i] or ordered and redis.call('HEXISTS', keys.early, id) == 1 then
+      results[#results + 1] = 1
+    elseif bound > 0 and size >= bound or own > 0 and in_level(level, 0) >= own then
+      results[#results + 1] = 0
+    else
+      local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
+        action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, shape = ARGV[f + 8] }
+      if timeout > 0 then
+        meta.deadline = string.format('%.0f', now + timeout)
+        add(deadlines, meta.deadline, id)
+      end
+      if own > 0 then in_level(level, 1) end
+      if ordered then add(order, number + i, id) end
+      add(queue, 0, member_of(meta, id))
+      add(metas, id, meta_text(meta))
+      add(messages, id, ARGV[f + 9])
+      size = size + 1
+      results[#results + 1] = 1
+    end
+  end
+  put('ZADD', keys.queue, queue)
+  put('HSET', keys.meta, metas)
+  put('HSET', keys.messages, messages)
+  put('ZADD', keys.deadlines, deadlines)
+  put('ZADD', keys.order, order)
+  if #queue > 0 then wake(keys) end
+end
+
+local results, a = {}, 1
+for i = 1, #KEYS / WORK_KEYS do
+  local count = tonumber(ARGV[a + 1])
+  enqueue(work_keys(i), a + 1, count, results)
+  a = a + 1 + count * FIELDS
 end
 return results

@@ -11,15 +11,14 @@ local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
 local ids, replies = {}, {}
 for a = 4, #ARGV, 3 do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
-local metas = redis.call('HMGET', keys.meta, unpack(ids))
-local results, done, ordered = {}, {}, false
+local ordered = redis.call('EXISTS', keys.order) == 1
+local results, done = {}, {}
 for i, id in ipairs(ids) do
   if holders[i] == ARGV[2] then
     results[i] = 1
     done[#done + 1] = id
     local reply = ARGV[3 * i + 2]
-    if meta_of(metas[i]).ordered then
-      ordered = true
+    if ordered and redis.call('ZSCORE', keys.order, id) then
       redis.call('HSET', keys.early, id, reply)
     else
       send(id, reply)

@@ -21,14 +21,11 @@ local function finish(reply)
   return reply
 end
 
-local function taken(messages)
-  return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now), unpack(messages) }
-end
-
 local again = taken_before(keys, executor, tag)
-if again then return finish(taken(again)) end
-expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
-if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), next_deadline(keys, now), now }) end
+if again then return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now, true), unpack(again) } end
+local has_deadlines = expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
+local function deadline() return next_deadline(keys, now, has_deadlines) end
+if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 
 local members = redis.call('ZRANGE', keys.queue, 0, most)
 if #members == 0 then return finish({ 0, 0, -1, now }) end
@@ -50,9 +47,10 @@ if may_take > 0 and (late or may_take == 2 and (delay == 0 or closed or rows >= 
   for i = #ids, count + 1, -1 do
     ids[i], members[i] = nil, nil
   end
-  return finish(taken(hold(keys, executor, tag, ids, members)))
+  local messages, left = hold(keys, executor, tag, ids, members, has_deadlines)
+  return finish({ 1, left, deadline(), unpack(messages) })
 end
-local seen = { 0, redis.call('ZCARD', keys.queue), next_deadline(keys, now), now }
+local seen = { 0, redis.call('ZCARD', keys.queue), deadline(), now }
 for i, id in ipairs(ids) do
   local meta = metas[i]
   seen[#seen + 1] = id

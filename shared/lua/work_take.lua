@@ -14,4 +14,4 @@ for i, text in ipairs(redis.call('HMGET', keys.meta, unpack(ids))) do
   members[i] = text and member_of(meta_of(text), ids[i])
   if not text or not redis.call('ZSCORE', keys.queue, members[i]) then return {} end
 end
-return hold(keys, ARGV[1], ARGV[2], ids, members)
+return (hold(keys, ARGV[1], ARGV[2], ids, members, true))

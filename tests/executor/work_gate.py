@@ -6,7 +6,7 @@ The python backend runs in the test's own process, so model and test share this 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 PATIENCE_S = 60.0
@@ -47,7 +47,7 @@ gate = Gate()
 
 
 @contextmanager
-def new_gate() -> Iterator[Gate]:
+def new_gate() -> Generator[Gate]:
     """A fresh gate for one test; nothing is held afterwards."""
     global gate  # noqa: PLW0603 - the model of the running test finds it here
     gate = Gate()

@@ -386,6 +386,7 @@ async def test_queues_of_several_models_are_filled_in_one_call(queue: Queue, red
     work, scripts = WorkScripts(keys), Scripts(redis, keys)
     items = [WorkItem(model, "1", GATEWAY, f"{n}", b"m") for n, model in enumerate(("x", "y", "x"))]
 
-    assert [True] * 3 == await scripts.run(work.enqueue(items, bound=0))
+    assert [True, True, False] == await scripts.run(work.enqueue(items, bound=1))
+    assert [True] * 3 == await scripts.run(work.enqueue(items, bound=2))
     counts = [await queue.redis.zcard(keys.work_queue(model, "1").queue) for model in "xy"]
     assert [2, 1] == counts
