@@ -32,8 +32,9 @@ from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.server import Server
 from gateway.restrictions import parse_restrictions
+from gateway.rpc.options import grpc_options
 from gateway.rpc.ports import Ports
-from gateway.rpc.server import GrpcLimits, serve_grpc
+from gateway.rpc.server import serve_grpc
 from gateway.rpc.servicer import InferenceServicer
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
@@ -163,10 +164,14 @@ async def _serve_ports(
     metrics = listen(settings.host, settings.metrics_port)
     ports = Ports(core.inference, core.catalog, core.repository, core.statistics, settings.server_id)
     grpc = await serve_grpc(
-        InferenceServicer(ports),
+        InferenceServicer(
+            ports,
+            forward=settings.metadata_forward_regex,
+            compression=settings.grpc_infer_response_compression_level,
+        ),
         host=settings.host,
         port=settings.grpc_port,
-        limits=GrpcLimits(receive_bytes=settings.http_max_input_size),
+        options=grpc_options(settings),
     )
     addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     serving = serve_http(app, http, stop=stop.wait, grace_s=grace_s, certificate=settings.http_certificate)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 import click
 
 from gateway.restrictions import parse_restrictions
 from shared.settings import MetricsSettings, setting
+
+INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,99 @@ class GatewaySettings(MetricsSettings):
         unit="file",
         group="TLS",
     )
+    grpc_header_forward_pattern: str = setting(
+        "",
+        help="As --http-header-forward-pattern, of the metadata of gRPC calls.",
+        group="Protocol",
+    )
+    grpc_restricted_protocol: tuple[str, ...] = setting(
+        (),
+        help="As --http-restricted-api, of the gRPC protocol; the metadata key is triton-grpc-protocol-<header>.",
+        group="Protocol",
+        secret=True,
+    )
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = setting(
+        "none",
+        help="Compression of answers to inference over gRPC: gzip at level low, deflate above.",
+        group="Protocol",
+    )
+    grpc_use_ssl: bool = setting(default=False, help="Whether the gRPC port speaks TLS.", group="TLS")
+    grpc_use_ssl_mutual: bool = setting(
+        default=False, help="Whether gRPC clients must show a certificate, too; implies --grpc-use-ssl.", group="TLS"
+    )
+    grpc_server_cert: str = setting("", help="Certificate file (PEM) of the gRPC port.", unit="file", group="TLS")
+    grpc_server_key: str = setting("", help="The certificate's private key (PEM).", unit="file", group="TLS")
+    grpc_root_cert: str = setting(
+        "", help="Authorities (PEM) that sign the certificates of gRPC clients.", unit="file", group="TLS"
+    )
+    grpc_keepalive_time: int = setting(
+        7_200_000,
+        help="A gRPC connection on which nothing happens is pinged after so long.",
+        unit="ms",
+        group="gRPC connections",
+        minimum=1,
+        maximum=INT32_MAX,
+    )
+    grpc_keepalive_timeout: int = setting(
+        20_000,
+        help="The time in which such a ping must be answered.",
+        unit="ms",
+        group="gRPC connections",
+        minimum=1,
+        maximum=INT32_MAX,
+    )
+    grpc_keepalive_permit_without_calls: bool = setting(
+        default=False, help="Whether connections without a call are pinged.", group="gRPC connections"
+    )
+    grpc_http2_max_pings_without_data: int = setting(
+        2,
+        help="Pings sent without data between them; 0 for any number.",
+        group="gRPC connections",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    grpc_http2_min_recv_ping_interval_without_data: int = setting(
+        300_000,
+        help="The time that a client must let pass between two pings without data between them.",
+        unit="ms",
+        group="gRPC connections",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    grpc_http2_max_ping_strikes: int = setting(
+        2,
+        help="How often a client may ping too early before its connection is closed; 0: as often as it likes.",
+        group="gRPC connections",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    grpc_max_connection_age: int = setting(
+        0,
+        help="Age at which a gRPC connection is asked to end; 0 for never.",
+        unit="ms",
+        group="gRPC connections",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    grpc_max_connection_age_grace: int = setting(
+        0,
+        help="Time for the calls of such a connection; 0 for as long as they take.",
+        unit="ms",
+        group="gRPC connections",
+        minimum=0,
+        maximum=INT32_MAX,
+    )
+    grpc_max_input_size: int = setting(
+        500 << 20,
+        help="Largest gRPC message that is received. Triton has no bound below 2 GiB; Redis takes no value beyond "
+        "512 MiB.",
+        unit="bytes",
+        group="Bounds",
+        minimum=1,
+    )
     http_max_input_size: int = setting(
         64 << 20,
-        help="Largest request body, after decompression, and largest gRPC message. Triton's default is the same.",
+        help="Largest body of an HTTP request, after decompression. Triton's default is the same.",
         unit="bytes",
         group="Bounds",
         minimum=1,
@@ -101,25 +194,48 @@ class GatewaySettings(MetricsSettings):
 
     def __post_init__(self) -> None:
         """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""
-        try:
-            parse_restrictions(self.http_restricted_api)
-        except ValueError as error:
-            raise click.UsageError(f"--http-restricted-api: {error}") from error
+        for option, texts in (
+            ("--http-restricted-api", self.http_restricted_api),
+            ("--grpc-restricted-protocol", self.grpc_restricted_protocol),
+        ):
+            try:
+                parse_restrictions(texts)
+            except ValueError as error:
+                raise click.UsageError(f"{option}: {error}") from error
         MetricsSettings.__post_init__(self)
-        try:
-            re.compile(self.http_header_forward_pattern)
-        except re.error as error:
-            raise click.UsageError(f"--http-header-forward-pattern: {error}") from error
+        for option, pattern in (
+            ("--http-header-forward-pattern", self.http_header_forward_pattern),
+            ("--grpc-header-forward-pattern", self.grpc_header_forward_pattern),
+        ):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise click.UsageError(f"{option}: {error}") from error
         if bool(self.http_server_cert) != bool(self.http_server_key) or (
             self.http_root_cert and not self.http_server_cert
         ):
             raise click.UsageError("--http-server-cert and --http-server-key go together; --http-root-cert needs both")
+        if self.grpc_tls and not (self.grpc_server_cert and self.grpc_server_key):
+            raise click.UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
+        if self.grpc_use_ssl_mutual and not self.grpc_root_cert:
+            raise click.UsageError("--grpc-use-ssl-mutual needs --grpc-root-cert")
 
     @property
     def header_forward_regex(self) -> re.Pattern[str] | None:
         """What `http_header_forward_pattern` means; None for nothing."""
         pattern = self.http_header_forward_pattern
         return re.compile(pattern, re.IGNORECASE) if pattern else None
+
+    @property
+    def metadata_forward_regex(self) -> re.Pattern[str] | None:
+        """What `grpc_header_forward_pattern` means; None for nothing."""
+        pattern = self.grpc_header_forward_pattern
+        return re.compile(pattern, re.IGNORECASE) if pattern else None
+
+    @property
+    def grpc_tls(self) -> bool:
+        """Whether the gRPC port speaks TLS."""
+        return self.grpc_use_ssl or self.grpc_use_ssl_mutual
 
     @property
     def http_certificate(self) -> Certificate | None:

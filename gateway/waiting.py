@@ -139,6 +139,12 @@ class Waiting:
 
 def error_of(message: ReplyMessage) -> MeshError:
     """The error that an executor (or the scheduler) answered with, as the family that says what the caller can do."""
+    error = _error_of(message)
+    error.accepted = True
+    return error
+
+
+def _error_of(message: ReplyMessage) -> MeshError:
     code = Code(message.error_code)
     if message.reason:
         return SequenceError(message.error, Reason(message.reason), message.step, code)

@@ -45,9 +45,13 @@ class Reason(StrEnum):
 
 
 class MeshError(Exception):
-    """Base of every error that a caller may see."""
+    """Base of every error that a caller may see.
+
+    accepted  the request had been accepted, and this is its answer; otherwise it was refused
+    """
 
     code: Code = Code.UNKNOWN
+    accepted: bool = False
 
     def __init__(self, message: str, code: Code | None = None) -> None:
         super().__init__(message)

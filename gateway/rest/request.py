@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.admission import InferCall, Parameter, check_correlation_id, with_id
+from gateway.forwarding import forwarded
 from gateway.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
@@ -34,10 +35,6 @@ from shared.model_config.values import ModelConfig
 from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 
 RESERVED_PREFIX = "triton_"
-RESERVED_HEADERS = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
-"""Names of parameters that mean something by themselves; a header cannot become one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,17 +327,6 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 # -- headers as parameters ------------------------------------------------------------------------------------------
 
 
-def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> dict[str, Parameter]:
-    """The headers whose names the pattern finds, as string parameters. Names are as HTTP servers see them: lower case.
-
-    raises  RequestError for a name that means something as a parameter
-    """
-    forwarded: dict[str, Parameter] = {}
-    for raw_name, value in headers:
-        name = raw_name.decode("latin-1")
-        if not pattern.search(name):
-            continue
-        if name in RESERVED_HEADERS or name.startswith(RESERVED_PREFIX):
-            raise RequestError(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-        forwarded[name] = value.decode("utf-8", "replace")
-    return forwarded
+def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> Mapping[str, Parameter]:
+    """The headers whose names the pattern finds, as string parameters. See `gateway.forwarding`."""
+    return forwarded(((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers), pattern)

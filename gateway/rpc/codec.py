@@ -22,13 +22,18 @@ from gateway.rpc.pb import InferParameter, InferRequest, InferResponse, StreamIn
 from gateway.waiting import Answer
 from shared.errors import Code, MeshError, RequestError, SequenceError
 from shared.ids import CorrelationId
-from shared.tensors import ELEMENT_BYTES, Tensor
+from shared.tensors import Tensor
 
 RESERVED_PREFIX = "triton_"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """Accepted and without effect: a model of the mesh gives a request exactly one response, which is the final one."""
+RESERVED_REFUSAL = (
+    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
+    f"'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
+)
 FINAL_RESPONSE = "triton_final_response"
 CLASSIFICATION = "classification"
+SHARED_MEMORY_REGION = "shared_memory_region"
 NO_CLASSES: Mapping[str, int] = {}
 UINT64_MASK = (1 << 64) - 1
 INT64_MAX = (1 << 63) - 1
@@ -77,7 +82,7 @@ def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) 
         timeout_us=timeout_us,
         inputs=decode_inputs(request),
         outputs=tuple([output.name for output in request.outputs[:]]),
-        parameters=custom,
+        parameters={**custom, **metadata.forwarded} if metadata.forwarded else custom,
         session_id=metadata.session_id,
         trace_headers=metadata.trace_headers,
     )
@@ -86,8 +91,7 @@ def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) 
 def correlation_id_of(parameter: InferParameter) -> CorrelationId:
     """The client's id of its sequence.
 
-    int64_param is read as unsigned: that is how clients send ids beyond 2**63. uint64_param is taken too, though Triton
-    refuses it, because uint64 is the type that the protocol gives an id.
+    int64_param is read as unsigned: that is how clients send ids beyond 2**63; as in Triton, uint64_param is refused.
     """
     match parameter.WhichOneof("parameter_choice"):
         case "int64_param":
@@ -95,8 +99,6 @@ def correlation_id_of(parameter: InferParameter) -> CorrelationId:
         case "string_param":
             check_correlation_id(parameter.string_param)
             return parameter.string_param
-        case "uint64_param":
-            return parameter.uint64_param
         case _:
             raise RequestError("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
 
@@ -133,16 +135,13 @@ def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]
     """Puts a parameter that means nothing to the mesh among those that the model is given; refuses reserved ones."""
     if key.startswith(RESERVED_PREFIX):
         if key != EMPTY_FINAL_RESPONSE:
-            raise RequestError(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-            )
+            raise RequestError(RESERVED_REFUSAL)
         flag_of(key, parameter)
         return
     choice = parameter.WhichOneof("parameter_choice")
     if choice is None:
         raise RequestError(
-            f"invalid value type for '{key}' parameter, expected bool_param, int64_param, uint64_param, double_param "
-            "or string_param."
+            f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
         )
     custom[key] = getattr(parameter, choice)
 
@@ -168,23 +167,16 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
     name: str = tensor.name
     datatype: str = tensor.datatype
     if tensor.parameters:
-        refuse_shared_memory(tensor.parameters)
+        refuse_shared_memory(tensor.parameters, name)
     if tensor.HasField("contents"):
         if not typed_allowed:
             raise RequestError(
                 f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
             )
-        check_datatype(datatype, name, model)
         raw = pack_contents(tensor.contents, datatype, name, model)
     if raw is None:
         raise RequestError(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
     return Tensor(name, datatype, tuple(tensor.shape[:]), raw)
-
-
-def check_datatype(datatype: str, name: str, model: str) -> None:
-    """Raises RequestError for a datatype that the protocol does not know."""
-    if datatype not in ELEMENT_BYTES and datatype != "BYTES":
-        raise RequestError(f"invalid datatype '{datatype}' of input '{name}' for model '{model}'")
 
 
 def requested_classes(request: InferRequest) -> Mapping[str, int]:
@@ -196,15 +188,28 @@ def requested_classes(request: InferRequest) -> Mapping[str, int]:
     for output in request.outputs[:]:
         parameters = output.parameters
         if parameters:
-            refuse_shared_memory(parameters)
+            refuse_shared_memory(parameters, output.name)
             if CLASSIFICATION in parameters:
-                classes = {**classes, output.name: count_of(CLASSIFICATION, parameters[CLASSIFICATION], at_least=1)}
+                classes = {**classes, output.name: class_count_of(parameters[CLASSIFICATION])}
     return classes
 
 
-def refuse_shared_memory(parameters: Mapping[str, InferParameter]) -> None:
+def class_count_of(parameter: InferParameter) -> int:
+    """How many classes are asked for. The words are Triton's, which mean: more than 0."""
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise RequestError("invalid value type for 'classification' parameter, expected int64_param")
+    if parameter.int64_param <= 0:
+        raise RequestError("invalid value for 'classification' parameter, expected >= 0")
+    return parameter.int64_param
+
+
+def refuse_shared_memory(parameters: Mapping[str, InferParameter], name: str) -> None:
     """Raises RequestError when a tensor is said to lie in shared memory."""
-    if "shared_memory_region" in parameters:
+    if SHARED_MEMORY_REGION in parameters:
+        if parameters[SHARED_MEMORY_REGION].WhichOneof("parameter_choice") != "string_param":
+            raise RequestError(
+                f"invalid value type for '{SHARED_MEMORY_REGION}' parameter for tensor '{name}', expected string_param."
+            )
         raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
 
 
@@ -232,14 +237,18 @@ def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES
     return message
 
 
-def encode_stream_error(error: MeshError, request_id: str) -> StreamInferResponse:
+def encode_stream_error(error: MeshError, request_id: str, model: str) -> StreamInferResponse:
     """The message by which one request of a stream fails; the stream goes on.
 
-    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason` and `last_step`.
+    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason` and `last_step`. A
+    request that had been accepted is answered by it, finally, for its model; one that was refused never was.
     """
     message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
     response = message.infer_response
     response.id = request_id
+    if error.accepted:
+        response.model_name = model
+        response.parameters[FINAL_RESPONSE].bool_param = True
     write_parameters(response.parameters, {"code": error.code.value})
     if isinstance(error, SequenceError):
         write_parameters(response.parameters, {"reason": error.reason.value, "last_step": error.last_step})

@@ -54,8 +54,6 @@ def pack_contents(contents: AnyMessage, datatype: str, name: str, model: str) ->
     (field, values), *surplus = given
     check_carries(field, datatype, where)
     if surplus:
-        # As in Triton: what is wrong with the second field's type is said first.
-        check_carries(surplus[0][0], datatype, where)
         raise RequestError(f"{where}, binary data was already supplied.")
     return pack_values(values, datatype, name, model)
 

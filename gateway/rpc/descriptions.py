@@ -102,9 +102,10 @@ def check_choice(key: str, parameter: AnyMessage, choice: str) -> None:
 
 
 def check_unload_parameters(parameters: Mapping[str, AnyMessage]) -> None:
-    """Accepts `unload_dependents`, which has no effect: there are no ensembles whose parts could be dependents."""
+    """Accepts `unload_dependents`, which has no effect: there are no ensembles whose parts could be dependents.
+
+    As in Triton, others are ignored.
+    """
     for key, value in parameters.items():
-        if key != "unload_dependents":
-            raise RequestError(f"unrecognized unload parameter '{key}'.")
-        if value.WhichOneof("parameter_choice") != "bool_param":
+        if key == "unload_dependents" and value.WhichOneof("parameter_choice") != "bool_param":
             raise RequestError("invalid value type for 'unload_dependents' parameter, expected bool_param.")

@@ -1,20 +1,24 @@
-"""The gRPC server of a gateway: composition, limits of the transport, and a stop that loses nothing accepted.
+"""The gRPC server of a gateway: composition, the transport's options, and a stop that loses nothing accepted.
 
-Source: triton-spec section 6 (message size, keepalive).
+Source: triton-spec section 6 (message size, keepalive); Triton's command line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
+from gateway.restrictions import Restriction
 from gateway.rpc.health import Health
 from gateway.rpc.pb import pb_grpc
+from gateway.rpc.restricted import Restrictions
 from gateway.rpc.servicer import InferenceServicer
 from shared.errors import UnavailableError
 
@@ -25,16 +29,49 @@ HEALTH_PERIOD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcLimits:
-    """Bounds of the transport.
+class Keepalive:
+    """How the transport looks after connections; the defaults are Triton's. Durations in ms.
+
+    time, timeout                a client that is silent for so long is pinged, and must answer within
+    permit_without_calls         pings go on while a connection has no call
+    pings_without_data_max       pings that are sent without data between them; 0 for any number
+    ping_interval_min, strikes   a client that pings more often than the first, more often than the second, is cut off
+    connection_age, its grace    a connection is closed when it is so old, calls on it after the grace; 0 for never
+    """
+
+    time: int = 7_200_000
+    timeout: int = 20_000
+    permit_without_calls: bool = False
+    pings_without_data_max: int = 2
+    ping_interval_min: int = 300_000
+    ping_strikes_max: int = 2
+    connection_age_max: int = 0
+    connection_age_grace: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTls:
+    """PEM files of TLS. mutual: clients must show a certificate that `root` has signed."""
+
+    certificate: str
+    key: str
+    root: str = ""
+    mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcOptions:
+    """Of the transport.
 
     receive_bytes  largest request; a larger one is refused by the transport with RESOURCE_EXHAUSTED
-    keepalive_*    Triton's defaults
+    tls            None: the port speaks plain text
+    restrictions   parts of the protocol that need a key, by category
     """
 
     receive_bytes: int = INT32_MAX
-    keepalive_time_ms: int = 7_200_000
-    keepalive_timeout_ms: int = 20_000
+    keepalive: Keepalive = Keepalive()
+    tls: GrpcTls | None = None
+    restrictions: Mapping[str, Restriction] = field(default_factory=dict[str, Restriction])
 
 
 class GrpcServer:
@@ -66,33 +103,55 @@ class GrpcServer:
 
 
 async def serve_grpc(
-    servicer: InferenceServicer, *, host: str, port: int, limits: GrpcLimits | None = None
+    servicer: InferenceServicer, *, host: str, port: int, options: GrpcOptions | None = None
 ) -> GrpcServer:
     """Starts serving the v2 protocol and `grpc.health.v1` on an address.
 
     port    0 picks a free one
-    raises  UnavailableError when the address cannot be had
+    raises  UnavailableError when the address cannot be had, or a file of TLS cannot be read
     """
-    server = grpc.aio.server(options=channel_options(limits or GrpcLimits()))
+    options = options or GrpcOptions()
+    interceptors = [Restrictions(options.restrictions)] if options.restrictions else []
+    server = grpc.aio.server(options=channel_options(options), interceptors=interceptors)
     health = Health(servicer.is_ready)
     pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     health_grpc: Any = health_pb2_grpc
     health_grpc.add_HealthServicer_to_server(health, server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError as error:
+        if options.tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials(options.tls))
+    except (RuntimeError, OSError) as error:
         raise UnavailableError(f"gRPC cannot listen on {address}: {error}") from error
     await server.start()
     return GrpcServer(server, servicer, health, bound)
 
 
-def channel_options(limits: GrpcLimits) -> list[tuple[str, int]]:
+def credentials(tls: GrpcTls) -> grpc.ServerCredentials:
+    """What the port shows and asks for. Raises OSError for a file that cannot be read."""
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    root = Path(tls.root).read_bytes() if tls.root else None
+    return grpc.ssl_server_credentials([pair], root, require_client_auth=tls.mutual)
+
+
+def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
     """The transport's arguments. Two servers on one port would share connections silently, so that is refused."""
-    return [
-        ("grpc.max_receive_message_length", min(limits.receive_bytes, INT32_MAX)),
+    keepalive = options.keepalive
+    arguments = [
+        ("grpc.max_receive_message_length", min(options.receive_bytes, INT32_MAX)),
         ("grpc.max_send_message_length", INT32_MAX),
-        ("grpc.keepalive_time_ms", limits.keepalive_time_ms),
-        ("grpc.keepalive_timeout_ms", limits.keepalive_timeout_ms),
+        ("grpc.keepalive_time_ms", keepalive.time),
+        ("grpc.keepalive_timeout_ms", keepalive.timeout),
+        ("grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", keepalive.pings_without_data_max),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive.ping_interval_min),
+        ("grpc.http2.max_ping_strikes", keepalive.ping_strikes_max),
         ("grpc.so_reuseport", 0),
     ]
+    if keepalive.connection_age_max:
+        arguments.append(("grpc.max_connection_age_ms", keepalive.connection_age_max))
+    if keepalive.connection_age_grace:
+        arguments.append(("grpc.max_connection_age_grace_ms", keepalive.connection_age_grace))
+    return arguments

@@ -10,8 +10,11 @@ Source: triton-spec section 6.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import grpc
 
 from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL, server_version
 from gateway.rpc.codec import decode_request, encode_answer, requested_classes
@@ -35,6 +38,13 @@ from shared.model_config.proto import config_proto
 OUTSTANDING_MAX = 1024
 """Unanswered requests of one stream. Above any sensible number of sequences that one client interleaves; 1024 waiting
 futures cost about a megabyte."""
+COMPRESSION: dict[str, grpc.Compression | None] = {
+    "none": None,
+    "low": grpc.Compression.Gzip,
+    "medium": grpc.Compression.Deflate,
+    "high": grpc.Compression.Deflate,
+}
+"""Levels of Triton's option, as gRPC's own core turns them into algorithms."""
 TRACE_REFUSAL = (
     "trace settings cannot be changed by rpc: a mesh traces with OpenTelemetry, set up by the OTEL_ environment "
     "variables of its services"
@@ -48,7 +58,7 @@ _base: Any = pb_grpc.GRPCInferenceServiceServicer
 
 
 def answers_errors(handler: Handler) -> Handler:
-    """A handler whose MeshErrors become the call's status."""
+    """A handler, of a unary call or of a stream, whose MeshErrors become the call's status."""
 
     @functools.wraps(handler)
     async def answering(self: Any, request: AnyMessage, context: Context) -> AnyMessage:
@@ -61,7 +71,7 @@ def answers_errors(handler: Handler) -> Handler:
 
 
 def refuses(reason: str) -> Handler:
-    """A handler for an rpc that has no meaning in a mesh."""
+    """A handler for an rpc that is not served, with the reason."""
 
     async def refusing(_self: Any, _request: AnyMessage, context: Context) -> None:
         await abort(context, RequestError(reason, Code.UNSUPPORTED))
@@ -73,11 +83,22 @@ class InferenceServicer(_base):
     """Answers for one gateway.
 
     outstanding_max  unanswered requests of one stream
+    forward          metadata keys that it finds become parameters of the requests
+    compression      level at which answers to inference are compressed: none, low, medium or high
     """
 
-    def __init__(self, ports: Ports, *, outstanding_max: int = OUTSTANDING_MAX) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        outstanding_max: int = OUTSTANDING_MAX,
+        forward: re.Pattern[str] | None = None,
+        compression: str = "none",
+    ) -> None:
         self._ports = ports
         self._outstanding_max = outstanding_max
+        self._forward = forward
+        self._compression = COMPRESSION[compression]
         self._streams: set[InferStream] = set()
         self._stopping = False
 
@@ -95,21 +116,26 @@ class InferenceServicer(_base):
 
     @answers_errors
     async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
-        """One request, one answer. When the caller leaves, the step goes on and its answer is dropped."""
+        """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
         if self._stopping:
             raise UnavailableError(SHUTTING_DOWN)
-        call = decode_request(request, call_metadata(context.invocation_metadata()))
+        if self._compression is not None:
+            context.set_compression(self._compression)
+        call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
         answer = await self._ports.inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
         return encode_answer(answer, classes)
 
+    @answers_errors
     async def ModelStreamInfer(self, requests: object, context: Context) -> None:
         """Any number of requests, for any models; see `gateway.rpc.stream`. Reads by `context.read`."""
         if self._stopping:
-            await abort(context, UnavailableError(SHUTTING_DOWN))
-        metadata = call_metadata(context.invocation_metadata())
+            raise UnavailableError(SHUTTING_DOWN)
+        if self._compression is not None:
+            context.set_compression(self._compression)
+        metadata = call_metadata(context.invocation_metadata(), self._forward)
         stream = InferStream(context, self._ports.inference.submit, metadata, outstanding_max=self._outstanding_max)
         self._streams.add(stream)
         try:
@@ -177,16 +203,41 @@ class InferenceServicer(_base):
         await self._ports.repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
-    # -- without a meaning in a mesh --------------------------------------------------------------------------------
+    # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
 
-    SystemSharedMemoryStatus = refuses(SHARED_MEMORY_REFUSAL)
+    @answers_errors
+    async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """No region, of whatever name."""
+        refuse_region("system", request.name)
+        return pb.SystemSharedMemoryStatusResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Nothing to do, as in Triton for a region that is not registered."""
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    @answers_errors
+    async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """No region, of whatever name."""
+        refuse_region("cuda", request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Nothing to do, as in Triton for a region that is not registered."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
     SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
-    SystemSharedMemoryUnregister = refuses(SHARED_MEMORY_REFUSAL)
-    CudaSharedMemoryStatus = refuses(SHARED_MEMORY_REFUSAL)
     CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
-    CudaSharedMemoryUnregister = refuses(SHARED_MEMORY_REFUSAL)
+
+    # -- not served yet ---------------------------------------------------------------------------------------------
+
     TraceSetting = refuses(TRACE_REFUSAL)
     LogSettings = refuses(LOG_REFUSAL)
+
+
+def refuse_region(kind: str, name: str) -> None:
+    """Raises RequestError when a shared memory region is asked for by name."""
+    if name:
+        raise RequestError(f"Unable to find {kind} shared memory region: '{name}'", Code.NOT_FOUND)
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

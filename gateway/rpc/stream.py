@@ -11,9 +11,13 @@ The writer is the call's handler; the reader is its child. A read is never cance
 buffers of a read that its coroutine has given up. A read ends by itself when the client half-closes or leaves, and
 when the call ends.
 
-The number of unanswered requests is bounded; at the bound the stream is not read, and HTTP/2 flow control makes the
-client wait. The bound must be well above the number of sequences that a client interleaves on one stream: at the
-bound, an END that would free a slot may stand behind a START that waits for one, until one of them times out.
+Unanswered requests are bounded, by their number and by the bytes of their tensors; at the bound the stream is not read,
+and HTTP/2 flow control makes the client wait. The number must be well above that of the sequences which a client
+interleaves on one stream: at the bound, an END that would free a slot may stand behind a START that waits for one,
+until one of them times out.
+
+A request that is refused fails by a message, and the stream goes on. So does one that was accepted and failed later,
+unless the client has asked, by `triton_grpc_error`, that such a failure ends the stream with its status.
 
 Source: triton-spec section 6, Streaming.
 """
@@ -26,6 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
+import msgspec
 
 from gateway.admission import InferCall
 from gateway.rpc.codec import (
@@ -41,6 +46,8 @@ from gateway.rpc.pb import InferRequest, StreamInferResponse
 from gateway.waiting import Answer
 from shared.errors import MeshError, UnavailableError
 
+OUTSTANDING_BYTES_MAX = 256 << 20
+"""Tensors of one stream's unanswered requests; a request that is larger by itself is let through alone."""
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
 Submit = Callable[[InferCall], asyncio.Future[Answer]]
@@ -48,19 +55,42 @@ _aio: Any = grpc.aio  # the checker does not see all that it exports
 END_OF_REQUESTS = _aio.EOF
 StreamContext = Any
 """grpc.aio.ServicerContext[ModelInferRequest, ModelStreamInferResponse]; its methods carry no types."""
-Outstanding = tuple[str, "asyncio.Future[Answer] | MeshError", Mapping[str, int]]
-"""A request's id; its answer to come, or the error that it never got beyond; its outputs that are to be classified."""
+
+
+class Outstanding(msgspec.Struct):
+    """A request that is not answered yet.
+
+    answer   its answer to come, or the error that it never got beyond
+    classes  its outputs that are to be classified
+    size     of its tensors, bytes
+    """
+
+    request_id: str
+    model: str
+    answer: asyncio.Future[Answer] | MeshError
+    classes: Mapping[str, int]
+    size: int
 
 
 class InferStream:
     """State of one stream, between its reader and its writer."""
 
-    def __init__(self, context: StreamContext, submit: Submit, metadata: CallMetadata, *, outstanding_max: int) -> None:
+    def __init__(
+        self,
+        context: StreamContext,
+        submit: Submit,
+        metadata: CallMetadata,
+        *,
+        outstanding_max: int,
+        outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
+    ) -> None:
         self._context = context
         self._submit = submit
         self._metadata = metadata
         self._outstanding_max = outstanding_max
+        self._outstanding_bytes_max = outstanding_bytes_max
         self._outstanding: deque[Outstanding] = deque()
+        self._outstanding_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Task[None] | None = None
         self._work: asyncio.Future[None] | None = None
@@ -97,7 +127,7 @@ class InferStream:
     async def _read_requests(self) -> None:
         read, outstanding = self._context.read, self._outstanding
         while not (self._closed or self._stopping):
-            if len(outstanding) >= self._outstanding_max:
+            if len(outstanding) >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
                 await self._wait_for_room()
                 continue
             request = await read()
@@ -109,12 +139,16 @@ class InferStream:
         """Hands a request on and queues what will answer it. Awaits nothing: see the module's text on order."""
         answer: asyncio.Future[Answer] | MeshError
         classes = NO_CLASSES
+        size = 0
         try:
             classes = requested_classes(request)
-            answer = self._submit(decode_request(request, self._metadata))
+            call = decode_request(request, self._metadata)
+            size = sum([len(tensor.raw) for tensor in call.inputs])
+            answer = self._submit(call)
         except MeshError as error:
             answer = error
-        self._outstanding.append((request.id, answer, classes))
+        self._outstanding.append(Outstanding(request.id, request.model_name, answer, classes, size))
+        self._outstanding_bytes += size
         wake(self._work)
 
     async def _wait_for_room(self) -> None:
@@ -135,8 +169,8 @@ class InferStream:
         assert reader is not None, "the reader starts before the writer"
         while True:
             if outstanding:
-                response = await self._response_to(*outstanding[0])
-                outstanding.popleft()
+                response = await self._response_to(outstanding[0])
+                self._outstanding_bytes -= outstanding.popleft().size
                 wake(self._room)
                 await write(response)
             elif reader.done():
@@ -149,17 +183,15 @@ class InferStream:
         if self._stopping:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
-    async def _response_to(
-        self, request_id: str, answer: asyncio.Future[Answer] | MeshError, classes: Mapping[str, int]
-    ) -> StreamInferResponse:
+    async def _response_to(self, request: Outstanding) -> StreamInferResponse:
         try:
-            if isinstance(answer, MeshError):
-                raise answer
-            return encode_stream_answer(await answer, classes)
+            if isinstance(request.answer, MeshError):
+                raise request.answer
+            return encode_stream_answer(await request.answer, request.classes)
         except MeshError as error:
-            if self._metadata.status_on_error:
+            if error.accepted and self._metadata.status_on_error:
                 await abort(self._context, error)
-            return encode_stream_error(error, request_id)
+            return encode_stream_error(error, request.request_id, request.model)
 
     async def _wait_for_work(self) -> None:
         self._work = self._loop.create_future()
@@ -167,7 +199,8 @@ class InferStream:
         self._work = None
 
     def _abandon(self) -> None:
-        for _, answer, _ in self._outstanding:
+        for request in self._outstanding:
+            answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
                 answer.exception()  # as above: nobody else will ask
         self._outstanding.clear()

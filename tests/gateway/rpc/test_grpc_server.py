@@ -10,10 +10,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.rpc.options import grpc_options
 from gateway.rpc.pb import pb, pb_grpc
-from gateway.rpc.server import GrpcLimits, GrpcServer, channel_options, serve_grpc
+from gateway.rpc.server import GrpcOptions, GrpcServer, channel_options, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
 from gateway.rpc.stream import END_OF_REQUESTS
+from gateway.settings import GatewaySettings
 from shared.errors import UnavailableError
 
 messages: Any = health_pb2
@@ -104,7 +106,7 @@ async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, mak
 
 
 async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make_servicer: Servicers) -> None:
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, limits=GrpcLimits(receive_bytes=10_000))
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=10_000))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         large = pb.ModelInferRequest()
@@ -140,6 +142,24 @@ async def test_a_port_that_is_taken_is_refused(rpc_server: GrpcServer, make_serv
 
 
 def test_keepalive_is_tritons_by_default() -> None:
-    options = dict(channel_options(GrpcLimits()))
+    options = dict(channel_options(grpc_options(GatewaySettings(redis_url=""))))
 
     assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
+    assert (0, 2) == (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"])
+    assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] == 300_000
+    assert options["grpc.http2.max_ping_strikes"] == 2
+    assert "grpc.max_connection_age_ms" not in options
+
+
+def test_connections_may_be_given_an_age_and_pings() -> None:
+    settings = GatewaySettings(
+        redis_url="",
+        grpc_keepalive_permit_without_calls=True,
+        grpc_max_connection_age=1000,
+        grpc_max_connection_age_grace=2000,
+    )
+
+    options = dict(channel_options(grpc_options(settings)))
+
+    assert options["grpc.keepalive_permit_without_calls"] == 1
+    assert (1000, 2000) == (options["grpc.max_connection_age_ms"], options["grpc.max_connection_age_grace_ms"])

@@ -23,7 +23,7 @@ from gateway.rpc.codec import (
 from gateway.rpc.metadata import CallMetadata
 from gateway.rpc.pb import pb
 from gateway.waiting import Answer
-from shared.errors import Code, Reason, RequestError, SequenceError
+from shared.errors import Code, ModelError, Reason, RequestError, SequenceError
 from shared.messages import ModelRecord, ReplyMessage
 from shared.model_config.values import ModelConfig
 from shared.tensors import Tensor, bytes_elements
@@ -119,7 +119,6 @@ def test_the_ordinary_clients_sequence_parameters_are_understood(
     [
         ({"int64_param": -1}, (1 << 64) - 1),
         ({"int64_param": -(1 << 63)}, 1 << 63),
-        ({"uint64_param": (1 << 64) - 1}, (1 << 64) - 1),
         ({"int64_param": 0}, 0),
         ({"string_param": ""}, ""),
         ({"string_param": "42"}, "42"),
@@ -160,6 +159,11 @@ def test_session_and_trace_come_from_the_calls_metadata() -> None:
             "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
         ),
         (
+            "sequence_id",
+            {"uint64_param": 5},
+            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+        ),
+        (
             "sequence_start",
             {"int64_param": 1},
             "invalid value type for 'sequence_start' parameter, expected bool_param.",
@@ -177,7 +181,10 @@ def test_session_and_trace_come_from_the_calls_metadata() -> None:
         (
             "triton_x",
             {"bool_param": True},
-            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+            (
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                "starting with 'triton_' are allowed: triton_enable_empty_final_response"
+            ),
         ),
         (
             "triton_enable_empty_final_response",
@@ -187,10 +194,7 @@ def test_session_and_trace_come_from_the_calls_metadata() -> None:
         (
             "mine",
             {},
-            (
-                "invalid value type for 'mine' parameter, expected bool_param, int64_param, uint64_param, "
-                "double_param or string_param."
-            ),
+            "invalid value type for 'mine' parameter, expected int64_param, bool_param, or string_param.",
         ),
     ],
 )
@@ -246,11 +250,13 @@ def test_raw_contents_that_belong_to_no_input_are_refused() -> None:
     assert refusal_of(made).message == "unexpected additional input data for model 'm'"
 
 
-def test_a_datatype_that_does_not_exist_is_refused() -> None:
+def test_a_datatype_that_does_not_exist_is_carried_by_no_field() -> None:
     made = request()
     made.inputs.add(name="A", datatype="INT4", shape=[1], contents=pb.InferTensorContents(int_contents=[1]))
 
-    assert refusal_of(made).message == "invalid datatype 'INT4' of input 'A' for model 'm'"
+    assert refusal_of(made).message == (
+        "unexpected explicit tensor data for input tensor 'A' for model 'm' of type 'INT32', expected datatype 'INT4'"
+    )
 
 
 @pytest.mark.parametrize("where", ["inputs", "outputs"])
@@ -265,23 +271,49 @@ def test_tensors_in_shared_memory_are_refused_with_the_reason(where: str) -> Non
     assert caught.value.code is Code.UNSUPPORTED
 
 
-@pytest.mark.parametrize("choice", [{"int64_param": 3}, {"uint64_param": 3}])
-def test_an_output_may_be_asked_for_as_classes(choice: dict[str, Any]) -> None:
+def test_a_region_of_shared_memory_has_a_name() -> None:
+    made = request()
+    made.inputs.add(name="A").parameters["shared_memory_region"].int64_param = 3
+
+    assert refusal_of(made).message == (
+        "invalid value type for 'shared_memory_region' parameter for tensor 'A', expected string_param."
+    )
+
+
+def test_forwarded_metadata_becomes_parameters() -> None:
+    made = with_parameter("mine", string_param="x")
+
+    call = decode_request(made, CallMetadata({}, forwarded={"user": "somebody"}))
+
+    assert call.parameters == {"mine": "x", "user": "somebody"}
+
+
+def test_an_output_may_be_asked_for_as_classes() -> None:
     made = request()
     made.outputs.add(name="PLAIN")
-    made.outputs.add(name="CLASSES").parameters["classification"].CopyFrom(pb.InferParameter(**choice))
+    made.outputs.add(name="CLASSES").parameters["classification"].int64_param = 3
 
     assert {"CLASSES": 3} == requested_classes(made)
     assert ("PLAIN", "CLASSES") == decode_request(made).outputs
 
 
-@pytest.mark.parametrize("choice", [{"int64_param": 0}, {"int64_param": -1}, {"string_param": "3"}])
-def test_a_number_of_classes_is_positive(choice: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"int64_param": 0}, "invalid value for 'classification' parameter, expected >= 0"),
+        ({"int64_param": -1}, "invalid value for 'classification' parameter, expected >= 0"),
+        ({"uint64_param": 3}, "invalid value type for 'classification' parameter, expected int64_param"),
+        ({"string_param": "3"}, "invalid value type for 'classification' parameter, expected int64_param"),
+    ],
+)
+def test_a_number_of_classes_is_a_positive_int64(choice: dict[str, Any], message: str) -> None:
     made = request()
     made.outputs.add(name="A").parameters["classification"].CopyFrom(pb.InferParameter(**choice))
 
-    with pytest.raises(RequestError, match="'classification'"):
+    with pytest.raises(RequestError) as caught:
         requested_classes(made)
+
+    assert message == caught.value.message
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -330,16 +362,27 @@ def test_a_streams_answer_is_marked_as_final() -> None:
 
 
 def test_a_streams_error_says_which_request_and_why() -> None:
-    message = encode_stream_error(SequenceError("gone", Reason.EXPIRED, 7), "r1")
+    message = encode_stream_error(SequenceError("gone", Reason.EXPIRED, 7), "r1", "m")
     parameters = message.infer_response.parameters
 
     assert (message.error_message, message.infer_response.id) == ("gone", "r1")
     assert parameters["code"].string_param == "INVALID_ARG"
     assert parameters["reason"].string_param == "expired"
     assert parameters["last_step"].int64_param == 7
-    assert "triton_final_response" not in parameters
+    assert "triton_final_response" not in parameters, "the request was refused: it has no answer that could be final"
+    assert message.infer_response.model_name == ""
+
+
+def test_the_error_of_an_accepted_request_is_its_final_answer() -> None:
+    error = ModelError("it broke")
+    error.accepted = True
+
+    response = encode_stream_error(error, "r1", "m").infer_response
+
+    assert response.parameters["triton_final_response"].bool_param
+    assert response.model_name == "m"
 
 
 def test_an_error_without_text_is_still_an_error_on_a_stream() -> None:
     """Triton cancels with an empty message; an empty `error_message` would read as success."""
-    assert encode_stream_error(RequestError("", Code.CANCELLED), "r1").error_message == "CANCELLED"
+    assert encode_stream_error(RequestError("", Code.CANCELLED), "r1", "m").error_message == "CANCELLED"

@@ -316,7 +316,6 @@ async def test_a_load_that_fails_says_why(stub: Any) -> None:
         ("Load", "file:1/model.py", {"string_param": "x"}, "'file:1/model.py', expected bytes_param."),
         ("Load", "other", {"bool_param": True}, "unrecognized load parameter 'other'."),
         ("Unload", "unload_dependents", {"int64_param": 1}, "'unload_dependents' parameter, expected bool_param."),
-        ("Unload", "other", {"bool_param": True}, "unrecognized unload parameter 'other'."),
     ],
 )
 async def test_repository_parameters_have_their_types(
@@ -350,15 +349,25 @@ def test_every_rpc_of_the_service_is_answered() -> None:
     assert [] == [method.name for method in service.methods if method.name not in vars(InferenceServicer)]
 
 
+@pytest.mark.parametrize("kind", ["System", "Cuda"])
+async def test_there_is_no_region_of_shared_memory_and_none_to_unregister(stub: Any, kind: str) -> None:
+    def asking(rpc: str, **fields: Any) -> Any:
+        name = f"{kind}SharedMemory{rpc}"
+        return getattr(stub, name)(getattr(pb, f"{name}Request")(**fields))
+
+    assert not (await asking("Status")).regions
+    await asking("Unregister")
+    await asking("Unregister", name="mine")
+    error = await status_of(asking("Status", name="mine"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details() == f"Unable to find {kind.lower()} shared memory region: 'mine'"
+
+
 @pytest.mark.parametrize(
     ("rpc", "reason"),
     [
-        ("SystemSharedMemoryStatus", "need not be on one machine"),
         ("SystemSharedMemoryRegister", "need not be on one machine"),
-        ("SystemSharedMemoryUnregister", "need not be on one machine"),
-        ("CudaSharedMemoryStatus", "need not be on one machine"),
         ("CudaSharedMemoryRegister", "need not be on one machine"),
-        ("CudaSharedMemoryUnregister", "need not be on one machine"),
         ("TraceSetting", "OpenTelemetry"),
         ("LogSettings", "--log-level"),
     ],

@@ -17,12 +17,13 @@ from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
 
 from gateway.admission import InferCall
+from gateway.rpc.metadata import NO_METADATA
 from gateway.rpc.pb import pb, pb_grpc
 from gateway.rpc.server import GrpcServer, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
-from gateway.rpc.stream import END_OF_REQUESTS
+from gateway.rpc.stream import END_OF_REQUESTS, InferStream
 from gateway.waiting import Answer
-from shared.errors import MeshError, ModelError, Reason, SequenceError
+from shared.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 
 # The clients have no types.
 triton: Any = triton_grpc
@@ -45,8 +46,11 @@ def int_input(number: int) -> Any:
 
 
 def broken_at(request_id: str, twin: Any) -> Callable[[InferCall], Answer | MeshError]:
+    error = ModelError("it broke")
+    error.accepted = True
+
     def respond(call: InferCall) -> Answer | MeshError:
-        return ModelError("it broke") if call.request_id == request_id else twin.answer(call)
+        return error if call.request_id == request_id else twin.answer(call)
 
     return respond
 
@@ -197,7 +201,7 @@ async def test_at_the_bound_the_stream_is_read_no_further_until_an_answer_leaves
     assert [str(number) for number in range(3 * OUTSTANDING_MAX)] == ids(responses)
 
 
-async def test_on_request_the_first_error_ends_the_stream_with_its_status(stub: Any, twin: Any) -> None:
+async def test_on_request_the_first_error_of_a_model_ends_the_stream_with_its_status(stub: Any, twin: Any) -> None:
     call = stub.ModelStreamInfer(metadata=(("triton_grpc_error", "true"),))
     twin.respond = broken_at("1", twin)
     for number in range(3):
@@ -209,6 +213,53 @@ async def test_on_request_the_first_error_ends_the_stream_with_its_status(stub: 
 
     assert first.infer_response.id == "0"
     assert (grpc.StatusCode.INTERNAL, "it broke") == (caught.value.code(), caught.value.details())
+
+
+async def test_a_refusal_never_ends_the_stream(stub: Any, twin: Any) -> None:
+    call = stub.ModelStreamInfer(metadata=(("triton_grpc_error", "true"),))
+    twin.fail(RequestError("refused"))
+    await call.write(request(0))
+    refused = await call.read()
+    twin.respond = twin.answer
+    await call.write(request(1))
+    await call.done_writing()
+
+    assert (refused.error_message, refused.infer_response.id) == ("refused", "0")
+    assert ids(await read_all(call)) == ["1"]
+
+
+async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
+    """One larger than the bound is let through alone; the next is read when it has been answered."""
+    twin.respond = twin.hold
+    numbers = iter(range(3))
+    context = ContextTwin()
+
+    async def read() -> Any:
+        number = next(numbers, None)
+        return END_OF_REQUESTS if number is None else request(number)
+
+    context.read = read
+    stream = InferStream(context, twin.submit, NO_METADATA, outstanding_max=100, outstanding_bytes_max=3)
+    running = asyncio.create_task(stream.run())
+    for number in range(3):
+        await twin.wait_for_calls(number + 1)
+        await asyncio.sleep(0)
+        assert len(twin.calls) == number + 1
+        twin.finish(number)
+    await running
+
+    assert ["0", "1", "2"] == ids(context.written)
+
+
+class ContextTwin:
+    """What a stream needs of its call."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+        self.read: Any = None
+
+    async def write(self, response: Any) -> None:
+        self.written.append(response)
 
 
 async def test_a_message_that_is_no_request_ends_the_stream_and_not_the_server(
