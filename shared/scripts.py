@@ -460,7 +460,7 @@ class Scripts:
         return Call("lead", keys, [model, scheduler, lease_ms, term], Term)
 
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
-        """Gives the lead of a model back (term 0: whatever term it was given); False when it is not this scheduler's."""
+        """Gives the lead of a model back (term 0: of whatever term); False when it is not this scheduler's."""
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
 
     def total(
