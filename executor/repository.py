@@ -22,6 +22,7 @@ from executor.engine.base import Engine, LoadRequest
 from executor.fingerprints import Fingerprint, fingerprint
 from executor.labels import read_labels
 from executor.statistics import ModelStatistics
+from executor.warmup import warm_up
 from executor.worker import EngineWorker
 from shared import logs
 from shared.errors import Code, LoadError, MeshError
@@ -353,6 +354,7 @@ class Repository:
                     slots=config.slots_per_instance,
                 )
                 engines.append(backend.load(request))
+                warm_up(engines[-1], config, loaded.model_dir, name)
                 workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:

@@ -31,7 +31,8 @@ class Row(msgspec.Struct, frozen=True):
               bring several rows of its own: then dim 0 is that number). Only what the client sent: control tensors
               are in `controls`.
     controls  control tensors by name, shaped [1, 1], or [1] for a model without batch dimension
-    slot      arena row that holds this sequence's implicit state; None for a stateless model or a null row
+    slot      arena row that holds this sequence's implicit state; None for a stateless model or a null row. A row with
+              START may have none: it begins from the initial state, and what it leaves is forgotten (warm-up)
     start     begin from the initial state instead of the arena's content
     end       the sequence's last step
     outputs   names the caller asked for; empty means all

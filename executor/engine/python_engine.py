@@ -158,9 +158,10 @@ class PythonEngine:
                 results[index] = responses
             elif requests[position].release_flags == interface.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
                 results[index] = self._rescheduled(responses[position])
-                if self._has_state and (kept := states[position]) is not None:
+                slot = rows[index].slot
+                if slot is not None and self._has_state and (kept := states[position]) is not None:
                     # The next pass does not carry START any more: it must find what START began with.
-                    self._states.put(cast("int", rows[index].slot), kept)
+                    self._states.put(slot, kept)
             else:
                 before = states[position] if self._has_state else None
                 result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
@@ -229,8 +230,10 @@ class PythonEngine:
         return [None if row.null else self._state_before(row) for row in batch]
 
     def _state_before(self, row: Row) -> States:
-        assert row.slot is not None, "a row of a model with implicit state has a slot"
-        return self._states.initial if row.start else self._states.at(row.slot)
+        if row.start:
+            return self._states.initial
+        assert row.slot is not None, "a row that goes on from implicit state has a slot"
+        return self._states.at(row.slot)
 
     def _responses(self, requests: list[RowRequest]) -> Sequence[object] | RowError:
         token = interface.current_model_dir.set(self._model_dir)

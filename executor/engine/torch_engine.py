@@ -220,7 +220,7 @@ class TorchEngine:
             return self._arena.null_place
         if row.start:
             return self._arena.initial_place
-        assert row.slot is not None, "a row of a model with implicit state has a slot"
+        assert row.slot is not None, "a row that goes on from implicit state has a slot"
         return row.slot
 
     def _run_members(

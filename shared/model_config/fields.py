@@ -58,6 +58,7 @@ SERVED: frozenset[str] = frozenset(
         "instance_group.gpus",
         "instance_group.profile",  # refused by validation, with Triton's message
         "model_transaction_policy.stateful_model_policy",
+        "model_warmup",
         # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
         "optimization.input_pinned_memory",
         "optimization.output_pinned_memory",
@@ -76,7 +77,6 @@ NOTED: dict[str, str] = {
     "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
     "instance_group.passive": "every instance takes requests",
     "instance_group.host_policy": "the mesh has no host policies",
-    "model_warmup": "the mesh runs no warm-up requests",
     "response_cache.enable": "the mesh has no response cache, so that every request is computed",
 }
 """Fields without effect here, and why a model may still be served without it."""

@@ -459,7 +459,6 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
 
     assert (
         "'instance_group.rate_limiter' has no effect: the mesh has no rate limiter, as Triton by default",
-        "'model_warmup' has no effect: the mesh runs no warm-up requests",
         "'response_cache.enable' has no effect: the mesh has no response cache, so that every request is computed",
         "skipping batch 0 warmup sample 'w'",
     ) == tuple(sorted(loaded.config.notes))

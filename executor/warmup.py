@@ -1,0 +1,134 @@
+"""Runs a model's warm-up samples on a new instance, before it is ready (`model_warmup`).
+
+A sample is a batch of equal rows that goes to the engine itself: it meets no scheduler, is not counted, and leaves no
+implicit state behind, because its rows begin from the initial state and have no slot. The control tensors that a sample
+leaves out are those of a sequence of one step (Triton gives such a model no tensor at all).
+
+Random numbers are reproducible; floating-point ones lie in [0, 1), where Triton's are random bytes.
+
+Source: triton-spec section 4, "model_warmup"; Triton core, backend_model_instance.cc (GenerateWarmupData, WarmUp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from executor.core.controls import ControlTensors
+from executor.engine.base import Engine, Row, RowError
+from shared import logs
+from shared.errors import Code, LoadError
+from shared.model_config.values import ControlSpec, ModelConfig, WarmupInput, WarmupSample, WarmupSource
+from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, pack_bytes
+
+WARMUP_DIR = "warmup"
+"""Beside the version directories; holds the files that samples name."""
+
+_SEED = 0
+
+
+def warm_up(engine: Engine, config: ModelConfig, model_dir: Path, instance: str) -> None:
+    """Runs every sample as often as it says. Ends with the first that fails: raises LoadError in Triton's words."""
+    for sample in config.warmup:
+        row = warmup_row(config, sample, model_dir)
+        for iteration in range(1, sample.count + 1):
+            logs.debug("warm-up", instance=instance, sample=sample.name, iteration=iteration)
+            _run(engine, sample, row)
+
+
+def warmup_row(config: ModelConfig, sample: WarmupSample, model_dir: Path) -> Row:
+    """One request of a sample's batch; all are equal.
+
+    raises  LoadError for a tensor that the model does not have, and for a file that cannot be read
+    """
+    specs = {spec.name for spec in config.inputs}
+    batching = config.sequence_batching
+    controls = {control.name: control for control in (batching.controls if batching else ())}
+    leading = (1,) if config.max_batch_size > 0 else ()
+    inputs: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
+    for name, described in sample.inputs.items():
+        if name in controls:
+            given[name] = _control(config, sample, controls[name], described, model_dir)
+        elif name in specs:
+            shape = (*leading, *described.dims)
+            inputs[name] = Tensor(name, described.datatype, shape, _content(sample, described, model_dir))
+        else:
+            raise _failed(sample, f"unexpected inference input '{name}' for model '{config.name}'")
+    return Row(inputs=inputs, controls={**_usual_controls(config), **given}, start=batching is not None)
+
+
+def _usual_controls(config: ModelConfig) -> Mapping[str, Tensor]:
+    """Those of a sequence of one step, with the id that is nobody's."""
+    controls = ControlTensors(config)
+    null = controls.null_row
+    of_strings = any(tensor.datatype == "BYTES" for tensor in null.values())
+    return controls.of(start=True, end=True, correlation_id="" if of_strings else 0)
+
+
+def _run(engine: Engine, sample: WarmupSample, row: Row) -> None:
+    rows = [row] * sample.batch_size
+    try:
+        results = engine.run(rows, [False] * len(rows)).rows
+    except Exception as error:
+        raise _failed(sample, str(error)) from error
+    messages = [result.message for result in results if isinstance(result, RowError)]
+    if messages:
+        raise _failed(sample, *messages)
+
+
+def _failed(sample: WarmupSample, *messages: str) -> LoadError:
+    reasons = "".join(f"{message}; " for message in messages)
+    return LoadError(f"failed to run warmup sample '{sample.name}': {reasons}", Code.INVALID_ARG)
+
+
+def _control(
+    config: ModelConfig, sample: WarmupSample, control: ControlSpec, described: WarmupInput, model_dir: Path
+) -> Tensor:
+    shape = (1, 1) if config.max_batch_size > 0 else (1,)
+    if described.datatype != control.datatype:
+        raise _failed(
+            sample,
+            f"inference input '{control.name}' data-type is '{described.datatype}', but model '{config.name}' expects "
+            f"'{control.datatype}'",
+        )
+    if element_count(described.dims) != 1:
+        raise _failed(
+            sample, f"control tensor '{control.name}' of model '{config.name}' has one element, not {described.dims}"
+        )
+    return Tensor(control.name, control.datatype, shape, _content(sample, described, model_dir))
+
+
+def _content(sample: WarmupSample, described: WarmupInput, model_dir: Path) -> bytes:
+    count = element_count(described.dims)
+    if described.source is WarmupSource.FILE:
+        return _file_content(sample, described, model_dir / WARMUP_DIR / described.file)
+    if described.datatype == "BYTES":
+        return pack_bytes([b""] * count)
+    if described.source is WarmupSource.ZERO:
+        return bytes(count * ELEMENT_BYTES[described.datatype])
+    return _random(described.datatype, count)
+
+
+def _file_content(sample: WarmupSample, described: WarmupInput, path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _failed(sample, f"cannot read {path}: {error.strerror}") from error
+    if described.datatype == "BYTES":
+        return content
+    return content[: element_count(described.dims) * ELEMENT_BYTES[described.datatype]]
+
+
+def _random(datatype: str, count: int) -> bytes:
+    generator = np.random.default_rng(_SEED)
+    if datatype in ("FP16", "FP32", "FP64"):
+        return generator.random(count).astype(NUMPY_TYPE[datatype]).tobytes()
+    if datatype == "BF16":
+        # The upper half of the FP32 number.
+        return (generator.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    if datatype == "BOOL":
+        return generator.integers(0, 2, count, np.uint8).tobytes()
+    return generator.bytes(count * ELEMENT_BYTES[datatype])
