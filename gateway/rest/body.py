@@ -82,7 +82,8 @@ async def read_body(receive: Receive, headers: Headers, *, size_max: int) -> byt
     if len(body) > size_max:
         raise too_large(len(body), size_max)
     if headers.content_encoding:
-        return unpack(body, headers.content_encoding, size_max=size_max)
+        # A few bytes may become many: nobody else should wait for them.
+        return await asyncio.to_thread(unpack, body, headers.content_encoding, size_max=size_max)
     return body
 
 

@@ -19,6 +19,8 @@ from gateway.rest.response import encode_answer
 from shared.errors import Code, RequestError
 
 GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
+BULKY_BYTES = 1 << 18
+"""JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
 WATCH_AFTER_S = 1.0
 """Only a request that takes longer than this is watched for a client that leaves: the watch costs a task."""
 
@@ -42,9 +44,15 @@ class Infer:
         """One request."""
         headers = read_headers(scope)
         body = await read_body(receive, headers, size_max=self._size_max)
-        call, forms = self._decode(scope, headers, body)
+        if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
+            call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
+        else:
+            call, forms = self._decode(scope, headers, body)
         answer = await answer_while_present(self._inference.submit(call), receive)
-        content, header_length = encode_answer(answer, forms)
+        if json_bytes(answer, forms) > BULKY_BYTES:
+            content, header_length = await asyncio.to_thread(encode_answer, answer, forms)
+        else:
+            content, header_length = encode_answer(answer, forms)
         extra: list[Header] = [JSON] if header_length is None else [BINARY]
         if header_length is not None:
             extra.append((b"inference-header-content-length", b"%d" % header_length))
@@ -52,7 +60,7 @@ class Infer:
             extra.append((b"inference-session-id", answer.session_id.encode()))
         encoding = choose(headers.accept_encoding) if headers.accept_encoding else ""
         if encoding:
-            content = pack(content, encoding)
+            content = await asyncio.to_thread(pack, content, encoding)
             extra.append((b"content-encoding", encoding.encode()))
         await send_bytes(send, 200, content, extra)
 
@@ -82,6 +90,12 @@ class Infer:
             if forwarded:
                 call = msgspec.structs.replace(call, parameters={**call.parameters, **forwarded})
         return call, forms
+
+
+def json_bytes(answer: Answer, forms: OutputForms) -> int:
+    """Bytes of the outputs that will be written as JSON or classified."""
+    outputs = ((output, forms.of(output.name)) for output in answer.message.outputs)
+    return sum(len(output.raw) for output, form in outputs if form.classes or not form.binary)
 
 
 async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:

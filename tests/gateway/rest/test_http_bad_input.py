@@ -417,6 +417,48 @@ async def test_unknown_compression_names_the_known_ones(session: aiohttp.ClientS
         assert await response.json() == {"error": "Unsupported compression type"}
 
 
+async def test_clients_that_dawdle_hold_nobody_up(gateway: RunningGateway, session: aiohttp.ClientSession):
+    """Many that have sent a part of a request, each another; then they go on, bit by bit, and are answered too."""
+    content = json.dumps(body(one("INPUT0", "FP32"))).encode()
+    head = f"POST {ECHO} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    whole = head + content
+    parts = [whole[: len(head) // 2 + index] for index in range(30)]
+    slow = [await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port) for _ in parts]
+    for (_, writer), part in zip(slow, parts, strict=True):
+        writer.write(part)
+
+    assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200
+
+    for position in range(0, len(whole), 20):
+        for (_, writer), part in zip(slow, parts, strict=True):
+            writer.write(whole[len(part) :][position : position + 20])
+            await writer.drain()
+    answers = [await reader.read() for reader, _ in slow]
+    for _, writer in slow:
+        writer.close()
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n"]
+)
+async def test_what_is_no_http_is_refused(gateway: RunningGateway, session: aiohttp.ClientSession, sent: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+    writer.write(sent + b"\r\n" * 3)
+    answer = await reader.read()
+    writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert (await post(session, ECHO, body(one("INPUT0", "FP32"))))[0] == 200
+
+
+async def test_a_bulky_document_is_read_and_answered(session: aiohttp.ClientSession):
+    numbers = [float(number) for number in range(60_000)]
+    status, document = await post(session, ECHO, body(one("INPUT0", "FP32", (1, len(numbers)), data=numbers)))
+
+    assert (200, numbers) == (status, document["outputs"][0]["data"])
+
+
 async def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(
     gateway: RunningGateway, session: aiohttp.ClientSession
 ):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import json
 import zlib
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -16,17 +17,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gateway.admission import admit
 from gateway.classification import classify
 from gateway.rest.compression import choose, pack, unpack
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
+from gateway.rest.json_values import JsonError
 from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
 from gateway.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
 from gateway.waiting import Answer
 from shared.errors import Code, Reason, RequestError, SequenceError
-from shared.messages import ModelRecord, ReplyMessage
+from shared.messages import ModelRecord, ReplyMessage, decode_infer, encode
 from shared.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
-from tests.gateway.fake_executor import echo
+from tests.gateway.fake_executor import echo, running_sum
 
 CLASSIFIED = [dtype for dtype, name in DATATYPE_OF.items() if name not in ("BOOL", "FP16")]
 JSON_TYPES = [name for name in NUMPY_TYPE if name != "FP16"]
@@ -103,6 +106,64 @@ def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: lis
 def test_any_json_is_a_call_or_a_request_error(document: Any):
     with contextlib.suppress(RequestError):
         decode(json.dumps(document).encode(), Envelope("m"), echo)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(document: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    keys: list[Any] = list(cast("Any", document).keys() if isinstance(document, dict) else range(len(document)))
+    found: list[tuple[Any, Any]] = [(document, key) for key in keys]
+    for key in keys:
+        if isinstance(document[key], (dict, list)):
+            found += places(document[key])
+    return found
+
+
+@given(st.data())
+def test_a_good_request_with_anything_in_any_place_is_a_step_or_a_request_error(data: st.DataObject):
+    """What the parser lets through can be checked, encoded and sent on; what it refuses can be answered."""
+    document: Any = {
+        "id": "r",
+        "inputs": [
+            {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [[1]], "parameters": {"x": 1}},
+            {"name": "B", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 5}},
+        ],
+        "outputs": [{"name": "OUTPUT", "parameters": {"binary_data": True, "classification": 1}}],
+        "parameters": {"sequence_id": 1, "sequence_start": True, "sequence_end": False, "priority": 1, "timeout": 2},
+    }
+    if data.draw(st.booleans()):
+        document["inputs"].pop()
+    for _ in range(data.draw(st.integers(0, 3))):
+        container, key = data.draw(st.sampled_from(places(document)))
+        match data.draw(st.sampled_from(["change", "remove", "move"])):
+            case "change":
+                container[key] = data.draw(ANYTHING)
+            case "remove" if isinstance(container, dict):
+                container.pop(key)
+            case _:
+                other, name = data.draw(st.sampled_from(places(document)))
+                container[key] = copy.deepcopy(other[name])
+    head = json.dumps(document).encode()
+    record = ModelRecord(running_sum(), "{}", ("1",))
+
+    refused: RequestError | None = None
+    try:
+        call, _ = decode(head + b"\1\0\0\0a", Envelope("running_sum", header_length=len(head)), running_sum)
+        message = admit(call, record, "1", arrived_ns=1, make_session=lambda: "s").message
+        assert decode_infer(encode(message)) == message
+    except RequestError as error:
+        refused = error
+
+    if refused is not None:
+        status, told = http_error(refused)
+        assert status in (400, 404, 501) or isinstance(refused, JsonError)
+        assert orjson.dumps(told)
 
 
 @given(st.binary(max_size=60), st.none() | st.integers(0, 70))
