@@ -122,12 +122,13 @@ class Keyspace:
         return f"{self.base(shard)}fence:{model}"
 
     def starts(self, shard: ShardId, model: str) -> str:
-        """Stream of sequences that wait for a slot: the backlog itself. Written by `submit` and `reclaim`, entries
-        removed by `assign` and `reject`."""
+        """Stream of sequences that wait for a slot: the backlog itself, with at most one piece of news for each (its
+        deadline was lowered). Written by `submit` and `reclaim`, entries removed by `assign`, `reject` and `cancel`."""
         return f"{self.base(shard)}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:
-        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots."""
+        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, but for
+        a bounded number of those that were cancelled while they waited."""
         return f"{self.base(shard)}feed:{model}"
 
     def deadlines(self, shard: ShardId, model: str) -> str:

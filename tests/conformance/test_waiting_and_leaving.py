@@ -1,4 +1,4 @@
-"""Sequences that wait for a slot, and callers who leave: timeouts and cancellation (triton-spec 1.7, 1.8).
+"""Sequences that wait for a slot or follow one another in it, and callers who leave (triton-spec 1.3, 1.7, 1.8).
 
 The model `sole` has one slot: a sequence that holds it keeps all others waiting.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from shared.errors import Code
 from shared.ids import CorrelationId, sequence_id
-from tests.conformance.calls import Caller, Gate, Step, Stream, fresh_id, refused
+from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id, refused
 from tests.conformance.targets import Target
 from tests.mesh.running_mesh import eventually
 
@@ -190,3 +190,69 @@ async def test_a_connection_that_is_closed_between_steps_changes_nothing(target:
             answer = await caller(identity, value, start=start, end=end)
 
     assert 6 == answer.total
+
+
+# -- one after the other in the same slot -----------------------------------------------------------------------------
+
+
+async def test_a_start_while_it_waits_is_queued_behind_what_waits(caller: Caller, backstage: Backstage) -> None:
+    caller, holder, identity = caller.of(MODEL), fresh_id(), fresh_id()
+    await caller(holder, 1, start=True)
+    queued: list[asyncio.Task[Answer]] = []
+    for step in (
+        Step(identity, 1, start=True),
+        Step(identity, 2),
+        Step(identity, 10, start=True),
+        Step(identity, 20, end=True),
+    ):
+        queued.append(caller.begin(step))
+        await backstage.accepted(identity, len(queued))
+    await caller(holder, 1, end=True)
+
+    assert [1, 3, 10, 30] == [answer.total for answer in await asyncio.gather(*queued)]
+
+
+async def test_a_sequence_is_over_when_its_end_is_accepted_and_its_id_free_for_the_next(
+    caller: Caller, backstage: Backstage, gate: Gate
+) -> None:
+    """Also while the END has not run yet; the next sequence of the id waits for the slot."""
+    caller, identity = caller.of(MODEL), fresh_id()
+    await caller(identity, 1, start=True)
+    running = caller.begin(Step(identity, 2, parameters=gate.parameters))
+    await gate.entered()
+    ending = caller.begin(Step(identity, 3, end=True))
+    await backstage.accepted(identity, 3)
+
+    with refused(Code.INVALID_ARG, START_NEEDED.format(identity)):
+        await caller(identity, 4)
+    anew = caller.begin(Step(identity, 5, start=True))
+    await backstage.accepted(identity, 4)
+    gate.open()
+
+    assert [3, 6, 5] == [answer.total for answer in await asyncio.gather(running, ending, anew)]
+    assert 11 == (await caller(identity, 6, end=True)).total
+
+
+@pytest.mark.mesh_only("a START that fails keeps its slot there until the idle time is over")
+async def test_a_start_that_fails_gives_its_slot_back(caller: Caller) -> None:
+    caller, identity = caller.of(MODEL), fresh_id()
+
+    with refused(Code.INTERNAL, "no luck"):
+        await caller.infer(Step(identity, start=True, parameters={"fail": "no luck"}))
+
+    assert 5 == (await caller(fresh_id(), 5, start=True, end=True)).total
+    with refused(Code.INVALID_ARG, START_NEEDED.format(identity)):
+        await caller(identity, 1)
+    assert 7 == (await caller(identity, 7, start=True, end=True)).total
+
+
+@pytest.mark.parametrize("identity", [(1 << 63) - 1, (1 << 63) + 5, (1 << 64) - 1, "\u00e9" * 64, "0", " "])
+async def test_ids_are_numbers_of_64_bits_or_texts(caller: Caller, identity: CorrelationId) -> None:
+    if caller.protocol == "grpc" and isinstance(identity, int) and identity >= 1 << 63:
+        pytest.skip("tritonclient's gRPC library puts a number into int64_param")
+    caller = caller.of(MODEL)
+
+    answers = [await caller(identity, 1, start=True), await caller(identity, 2, end=True)]
+
+    assert [1, 3] == [answer.total for answer in answers]
+    assert identity == answers[0].seen.mine.correlation_id
