@@ -127,8 +127,8 @@ class Keyspace:
         return f"{self.base(shard)}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:
-        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, but for
-        a bounded number of those that were cancelled while they waited."""
+        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, and
+        a bounded number for those that were cancelled while they waited."""
         return f"{self.base(shard)}feed:{model}"
 
     def deadlines(self, shard: ShardId, model: str) -> str:
