@@ -211,6 +211,28 @@ def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
         "[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got "
         "input(s) [], but missing required input(s) ['INPUT']. Please provide all required input(s)."
     )
+    # In Triton, which only counts, it passes.
+    extra = msgspec.structs.replace(call(), inputs=(msgspec.structs.replace(INT, name="EXTRA"),))
+    assert "but missing required input(s) ['INPUT']" in refused(extra, config)
+
+
+def test_what_stands_twice_in_a_request_is_refused_by_its_id():
+    twice = msgspec.structs.replace(call(), request_id="r7", inputs=(INT, INT))
+    assert "[request id: r7] input 'INPUT' already exists in request" == refused(twice, stateless())
+
+    outputs = msgspec.structs.replace(call(), request_id="r7", outputs=("OUTPUT", "OUTPUT"))
+    assert "[request id: r7] output 'OUTPUT' already exists in request" == refused(outputs, stateless())
+
+
+def test_strings_that_end_too_early():
+    where = "for inference input 'T' for model 'm', expecting"
+    assert string_problem(b"\1\0", 1, "T", "m") == (
+        f"incomplete string length indicator {where} 4 bytes but only 2 bytes available. Please make sure the string "
+        "length indicator is in one buffer."
+    )
+    assert string_problem(b"\5\0\0\0a", 1, "T", "m") == (
+        f"incomplete string data {where} string of length 5 but only 1 bytes available"
+    )
 
 
 @pytest.mark.parametrize(
