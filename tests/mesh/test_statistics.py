@@ -175,7 +175,8 @@ async def test_statistics_and_metrics_are_complete_and_say_the_same(make_mesh: M
         for step in range(5):
             infer(grpc, "running_sum", 1, sequence_id=7, sequence_start=step == 0, sequence_end=step == 4)
         by_http = http.get_inference_statistics("running_sum", "1")["model_stats"][0]
-        by_grpc = grpc.get_inference_statistics("running_sum", as_json=True)["model_stats"][0]
+        untyped: Any = grpc
+        by_grpc = untyped.get_inference_statistics("running_sum", as_json=True)["model_stats"][0]
         await check_pending(mesh, http)
 
     assert STATISTICS_FIELDS == tuple(by_http)
