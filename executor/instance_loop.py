@@ -118,10 +118,12 @@ class InstanceLoop:
     async def run(self) -> None:
         """Decides and runs, for ever."""
         await self._first_batch()
+        was_busy = False
         while True:
-            decision = self._decide()
+            decision = self._decide(was_busy=was_busy)
             if isinstance(decision, Wait):
                 await self._sleep(decision)
+                was_busy = False
                 continue
             self._between_batches.clear()
             try:
@@ -129,6 +131,7 @@ class InstanceLoop:
             finally:
                 self._between_batches.set()
             await self._lane.committer.room()
+            was_busy = True
 
     async def _first_batch(self) -> None:
         shared = self._lane.first_batch
@@ -142,8 +145,8 @@ class InstanceLoop:
         self._stopping = True
         await self._between_batches.wait()
 
-    def _decide(self) -> Batch[QueuedStep] | Wait:
-        return Wait() if self._stopping else self._steps.decide(monotonic_us())
+    def _decide(self, *, was_busy: bool) -> Batch[QueuedStep] | Wait:
+        return Wait() if self._stopping else self._steps.decide(monotonic_us(), was_busy=was_busy)
 
     async def _sleep(self, wait: Wait) -> None:
         self._wake.clear()

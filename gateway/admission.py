@@ -410,13 +410,14 @@ def _step(
     # Plain integers until the last moment: combining enum flags costs more than all the checks above.
     flags = (
         (START if call.start or made is not None else 0)
-        | (END if call.end else 0)
+        # A request of an iterative model is the whole of its sequence, by whatever name (triton-spec 1.10).
+        | (END if call.end or batching.iterative else 0)
         | (IMPLICIT if batching.implicit_start or call.session_id is not None else 0)
         | (DURABLE if config.state_in_mesh else 0)
     )
     requested = check_version_text(call.version)
     return Admitted(
-        _message(call, version, correlation_id, 0, arrived_ns),
+        _message(call, version, correlation_id, 0, arrived_ns, own_sequence=batching.iterative and not call.end),
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=StepFlag(flags),
         session_id=None if made is None else str(made),

@@ -74,18 +74,21 @@ def decide_queue(
     preferred: Sequence[int],
     max_queue_delay_us: int,
     now_us: int,
+    was_busy: bool = False,
     include: Callable[[Q], bool] | None = None,
 ) -> int | Wait:
     """How many from the front of a queue run now: the rule of Triton's dynamic batcher, which is the oldest strategy's.
 
     queue      in the order in which they are to run; no more of it is looked at than fits a batch
     preferred  row counts worth stopping at; empty means max_batch_size
+    was_busy   what waits gathered while the instance ran a batch
     include    a model's own say (triton-spec 3.4), asked of each request in order; of the first, which runs anyway, too
     returns    a number of members (not rows) >= 1, or when to look again
 
     Until the oldest has waited for the delay, the largest preferred size that was reached goes; failing that, what fits
     below the largest preferred size when the next request would exceed it. Then whatever fits goes, if it cannot grow
-    or has waited long enough.
+    or has waited long enough. While an instance is busy, Triton's batch for it stays open: beyond the largest preferred
+    size it takes whatever fits, so that nobody is left to wait for the whole delay alone.
     """
     limit = max(1, max_batch_size)
     sizes = set(preferred) or {limit}
@@ -114,8 +117,9 @@ def decide_queue(
         return Wait()
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
-    if best and not is_late:
+    is_complete = max_queue_delay_us == 0 or not grows or rows >= largest
+    if best and not is_late and not (was_busy and is_complete):
         return best
-    if is_late or max_queue_delay_us == 0 or not grows or rows >= largest:
+    if is_late or is_complete:
         return members
     return Wait(until_us)

@@ -73,8 +73,9 @@ class SlotSteps(ABC, Generic[S]):
         self._ready.pop(slot, None)
 
     @abstractmethod
-    def decide(self, now_us: int) -> Batch[S] | Wait:
-        """The next batch (its steps stay until they are withdrawn), or when to look again."""
+    def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
+        """The next batch (its steps stay until they are withdrawn), or when to look again. was_busy: a batch has ended
+        just now."""
 
     @abstractmethod
     def _since_us(self, arrived_us: int, now_us: int) -> int: ...
@@ -87,7 +88,7 @@ class DirectSteps(SlotSteps[S]):
         super().__init__(max_batch_size)
         self._strategy = strategy
 
-    def decide(self, now_us: int) -> Batch[S] | Wait:
+    def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         batch = decide_direct(self._ready, strategy=self._strategy, max_batch_size=self._max_batch_size, now_us=now_us)
         return batch if isinstance(batch, Wait) else [ready and ready.step for ready in batch]
 
@@ -102,13 +103,14 @@ class OldestSteps(SlotSteps[S]):
         super().__init__(max_batch_size)
         self._strategy = strategy
 
-    def decide(self, now_us: int) -> Batch[S] | Wait:
+    def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         size = decide_queue(
             self._ready.values(),
             max_batch_size=self._max_batch_size,
             preferred=self._strategy.preferred_batch_sizes,
             max_queue_delay_us=self._strategy.max_queue_delay_us,
             now_us=now_us,
+            was_busy=was_busy,
         )
         return size if isinstance(size, Wait) else [ready.step for ready in islice(self._ready.values(), size)]
 

@@ -308,8 +308,10 @@ class TestIterativeSequences:
 
         assert isinstance(step.message.correlation_id, str)
 
-    def test_a_request_that_names_a_sequence_is_a_step_of_it(self) -> None:
+    def test_a_request_that_names_its_sequence_is_the_whole_of_it_too(self) -> None:
         step = admitted(InferCall("m", inputs=(INT,), correlation_id=7, start=True), model(iterative=True))
+        ending = admitted(InferCall("m", inputs=(INT,), correlation_id=7, start=True, end=True), model(iterative=True))
 
-        assert StepFlag.START == step.flags
-        assert not step.message.own_sequence
+        assert StepFlag.START | StepFlag.END == step.flags == ending.flags
+        assert step.message.own_sequence
+        assert not ending.message.own_sequence, "the model hears of an END that the client has said"

@@ -60,9 +60,22 @@ class TestDirect:
 
 
 def decide(
-    queue: list[Item], *, limit: int = 8, preferred: tuple[int, ...] = (), delay: int = 0, now: int = 0
+    queue: list[Item],
+    *,
+    limit: int = 8,
+    preferred: tuple[int, ...] = (),
+    delay: int = 0,
+    now: int = 0,
+    was_busy: bool = False,
 ) -> int | Wait:
-    return decide_queue(queue, max_batch_size=limit, preferred=preferred, max_queue_delay_us=delay, now_us=now)
+    return decide_queue(
+        queue,
+        max_batch_size=limit,
+        preferred=preferred,
+        max_queue_delay_us=delay,
+        now_us=now,
+        was_busy=was_busy,
+    )
 
 
 class TestQueue:
@@ -86,6 +99,12 @@ class TestQueue:
     def test_a_preferred_size_that_was_reached_goes_even_if_more_would_fit_or_shapes_change(self) -> None:
         assert 4 == decide([Item(10)] * 20, preferred=(4,), delay=100, now=20)
         assert 2 == decide([Item(10, "a")] * 3 + [Item(10, "b")], preferred=(2,), delay=100, now=20)
+
+    def test_what_gathered_behind_a_running_batch_is_not_cut_at_a_preferred_size(self) -> None:
+        gathered = [Item(10)] * 5
+        assert 5 == decide(gathered, preferred=(2, 4), delay=100, now=20, was_busy=True)
+        assert 5 == decide(gathered, preferred=(2, 6), now=20, was_busy=True)
+        assert 2 == decide(gathered[:3], preferred=(2, 4), delay=100, now=20, was_busy=True)
 
     def test_past_the_delay_the_preferred_size_does_not_count(self) -> None:
         assert 5 == decide([Item(10)] * 5, preferred=(2, 4), delay=100, now=110)

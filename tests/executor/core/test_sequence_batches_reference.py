@@ -53,7 +53,8 @@ def played(steps: SlotSteps[Arrival], arrivals: list[Arrival], batch_us: int) ->
     now_us, look_us = 0, None
     while outside or running or len(steps):
         now_us = min(time for time in (outside[0].at_us if outside else None, ends_us, look_us) if time is not None)
-        if ends_us == now_us:
+        was_busy = ends_us == now_us
+        if was_busy:
             ends_us = None
             for step in running:
                 waiting[step.slot].popleft()
@@ -68,7 +69,7 @@ def played(steps: SlotSteps[Arrival], arrivals: list[Arrival], batch_us: int) ->
         look_us = None
         if running:
             continue
-        decision = steps.decide(now_us)
+        decision = steps.decide(now_us, was_busy=was_busy)
         if isinstance(decision, Wait):
             assert decision.until_us is None or decision.until_us > now_us
             look_us = decision.until_us
@@ -110,7 +111,8 @@ class Naive:
         for now_us in range(LONG_ENOUGH):
             if now_us < idle_from_us:
                 continue
-            rows = self.rows(self.heads(arrivals, done, free_us, now_us), now_us)
+            was_busy = now_us == idle_from_us and bool(trace)
+            rows = self.rows(self.heads(arrivals, done, free_us, now_us), now_us, was_busy=was_busy)
             if rows is None:
                 if len(done) == len(arrivals):
                     return trace
@@ -135,14 +137,14 @@ class Naive:
             heads.append(Head(step, since_us, order))
         return sorted(heads, key=lambda head: (head.since_us, head.order))
 
-    def rows(self, heads: list[Head], now_us: int) -> list[Arrival | None] | None:
+    def rows(self, heads: list[Head], now_us: int, *, was_busy: bool) -> list[Arrival | None] | None:
         if not heads:
             return None
         match self.strategy:
             case Direct() as direct:
                 return self.direct_rows(direct, [head.step for head in heads], now_us)
             case Oldest() as oldest:
-                return self.oldest_rows(oldest, heads, now_us)
+                return self.oldest_rows(oldest, heads, now_us, was_busy=was_busy)
 
     def direct_rows(self, strategy: Direct, heads: list[Arrival], now_us: int) -> list[Arrival | None] | None:
         waited_us = now_us - min(step.at_us for step in heads)
@@ -157,7 +159,9 @@ class Naive:
                 rows[step.slot] = step
         return rows
 
-    def oldest_rows(self, strategy: Oldest, heads: list[Head], now_us: int) -> list[Arrival | None] | None:
+    def oldest_rows(
+        self, strategy: Oldest, heads: list[Head], now_us: int, *, was_busy: bool
+    ) -> list[Arrival | None] | None:
         possible = [
             size
             for size in range(1, min(self.limit, len(heads)) + 1)
@@ -167,10 +171,11 @@ class Naive:
         delay_us = strategy.max_queue_delay_us
         is_late = delay_us != 0 and now_us - heads[0].since_us >= delay_us
         reached = [size for size in possible if size in preferred]
-        if reached and not is_late:
-            size = max(reached)
-        elif is_late or delay_us == 0 or len(heads) > max(possible) or max(possible) >= max(preferred):
+        all_possible = delay_us == 0 or len(heads) > max(possible) or max(possible) >= max(preferred)
+        if is_late or (all_possible and (was_busy or not reached)):
             size = max(possible)
+        elif reached:
+            size = max(reached)
         else:
             return None
         return [head.step for head in heads[:size]]
