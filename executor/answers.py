@@ -13,7 +13,8 @@ def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, 
     """A row's result as an encoded reply. step: number since the sequence's START, 0 for a stateless request."""
     if isinstance(result, RowError):
         return encode(ReplyMessage(version, error_code=result.code, error=result.message, step=step, executor=executor))
-    return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor))
+    parameters = dict(result.parameters)
+    return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
 
 
 def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:

@@ -66,11 +66,13 @@ class RowResult(msgspec.Struct, frozen=True):
             dtype and shape as they go into the checkpoint. Empty for stateless models and where `want_state` was off.
     again   the model wants this request in a later batch once more before it answers (triton-spec 1.10): no outputs.
             Only of models with `iterative_sequence`.
+    parameters  of the response, for the caller
     """
 
     outputs: Sequence[Tensor]
     states: Mapping[str, Tensor] = {}
     again: bool = False
+    parameters: Mapping[str, str | int | bool | float] = {}
 
 
 class Timings(msgspec.Struct, frozen=True):

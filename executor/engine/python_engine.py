@@ -44,6 +44,8 @@ from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
 log = logging.getLogger(__name__)
 
 _CODES = frozenset(Code)
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+NO_PARAMETERS: Mapping[str, str | int | bool | float] = {}
 
 
 class WrongResponseError(Exception):
@@ -288,13 +290,14 @@ class PythonEngine:
         try:
             given = self._given(response)
             outputs = self._row_outputs(row, count, given)
+            said = response_parameters(response.said)
             if before is None or row.slot is None:
-                return RowResult(outputs)
+                return RowResult(outputs, parameters=said)
             states = self._next_states(before, given)
         except (WrongResponseError, interface.TritonModelException) as wrong:
             return RowError(Code.INTERNAL, str(wrong))
         self._states.put(row.slot, states)
-        return RowResult(outputs, states) if wanted else RowResult(outputs)
+        return RowResult(outputs, states, parameters=said) if wanted else RowResult(outputs, parameters=said)
 
     def _given(self, response: interface.InferenceResponse) -> dict[str, interface.Tensor]:
         given: dict[str, interface.Tensor] = {}
@@ -450,6 +453,27 @@ def _single(name: str, tensor: Tensor, leading: shapes.Shape) -> interface.Tenso
 
 def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
     return np.frombuffer(bytearray().join(parts), NUMPY_TYPE["UINT16" if datatype == "BF16" else datatype])
+
+
+def response_parameters(said: object) -> Mapping[str, str | int | bool | float]:
+    """What a response says beside its tensors. Raises WrongResponseError for what no protocol can carry."""
+    if not said:
+        return NO_PARAMETERS
+    if not isinstance(said, Mapping):
+        raise WrongResponseError(f"the parameters of a response must be a dict, not {type(said).__name__}")
+    for key, value in cast("Mapping[object, object]", said).items():
+        fits = isinstance(value, (bool, float)) or (isinstance(value, int) and INT64_MIN <= value <= INT64_MAX)
+        if not is_text(key) or not (fits or is_text(value)):
+            raise WrongResponseError(
+                f"response parameter {key!r} has invalid type: keys must be str, values str, int (of 64 bits), bool or "
+                "float"
+            )
+    return cast("Mapping[str, str | int | bool | float]", said)
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a string that UTF-8 has a form for: half a surrogate pair has none."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 class RowRequest(interface.InferenceRequest):

@@ -374,10 +374,11 @@ class InferenceRequest:
 class InferenceResponse:
     """A request's outputs, or its error.
 
-    given, failure  what the model passed (for the engine: a model uses the methods)
+    given, failure, said  what the model passed as tensors, error and parameters (for the engine: a model uses the
+                          methods)
     """
 
-    __slots__ = ("_parameters", "failure", "given")
+    __slots__ = ("failure", "given", "said")
 
     def __init__(
         self,
@@ -387,7 +388,7 @@ class InferenceResponse:
     ) -> None:
         self.given: Sequence[Tensor] = [] if output_tensors is None else output_tensors
         self.failure = error
-        self._parameters = parameters
+        self.said = parameters
 
     def output_tensors(self) -> list[Tensor]:
         return list(self.given)
@@ -400,7 +401,7 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """The response's parameters as JSON."""
-        return json.dumps(dict(self._parameters or {}))
+        return json.dumps(dict(self.said or {}))
 
 
 class Logger:

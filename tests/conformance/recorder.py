@@ -15,6 +15,7 @@ Parameters of a request make it do things:
     hold   path of a file: the call goes on when the file is gone; beside it `<path>.entered` says that it has begun
     fail   this request's response is an error with this text
     raise  `execute` raises with this text
+    tell   JSON of the response's parameters; Triton 2.51 has none
 """
 
 from __future__ import annotations
@@ -80,9 +81,11 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
         outputs = [output["name"] for output in self.config["output"]]
         names = [*outputs, *(name for name in self.states if name not in outputs)]
+        told = json.loads(rows[index]["parameters"].get("tell", "{}"))
         given = rows[index]["tensors"]
         names = [name for name in names if not name.endswith("_ECHO") or name[: -len("_ECHO")] in given]
-        return pb_utils.InferenceResponse([self.output(name, index, request, rows) for name in names])
+        made = [self.output(name, index, request, rows) for name in names]
+        return pb_utils.InferenceResponse(made, parameters=told) if told else pb_utils.InferenceResponse(made)
 
     def output(self, name: str, index: int, request: Any, rows: list[dict[str, Any]]) -> Any:
         """One output tensor."""

@@ -20,7 +20,8 @@ import pytest
 import tritonclient.http as blocking_client
 import tritonclient.http.aio as http_aio
 
-from tests.conformance.calls import fresh_id
+from shared.errors import Code
+from tests.conformance.calls import Caller, Step, fresh_id, refused
 from tests.conformance.targets import Target
 
 NO_MEMBER = "attempt to access non-existing object member"
@@ -578,6 +579,16 @@ async def test_classes_have_values_indexes_and_names(target: Target) -> None:
     binary_form, json_form = (answer.as_numpy("SCORES_ECHO").tolist() for answer in answers)
     assert expected == [[element.decode() for element in row] for row in binary_form]
     assert [row[:3] for row in expected] == json_form
+
+
+@pytest.mark.mesh_only("responses of Triton 2.51's python backend have no parameters; those of later releases do")
+async def test_parameters_of_a_response_reach_the_caller(caller: Caller) -> None:
+    told = {"text": "zwei", "number": -3, "flag": True, "part": 0.5}
+    step = Step(fresh_id(), start=True, end=True, model="direct", parameters={"tell": json.dumps(told)})
+
+    assert told == (await caller.infer(step)).parameters
+    with refused(Code.INTERNAL, "response parameter 'x' has invalid type"):
+        await caller.of("stateless").infer(Step(parameters={"tell": '{"x": [1]}'}))
 
 
 async def test_parameters_of_a_request_reach_the_model(target: Target) -> None:

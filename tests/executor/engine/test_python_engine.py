@@ -433,6 +433,25 @@ def test_the_request_tells_the_model_what_the_client_said(workshop: Workshop) ->
     assert str(workshop.version_dir("echo")) == json.loads(array(result, "y").item())[-1]
 
 
+@pytest.mark.parametrize("said", ["{'a': [1]}", "{1: 'a'}", "{'a': 2 ** 63}", "{'a': chr(0xd800)}", "'text'"])
+def test_parameters_of_a_response_that_no_protocol_carries_fail_the_row(workshop: Workshop, said: str) -> None:
+    workshop.python("echo", echo(f"responses.append(pb_utils.InferenceResponse([], parameters={said}))"))
+
+    failed = error(workshop.load(echo_config()), Row({"x": wire("x", [[1, 2]])}))
+
+    assert "INTERNAL" == failed.code
+    assert "parameter" in failed.message
+
+
+def test_parameters_of_a_response_are_handed_on(workshop: Workshop) -> None:
+    told = {"a": "b", "c": -1, "d": True, "e": 0.5}
+    workshop.python("echo", echo(f"responses.append(pb_utils.InferenceResponse([], parameters={told}))"))
+
+    (result,) = results(workshop.load(echo_config()), [Row({"x": wire("x", [[1, 2]])})])
+
+    assert told == result.parameters
+
+
 def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) -> None:
     workshop.python(
         "echo",
