@@ -121,11 +121,19 @@ def batching() -> str:
 
 
 @pytest.fixture
-def models(tmp_path: Path, batching: str) -> Path:
+def strategy() -> str:
+    """The model's batch strategy, "" for none; a test overrides it by parametrising."""
+    return ""
+
+
+@pytest.fixture
+def models(tmp_path: Path, batching: str, strategy: str) -> Path:
     version = tmp_path / "models" / "work" / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(MODEL)
     (version.parent / "config.pbtxt").write_text(CONFIG + batching)
+    if strategy:
+        (version / "batchstrategy.py").write_text(strategy)
     return tmp_path / "models"
 
 
@@ -335,6 +343,63 @@ class TestPolicies:
             await callers.doubles(1, 3)
 
         assert [[1], [3]] == gate.batches
+
+
+STRATEGY = """
+def model_batcher_initialize(model):
+    return {"batches": 0}
+
+def model_batch_initialize(batcher):
+    return []
+
+def model_batch_include_request(request, batch):
+    value = int(request.as_numpy("INPUT")[0, 0])
+    if value == 13:
+        raise ValueError("thirteen")
+    batch.append(value)
+    return sum(batch) <= 5
+
+def model_batch_finalize(batch):
+    assert batch is not None
+
+def model_batcher_finalize(batcher):
+    pass
+"""
+
+
+@pytest.mark.parametrize("strategy", [STRATEGY])
+class TestStrategies:
+    async def test_a_strategy_ends_a_batch_and_a_request_alone_runs_whatever_it_says(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(1, 2, 3, 9, 1001)
+        async with executor("a"):
+            await callers.doubles(1, 2, 3, 9, 1001)
+
+        assert [[1, 2], [3], [9], [1001]] == gate.batches
+
+    async def test_the_rules_of_the_dynamic_batcher_still_hold(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(-1, -2, -3, -4, -5)
+        async with executor("a"):
+            await callers.doubles(-1, -2, -3, -4, -5)
+
+        assert [[-1, -2, -3, -4], [-5]] == gate.batches
+
+    async def test_a_request_on_which_it_raises_hears_of_it_and_nobody_else(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(1, 13, 2)
+        async with executor("a"):
+            failed = await callers.reply(13)
+
+            assert "INTERNAL" == failed.error_code
+            assert failed.error == (
+                "model_batch_include_request of the batch strategy of model 'work' failed: ValueError: thirteen"
+            )
+            await callers.doubles(1, 2)
+        assert [[1, 2]] == gate.batches
 
 
 class TestExecutors:
