@@ -18,6 +18,7 @@ from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
+from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
 from shared.tracing import Tracing, setup
@@ -44,6 +45,9 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         auto_complete=not settings.disable_auto_complete_config,
         metrics=parse_metrics_config(settings.metrics_config),
     )
+    mesh_settings = MeshSettings(connections.commands, keys)
+    process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
+    tasks.start(process.run(), name="settings")
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)
     finally:

@@ -30,12 +30,14 @@ from gateway.repository import Repository
 from gateway.rest.app import build_app, build_metrics_app
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
+from gateway.rest.observability import Observability
 from gateway.rest.server import Server
 from gateway.restrictions import parse_restrictions
 from gateway.rpc.options import grpc_options
 from gateway.rpc.ports import Ports
 from gateway.rpc.server import serve_grpc
 from gateway.rpc.servicer import InferenceServicer
+from gateway.runtime_settings import RuntimeSettings
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
 from shared import logs
@@ -43,6 +45,7 @@ from shared.ids import GatewayId
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
+from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
 from shared.scripts import Scripts
@@ -73,6 +76,7 @@ class Core:
     observation: Observation
     dispatch: Dispatch
     replies: Replies
+    settings: RuntimeSettings
 
 
 async def serve(
@@ -125,6 +129,8 @@ async def running_core(
         in_flight_max=settings.max_requests_in_flight,
         timeout_ms=settings.request_timeout_ms,
     )
+    mesh_settings = MeshSettings(redis, keys)
+    process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
     await replies.open()
     await catalog.refresh()
     background = [
@@ -132,9 +138,19 @@ async def running_core(
         tasks.start(replies.heartbeat(), name="heartbeat"),
         tasks.start(dispatch.run(), name="dispatch"),
         tasks.start(catalog.run(), name="catalog"),
+        tasks.start(process.run(), name="settings"),
     ]
     try:
-        yield Core(inference, catalog, Repository(redis, keys, catalog), statistics, observation, dispatch, replies)
+        yield Core(
+            inference,
+            catalog,
+            Repository(redis, keys, catalog),
+            statistics,
+            observation,
+            dispatch,
+            replies,
+            RuntimeSettings(mesh_settings, process, tracing.control, catalog),
+        )
     finally:
         for task in background:
             task.cancel()
@@ -158,11 +174,12 @@ async def _serve_ports(
         Infer(core.inference, core.catalog, size_max=size_max, forward=settings.header_forward_regex),
         Models(core.catalog, core.repository, core.statistics, size_max=size_max),
         server,
+        Observability(core.settings, size_max=size_max),
         parse_restrictions(settings.http_restricted_api),
     )
     http = listen(settings.host, settings.http_port)
     metrics = listen(settings.host, settings.metrics_port)
-    ports = Ports(core.inference, core.catalog, core.repository, core.statistics, settings.server_id)
+    ports = Ports(core.inference, core.catalog, core.repository, core.statistics, core.settings, settings.server_id)
     grpc = await serve_grpc(
         InferenceServicer(
             ports,

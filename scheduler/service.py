@@ -31,6 +31,7 @@ from shared.ids import SchedulerId, Term
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks, end
 from shared.membership import Member, Membership
+from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import CONNECTION_LOST, connect, join_mesh
 from shared.scripts import Scripts
 from shared.tracing import setup
@@ -55,8 +56,10 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     tracing = setup("scheduler", name)
     mesh = Mesh(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
     scheduler = Scheduler(settings, name, mesh, tasks)
+    process = ProcessSettings(MeshSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
         scheduler.start()
+        tasks.start(process.run(), name="settings")
         logs.info("scheduler ready", name=name)
         await stop.wait()
         await scheduler.stop()

@@ -112,6 +112,7 @@ class ProcessSettings:
             self._seen = picture
             self._control.apply(picture.traces)
             logs.choose(self.logs.levels())
+            logs.debug("log settings", **msgspec.structs.asdict(self.logs))
 
     @property
     def logs(self) -> LogSettings:

@@ -62,7 +62,11 @@ class Table:
 
 
 def build_app(
-    infer: Infer, models: Models, server: Server, restrictions: Mapping[str, Restriction] | None = None
+    infer: Infer,
+    models: Models,
+    server: Server,
+    observability: Observability,
+    restrictions: Mapping[str, Restriction] | None = None,
 ) -> Starlette:
     """The application of the HTTP port."""
     table = Table(restrictions or {})
@@ -80,7 +84,7 @@ def build_app(
         for kind in ("generate", "generate_stream"):
             table.add("inference", f"{model}/{kind}", infer.refuse_generate, "POST")
     _add_repository(table, models)
-    _add_observability(table, Observability())
+    _add_observability(table, observability)
     for kind in ("system", "cuda"):
         _add_shared_memory(table, f"/v2/{kind}sharedmemory", SharedMemory(kind))
     table.add("statistics", "/metrics", server.metrics, "GET")

@@ -1,25 +1,82 @@
-"""Trace and log settings over HTTP (triton-spec 5.8). They are not kept for the mesh yet: every request is refused."""
+"""Trace and log settings over HTTP, read as Triton reads JSON: by member, unknown members not (triton-spec 5.8)."""
 
 from __future__ import annotations
 
+from typing import cast
+
+import msgspec
 from starlette.types import Receive, Scope, Send
 
-from shared.errors import Code, RequestError
-
-TRACE_REFUSAL = (
-    "trace settings cannot be read or changed over this protocol: tracing is configured by the OTEL_ environment "
-    "variables of each service"
-)
-LOG_REFUSAL = "log settings cannot be read or changed over this protocol: each service has --log-level and --log-format"
+from gateway.rest.body import read_body, read_headers
+from gateway.rest.json_values import Json, JsonError, parse_object
+from gateway.rest.reply import send_json
+from gateway.runtime_settings import RuntimeSettings
+from shared.log_settings import BOOLEANS
+from shared.trace_settings import NUMBERS
 
 
 class Observability:
-    """Handlers; each answers one route."""
+    """Handlers; each answers one route. size_max: largest body, bytes."""
+
+    def __init__(self, settings: RuntimeSettings, *, size_max: int) -> None:
+        self._settings = settings
+        self._size_max = size_max
 
     async def trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET and POST /v2/trace/setting, and the same of one model."""
-        raise RequestError(TRACE_REFUSAL, Code.UNSUPPORTED)
+        changes = trace_changes(await self._document(scope, receive))
+        texts = await self._settings.traces(scope["path_params"].get("model", ""), changes)
+        await send_json(send, {name: words if name == "trace_level" else words[0] for name, words in texts.items()})
 
     async def log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET and POST /v2/logging."""
-        raise RequestError(LOG_REFUSAL, Code.UNSUPPORTED)
+        changes = log_changes(await self._document(scope, receive))
+        await send_json(send, msgspec.to_builtins(await self._settings.logs(changes)))
+
+    async def _document(self, scope: Scope, receive: Receive) -> Json:
+        if scope["method"] == "GET":
+            return {}
+        return parse_object(await read_body(receive, read_headers(scope), size_max=self._size_max))
+
+
+def trace_changes(document: Json) -> dict[str, list[str] | None]:
+    """Texts by setting; null clears. Raises JsonError for a value of another type."""
+    changes: dict[str, list[str] | None] = {}
+    if "trace_file" in document:
+        changes["trace_file"] = None
+    if "trace_level" in document:
+        levels = document["trace_level"]
+        if levels is not None and not isinstance(levels, list):
+            raise JsonError("attempt to access JSON non-array as array")
+        changes["trace_level"] = None if levels is None else [text(level) for level in cast("list[object]", levels)]
+    for name in NUMBERS:
+        if name in document:
+            changes[name] = None if document[name] is None else [text(document[name])]
+    return changes
+
+
+def log_changes(document: Json) -> dict[str, bool | int | str]:
+    """Values by setting; null leaves one as it is. Raises JsonError for a value of another type."""
+    given = {name: value for name, value in document.items() if value is not None}
+    changes: dict[str, bool | int | str] = {}
+    for name in ("log_file", "log_format"):
+        if name in given:
+            changes[name] = text(given[name])
+    for name in BOOLEANS:
+        if name in given:
+            if type(given[name]) is not bool:
+                raise JsonError("attempt to access JSON non-boolean as boolean")
+            changes[name] = given[name]
+    if "log_verbose_level" in given:
+        level = given["log_verbose_level"]
+        if type(level) is not int or level < 0:
+            raise JsonError("attempt to access JSON non-unsigned-integer as unsigned-integer")
+        changes["log_verbose_level"] = level
+    return changes
+
+
+def text(value: object) -> str:
+    """A value that must be a string."""
+    if not isinstance(value, str):
+        raise JsonError("attempt to access JSON non-string as string")
+    return value

@@ -10,6 +10,7 @@ from typing import Protocol
 from gateway.admission import InferCall
 from gateway.metadata import SERVER_NAME
 from gateway.waiting import Answer
+from shared.log_settings import LogSettings
 from shared.messages import ModelRecord, RepositoryEntry
 from shared.tally import ModelStatistics
 
@@ -63,6 +64,18 @@ class Statistics(Protocol):
         ...
 
 
+class Settings(Protocol):
+    """`gateway.runtime_settings.RuntimeSettings`."""
+
+    async def logs(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
+        """The log settings after the changes. Raises RequestError."""
+        ...
+
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
+        """The trace settings of a model, or of the mesh, after the changes. Raises RequestError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All of them, as the composition root gives them."""
@@ -71,4 +84,5 @@ class Ports:
     catalog: Catalog
     repository: Repository
     statistics: Statistics
+    settings: Settings
     server_name: str = SERVER_NAME

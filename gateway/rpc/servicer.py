@@ -29,6 +29,7 @@ from gateway.rpc.errors import abort
 from gateway.rpc.metadata import SESSION_KEY, call_metadata
 from gateway.rpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
 from gateway.rpc.ports import Ports
+from gateway.rpc.settings import log_changes, log_response, trace_changes, trace_response
 from gateway.rpc.stream import SHUTTING_DOWN, InferStream
 from shared.errors import Code, MeshError, RequestError, UnavailableError
 from shared.model_config.proto import config_proto
@@ -45,11 +46,6 @@ COMPRESSION: dict[str, grpc.Compression | None] = {
     "high": grpc.Compression.Deflate,
 }
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
-TRACE_REFUSAL = (
-    "trace settings cannot be changed by rpc: a mesh traces with OpenTelemetry, set up by the OTEL_ environment "
-    "variables of its services"
-)
-LOG_REFUSAL = "log settings cannot be changed by rpc: each service of a mesh has its own, --log-level and --log-format"
 Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 Handler = Callable[[Any, Any, Any], Awaitable[Any]]
@@ -228,10 +224,17 @@ class InferenceServicer(_base):
     SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
     CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
 
-    # -- not served yet ---------------------------------------------------------------------------------------------
+    # -- settings of the whole mesh ---------------------------------------------------------------------------------
 
-    TraceSetting = refuses(TRACE_REFUSAL)
-    LogSettings = refuses(LOG_REFUSAL)
+    @answers_errors
+    async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Reads, and changes when the request says so, what is traced."""
+        return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request)))
+
+    @answers_errors
+    async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Reads, and changes when the request says so, what is logged."""
+        return log_response(await self._ports.settings.logs(log_changes(request)))
 
 
 def refuse_region(kind: str, name: str) -> None:

@@ -16,6 +16,7 @@ from gateway.rpc.server import GrpcServer, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
 from gateway.waiting import Answer
 from shared.errors import Code, LoadError, MeshError, RequestError
+from shared.log_settings import LogSettings
 from shared.messages import ModelRecord, ReplyMessage, RepositoryEntry
 from shared.model_config.values import ModelConfig, TensorSpec
 from shared.tally import BatchStatistics, Duration, ModelStatistics
@@ -117,6 +118,16 @@ class RepositoryTwin:
         self.done.append(("unload", model))
 
 
+class SettingsTwin:
+    """No settings; their own tests run a whole mesh."""
+
+    async def logs(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
+        raise NotImplementedError
+
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
+        raise NotImplementedError
+
+
 class StatisticsTwin:
     """Counters of `sum`."""
 
@@ -142,7 +153,7 @@ def make_servicer(
     twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin
 ) -> Callable[[], InferenceServicer]:
     """Makes a servicer over the twins, with a bound that tests can reach."""
-    ports = Ports(twin, catalog, repository, StatisticsTwin())
+    ports = Ports(twin, catalog, repository, StatisticsTwin(), SettingsTwin())
     return lambda: InferenceServicer(ports, outstanding_max=8)
 
 

@@ -368,8 +368,6 @@ async def test_there_is_no_region_of_shared_memory_and_none_to_unregister(stub: 
     [
         ("SystemSharedMemoryRegister", "need not be on one machine"),
         ("CudaSharedMemoryRegister", "need not be on one machine"),
-        ("TraceSetting", "OpenTelemetry"),
-        ("LogSettings", "--log-level"),
     ],
 )
 async def test_rpcs_without_a_meaning_in_a_mesh_say_why(stub: Any, rpc: str, reason: str) -> None:
