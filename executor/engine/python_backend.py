@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from executor.engine.python_engine import PythonEngine
 from executor.engine.python_model import error_text, forget, import_model_class, model_dir_known, model_path
 from executor.engine.triton_python_backend_utils import ModelConfig
 from shared.errors import ConfigError, LoadError
+
+log = logging.getLogger(__name__)
 
 
 class PythonBackend:
@@ -56,5 +59,11 @@ class PythonBackend:
         if (config.get("model_transaction_policy") or {}).get("decoupled"):
             raise LoadError(
                 f"model '{request.config.name}' is decoupled (model_transaction_policy), which seqmesh does not support"
+            )
+        if request.config.batch_inputs or request.config.batch_outputs:
+            log.warning(
+                "model '%s': batch_input and batch_output have no effect, as in Triton: a python model is given each "
+                "request apart",
+                request.config.name,
             )
         return PythonEngine(request)

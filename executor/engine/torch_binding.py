@@ -15,7 +15,10 @@ import torch
 
 from executor.engine.torch_signature import argument_names
 from shared.errors import LoadError
-from shared.model_config.values import ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.model_config.values import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
+
+Source = TensorSpec | ControlSpec | StateSpec | BatchInput
+"""Where an argument's value comes from."""
 
 _INDEXED = re.compile(r".+__(\d+)\Z")
 
@@ -38,7 +41,8 @@ class Binding:
     """One argument and the tensor of the configuration that is given to it."""
 
     argument: Argument
-    source: TensorSpec | ControlSpec | StateSpec
+    name: str
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,10 @@ def bind_arguments(config: ModelConfig, arguments: Sequence[Argument]) -> tuple[
         position = _argument_position(config, name, arguments)
         if position in bound:
             raise LoadError(
-                f"model '{config.name}': '{name}' and '{_source_name(bound[position].source)}' are both argument "
+                f"model '{config.name}': '{name}' and '{bound[position].name}' are both argument "
                 f"'{arguments[position].name}' of forward"
             )
-        bound[position] = Binding(arguments[position], source)
+        bound[position] = Binding(arguments[position], name, source)
     missing = [argument.name for index, argument in enumerate(arguments) if argument.required and index not in bound]
     if missing:
         raise LoadError(
@@ -115,16 +119,13 @@ def bind_outputs(config: ModelConfig) -> tuple[Returned, ...]:
     return tuple(Returned(name, place) for place, name in sorted(places.items(), key=lambda item: names.index(item[1])))
 
 
-def _argument_sources(config: ModelConfig) -> list[tuple[str, TensorSpec | ControlSpec | StateSpec]]:
-    sources: list[tuple[str, TensorSpec | ControlSpec | StateSpec]] = [(spec.name, spec) for spec in config.inputs]
+def _argument_sources(config: ModelConfig) -> list[tuple[str, Source]]:
+    sources: list[tuple[str, Source]] = [(spec.name, spec) for spec in config.inputs]
+    sources += [(name, spec) for spec in config.batch_inputs for name in spec.names]
     if config.sequence_batching:
         sources += [(control.name, control) for control in config.sequence_batching.controls]
         sources += [(state.input_name, state) for state in config.sequence_batching.states]
     return sources
-
-
-def _source_name(source: TensorSpec | ControlSpec | StateSpec) -> str:
-    return source.input_name if isinstance(source, StateSpec) else source.name
 
 
 def _argument_position(config: ModelConfig, name: str, arguments: Sequence[Argument]) -> int:

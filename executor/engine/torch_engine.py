@@ -3,8 +3,9 @@
 Rows are concatenated along dim 0 and run as one batch; state is gathered from the arena before, scattered after. The
 work per row is kept to picking its bytes out of one buffer per tensor: everything else happens once per batch.
 
-Rows whose inputs (or variable states) differ in shape run in groups of equal shapes. With the direct strategy, where a
-row's position is its slot, the other groups' rows are null rows meanwhile, as they are in Triton.
+Rows whose inputs (or variable states) differ in shape run in groups of equal shapes; ragged inputs may differ, and are
+one flat tensor for the whole batch (`ragged`, `batch_tensors`). With the direct strategy, where a row's position is its
+slot, the other groups' rows are null rows meanwhile, as they are in Triton.
 
 When a batch fails, each of its rows runs alone, so that only the guilty one fails. State moves only when a row's
 results are complete, so a retried row begins where it stood; a module that keeps state of its own in attributes
@@ -13,6 +14,7 @@ results are complete, so a retried row begins where it stood; a module that keep
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -23,11 +25,14 @@ from torch.export.passes import move_to_device_pass
 from executor.engine import shapes
 from executor.engine.arena import Places, StateArena, text_shape
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.batch_tensors import batch_input_value, check_batch_tensors, scattered_shape
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
+from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
 from executor.engine.torch_binding import (
     Binding,
     Returned,
+    Source,
     bind_arguments,
     bind_outputs,
     program_arguments,
@@ -36,7 +41,7 @@ from executor.engine.torch_binding import (
 from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.errors import Code, LoadError
-from shared.model_config.values import ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
+from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
 from shared.tally import MemoryUse
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
@@ -58,6 +63,7 @@ class BatchFailedError(Exception):
 def load(request: LoadRequest) -> TorchEngine:
     """Loads the model onto its device. Raises LoadError with the reason."""
     config = request.config
+    check_batch_tensors(config)
     device = _device(request)
     _set_threads(config)
     path = model_file(request.model_dir / request.version, config.default_model_filename)
@@ -143,6 +149,9 @@ class TorchEngine:
         self._arena = arena
         self._device = arena.device
         self._shapes = RowShapes(config)
+        self._ragged = RaggedInputs(config.inputs)
+        self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
+        self._input_specs = {spec.name: spec for spec in config.inputs}
         self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
         self._batched = config.max_batch_size > 0
         batching = config.sequence_batching
@@ -202,7 +211,8 @@ class TorchEngine:
             if isinstance(verdict, RowError):
                 results[index] = verdict
                 continue
-            groups.setdefault((verdict.key, self._apart(index, row)), {})[index] = verdict
+            key = self._ragged.group(verdict.key)
+            groups.setdefault((key, self._apart(index, row)), {})[index] = verdict
         return groups
 
     def _apart(self, index: int, row: Row) -> object:
@@ -266,7 +276,7 @@ class TorchEngine:
         clock.input_done()
         returned = self._called(*values)
         clock.infer_done()
-        columns = self._output_columns(returned, [batch[position] for position in positions], counts, total)
+        columns = self._output_columns(returned, batch, [batch[position] for position in positions], counts, total)
         states = self._state_values(returned, total)
         wants = [want_state[index] for index in members]
         state_columns = self._state_columns(states, total) if any(wants) else []
@@ -312,7 +322,7 @@ class TorchEngine:
 
     def _argument(
         self,
-        source: TensorSpec | ControlSpec | StateSpec,
+        source: Source,
         batch: Sequence[Row],
         key: InputShapes,
         total: int,
@@ -325,14 +335,33 @@ class TorchEngine:
             name, false = source.name, self._false[source.name]
             parts = [row.controls[name].raw if not row.null or name in row.controls else false for row in batch]
             return self._column(source.datatype, parts, (total, 1) if self._batched else (1,))
+        if isinstance(source, BatchInput):
+            value = batch_input_value(source.kind, source.datatype, self._model_shapes(source.source, batch, key))
+            return torch.from_numpy(value).to(self._device)
         shape = key[self._input_position[source.name]]
         if shape is None:
             return None
         name = source.name
+        if name in self._ragged.names:
+            parts, count = flat_parts(source, batch, request_shapes(name, batch))
+            return self._column(source.datatype, parts, (count,))
         null = zeros(source.datatype, shape) if self._keeps_positions else b""
         parts = [null if row.null else row.inputs[name].raw for row in batch]
         wanted = shapes.for_model(source, shape)
         return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
+
+    def _model_shapes(self, name: str, batch: Sequence[Row], key: InputShapes) -> list[shapes.Shape]:
+        """Each request's shape of the source of a batch tensor, as the model has it. Raises BatchFailedError."""
+        if key[self._input_position[name]] is None:
+            raise BatchFailedError(
+                f"model '{self._config.name}': the batch cannot be described without input '{name}'", Code.INVALID_ARG
+            )
+        given = request_shapes(name, batch)
+        spec = self._input_specs[name]
+        if spec.reshape is None:
+            return given
+        leading = 1 if self._batched else 0
+        return [(*shape[:leading], *shapes.for_model(spec, shape[leading:])) for shape in given]
 
     def _column(self, datatype: str, parts: list[bytes], shape: shapes.Shape) -> Any:
         if datatype != "BYTES":
@@ -380,7 +409,7 @@ class TorchEngine:
         )
 
     def _output_columns(
-        self, returned: Any, asked: Sequence[Row], counts: Sequence[int], total: int
+        self, returned: Any, batch: Sequence[Row], asked: Sequence[Row], counts: Sequence[int], total: int
     ) -> dict[str, list[Tensor]]:
         """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
         every = not all(row.outputs for row in asked)
@@ -391,7 +420,9 @@ class TorchEngine:
             if not every and spec.name not in names:
                 continue
             value = self._value(returned, spec.name)
-            if spec.datatype == "BYTES":
+            if spec.name in self._cut_by:
+                columns[spec.name] = self._scattered(spec, value, batch)
+            elif spec.datatype == "BYTES":
                 columns[spec.name] = self._text_column(spec, value, counts, total)
             else:
                 raw, shape = self._checked(spec, value, total)
@@ -427,6 +458,39 @@ class TorchEngine:
             tensors.append(Tensor(name, datatype, (count, *shape), bytes(raw[at * size : (at + count) * size])))
             at += count
         return tensors
+
+    def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
+        """Each row's part of an output that comes for the whole batch; the parts lie behind each other."""
+        source = self._cut_by[spec.name]
+        if any(source not in row.inputs for row in batch if not row.null):
+            raise BatchFailedError(
+                f"model '{self._config.name}': output '{spec.name}' cannot be cut without input '{source}'",
+                Code.INVALID_ARG,
+            )
+        cut = [scattered_shape(spec.dims, shape, batched=self._batched) for shape in request_shapes(source, batch)]
+        counts = [element_count(shape) for shape in cut]
+        raws = self._cut_strings(spec, value, counts) if spec.datatype == "BYTES" else self._cut(spec, value, counts)
+        return [Tensor(spec.name, spec.datatype, shape, raw) for shape, raw in zip(cut, raws, strict=True)]
+
+    def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
+        expected = f"{spec.datatype} with {sum(counts)} elements"
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(spec.name, expected, type(value).__name__)
+        if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
+            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(value.shape)}"
+            raise self._wrong(spec.name, expected, got)
+        raw, size = raw_of(value), value.element_size()
+        ends = list(itertools.accumulate(counts))
+        return [bytes(raw[(end - count) * size : end * size]) for count, end in zip(counts, ends, strict=True)]
+
+    def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
+        if not isinstance(value, list):
+            raise self._wrong(spec.name, "List[str]", type(value).__name__)
+        strings = cast("list[str]", value)
+        if len(strings) != sum(counts):
+            raise self._wrong(spec.name, f"{sum(counts)} strings", f"{len(strings)} strings")
+        ends = list(itertools.accumulate(counts))
+        return [pack_bytes(strings[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
     def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
         dims = shapes.declared_by_model(spec)

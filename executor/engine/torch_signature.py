@@ -225,6 +225,8 @@ def _signature_of_graph(path: Path, config: dict[str, Any]) -> Signature:
     controls: list[dict[str, Any]] = batching.get("control_input") or []
     reserved: set[str] = {control["name"] for control in controls}
     reserved |= {state.get("input_name", "") for state in states}
+    batch_inputs: list[dict[str, Any]] = config.get("batch_input") or []
+    reserved |= {name for entry in batch_inputs for name in entry.get("target_name", ())}
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = [
         _tensor_signature(name, values[node], batched=batch_size > 0)

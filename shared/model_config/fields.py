@@ -37,6 +37,8 @@ SERVED: frozenset[str] = frozenset(
         "output.label_filename",
         "output.is_shape_tensor",  # refused by validation, with Triton's message
         "output.is_non_linear_format_io",  # refused by validation, with Triton's message
+        "batch_input",
+        "batch_output",
         "dynamic_batching",
         "sequence_batching.direct",
         "sequence_batching.oldest",
@@ -83,8 +85,6 @@ NOTED: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     "runtime": "a backend has one runtime",
-    "batch_input": "the mesh makes no batch inputs",
-    "batch_output": "the mesh makes no batch outputs",
     "ensemble_scheduling": "the mesh does not serve ensembles",
     "sequence_batching.state.use_growable_memory": "the mesh keeps no growable state buffers",
     "instance_group.secondary_devices": "the mesh has no secondary devices",

@@ -126,3 +126,37 @@ class Shorter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x[1:]
+
+
+class Segments(nn.Module):
+    """Sums each request's part of the ragged `x` into its state, and returns the doubled parts behind each other."""
+
+    def forward(self, x: Tensor, ends: Tensor, lengths: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if x.dim() != 1 or ends.dim() != 1 or bool((ends[1:] - ends[:-1] != lengths).any()):
+            raise RuntimeError("not ragged")
+        if bool((x < 0).any()):
+            raise RuntimeError("negative number")
+        sums = torch.cat([torch.zeros(1), torch.cumsum(x, 0)])
+        at = ends.to(torch.int64)
+        total = total + (sums[at[1:]] - sums[at[:-1]]).unsqueeze(1)
+        return x * 2, total, total
+
+
+class Sentences(nn.Module):
+    """Strings of ragged rows, each with the number of its row's strings behind it."""
+
+    def forward(self, words: list[str], items: Tensor) -> list[str]:
+        result: list[str] = []
+        at = 0
+        for row in range(items.shape[0]):
+            count = int(items[row, 0])
+            result += [word + str(count) for word in words[at : at + count]]
+            at += count
+        return result
+
+
+class Indivisible(nn.Module):
+    """One string more than it was given."""
+
+    def forward(self, words: list[str], items: Tensor) -> list[str]:
+        return words + ["another"]  # noqa: RUF005 - TorchScript knows no starred lists

@@ -288,12 +288,6 @@ NOT_SERVED = [
         "sequence_batching.state.use_growable_memory",
         "the mesh keeps no growable state buffers",
     ),
-    (
-        'batch_input { target_name: "b" source_input: "X" data_type: TYPE_INT32 }',
-        "batch_input",
-        "the mesh makes no batch inputs",
-    ),
-    ('batch_output { target_name: "Y" source_input: "X" }', "batch_output", "the mesh makes no batch outputs"),
     ('runtime: "r"', "runtime", "a backend has one runtime"),
     (
         "instance_group { secondary_devices { kind: KIND_NVDLA device_id: 0 } }",

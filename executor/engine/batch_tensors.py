@@ -1,0 +1,90 @@
+"""Tensors that belong to a whole batch: what a model is told of the rows that were put together, and how an output that
+comes for all of them is cut (`batch_input`, `batch_output`).
+
+Pure. A backend with one tensor per batch (`pytorch`) needs them for ragged inputs, whose rows lie behind each other in
+one flat tensor. Shapes here are those of requests, with their batch dimension; a null row counts as a request.
+
+Source: triton-spec section 4, "batch_input / batch_output"; Triton backend, backend_input_collector.cc
+(BatchInputShape, ProcessBatchInput) and backend_output_responder.cc (ProcessBatchOutput).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine.shapes import Shape
+from shared.errors import LoadError
+from shared.model_config.values import BatchInputKind, ModelConfig
+from shared.tensors import NUMPY_TYPE, element_count
+
+
+def batch_input_value(kind: BatchInputKind, datatype: str, given: Sequence[Shape]) -> NDArray[Any]:
+    """The tensor that a model gets, without a batch dimension of its own.
+
+    given    each request's shape of the source input; at least one
+    returns  element counts [requests], their running sum (with a leading zero: [requests + 1]), zeros whose length is
+             the largest count, or the shape of every batch item ([items, rank], or flat). Triton leaves the content of
+             the zeros open
+    """
+    counts = [element_count(shape) for shape in given]
+    match kind:
+        case BatchInputKind.ELEMENT_COUNT:
+            values: Sequence[int] = counts
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT:
+            values = list(itertools.accumulate(counts))
+        case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
+            values = list(itertools.accumulate(counts, initial=0))
+        case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
+            values = [0] * max(counts)
+        case BatchInputKind.ITEM_SHAPE | BatchInputKind.ITEM_SHAPE_FLATTEN:
+            return _item_shapes(kind, datatype, given)
+    return np.array(values, NUMPY_TYPE[datatype])
+
+
+def _item_shapes(kind: BatchInputKind, datatype: str, given: Sequence[Shape]) -> NDArray[Any]:
+    items = [shape[1:] for shape in given for _ in range(shape[0])]
+    table = np.array(items, NUMPY_TYPE[datatype]).reshape(len(items), len(given[0]) - 1)
+    return table if kind is BatchInputKind.ITEM_SHAPE else table.reshape(-1)
+
+
+def scattered_shape(dims: Shape, source: Shape, *, batched: bool) -> Shape:
+    """The shape of one request's part of an output: a variable dimension is as long as the source's at the same place.
+
+    dims    the output's, without batch dimension
+    source  the request's shape of the source input
+    """
+    whole = (-1, *dims) if batched else dims
+    return tuple(source[place] if dim == -1 else dim for place, dim in enumerate(whole))
+
+
+def check_batch_tensors(config: ModelConfig) -> None:
+    """Whether every batch tensor can be made at all: raises LoadError for what only shapes tell."""
+    inputs = {spec.name: spec for spec in config.inputs}
+    outputs = {spec.name: spec for spec in config.outputs}
+    for entry in config.batch_inputs:
+        if entry.kind in _OF_ITEMS and config.max_batch_size == 0:
+            raise LoadError(
+                f"model '{config.name}': batch input {_quoted(entry.names)} tells the shapes of batch items, but "
+                "max_batch_size is 0"
+            )
+    for cut in config.batch_outputs:
+        source = inputs[cut.source]
+        for name in cut.names:
+            variable = [place for place, dim in enumerate(outputs[name].dims) if dim == -1]
+            if variable and variable[-1] >= len(source.dims):
+                raise LoadError(
+                    f"model '{config.name}': dimension {variable[-1]} of batch output '{name}' is variable, but its "
+                    f"source input '{source.name}' has only {len(source.dims)} dimensions"
+                )
+
+
+_OF_ITEMS = (BatchInputKind.ITEM_SHAPE, BatchInputKind.ITEM_SHAPE_FLATTEN)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
