@@ -54,31 +54,52 @@ async def test_sums_are_right_over_takeovers_with_rare_checkpoints_and_with_the_
     assert 0 == traffic.repeated
 
 
+async def play_stateless(client: Any, chance: random.Random, answered: list[float]) -> None:
+    """One caller's requests of `add_sub`, each answered rightly."""
+    for _ in range(40):
+        first, second = (np.full((1, 16), chance.randint(-99, 99), np.float32) for _ in range(2))
+        inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
+        for made, array in zip(inputs, (first, second), strict=True):
+            made.set_data_from_numpy(array)
+        result = await client.infer("add_sub", inputs)
+        assert (first + second).tolist() == result.as_numpy("OUTPUT0").tolist()
+        assert (first - second).tolist() == result.as_numpy("OUTPUT1").tolist()
+        answered.append(time.monotonic())
+        await asyncio.sleep(0.005)
+
+
 async def test_stateless_requests_are_all_answered_though_executors_are_killed(
     victim: RunningMesh, chance: random.Random
 ) -> None:
     answered: list[float] = []
-
-    async def play(client: Any) -> None:
-        for _ in range(40):
-            first, second = (np.full((1, 16), chance.randint(-99, 99), np.float32) for _ in range(2))
-            inputs = [http_aio.InferInput(name, [1, 16], "FP32") for name in ("INPUT0", "INPUT1")]
-            for made, array in zip(inputs, (first, second), strict=True):
-                made.set_data_from_numpy(array)
-            result = await client.infer("add_sub", inputs)
-            assert (first + second).tolist() == result.as_numpy("OUTPUT0").tolist()
-            assert (first - second).tolist() == result.as_numpy("OUTPUT1").tolist()
-            answered.append(time.monotonic())
-            await asyncio.sleep(0.005)
-
     async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(play(client))
+            group.create_task(play_stateless(client, chance, answered))
         for share, name in ((0.2, "executor-1"), (0.6, "executor-2")):
             await eventually(lambda share=share: len(answered) >= share * 640, "requests are answered")
             await victim.kill_executor(name)
 
     assert 640 == len(answered)
+
+
+async def test_stateless_requests_are_all_answered_though_an_executor_is_frozen_and_woken(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    """What it held is run by the other; when it wakes it registers anew and takes part again."""
+    answered: list[float] = []
+    before = next(one for one in victim.alive() if one.name == "executor-1")
+    async with http_aio.InferenceServerClient(victim.http()) as client, asyncio.TaskGroup() as group:
+        for _ in range(16):
+            group.create_task(play_stateless(client, chance, answered))
+        await eventually(lambda: len(answered) >= 64, "requests are answered")
+        victim.send("executor-1", signal.SIGSTOP)
+        await eventually(lambda: before.executor not in {one.executor for one in victim.alive()}, "its lease ends")
+        await eventually(lambda: len(answered) == 640, "all requests are answered")
+        victim.send("executor-1", signal.SIGCONT)
+        await eventually(lambda: "executor-1" in {one.name for one in victim.alive()}, "it registers anew")
+
+    keys = victim.keys.work_queue("add_sub", "1")
+    assert [0, 0, 0] == [victim.redis.zcard(keys.queue), victim.redis.hlen(keys.held), victim.redis.hlen(keys.messages)]
 
 
 async def test_state_that_only_a_dead_executor_held_is_lost_and_its_sequences_say_so(
