@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from shared.errors import Code
-from tests.conformance.calls import Caller, Step, fresh_id, neighbours, refused
+from tests.conformance.calls import Caller, Gate, Step, Stream, fresh_id, neighbours, refused
 from tests.conformance.targets import Target
 from tests.mesh.raw_http import get
+from tests.mesh.running_mesh import eventually
 
 MODEL = "counted"
 COUNTED = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
@@ -150,6 +151,25 @@ async def test_the_metrics_page_has_tritons_names_types_and_labels(target: Targe
     for name in OF_EVERY_MODEL:
         if name != "nv_inference_request_failure":
             assert re.search(rf'^{name}\{{model="{MODEL}",version="1"\}} \d', found, re.MULTILINE), name
+
+
+async def test_requests_are_pending_until_they_run(target: Target, gate: Gate) -> None:
+    identity = fresh_id()
+
+    def pending() -> float:
+        (text,) = re.findall(
+            r'^nv_inference_pending_request_count\{model="counted",version="1"\} (\S+)$', page(target), re.MULTILINE
+        )
+        return float(text)
+
+    async with Stream(target, MODEL) as stream:
+        stream.send(Step(identity, 1, start=True, parameters=gate.parameters))
+        await gate.entered()
+        stream.send(Step(identity, 1), Step(identity, 1, end=True))
+        await eventually(lambda: pending() == 2, "two requests wait while one runs")
+        gate.open()
+        await stream.answers(3)
+    await eventually(lambda: pending() == 0, "nothing waits")
 
 
 async def test_metrics_count_what_statistics_count(lone_caller: Caller) -> None:

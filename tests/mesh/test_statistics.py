@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.mesh.conftest import MakeMesh
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.raw_http import get
+from tests.mesh.raw_http import get, post
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, Traffic, make_plans
 
@@ -169,7 +170,11 @@ async def test_statistics_and_metrics_are_complete_and_say_the_same(make_mesh: M
     models = repository_that_counts(tmp_path / "models")
     mesh = make_mesh(
         models=(models,),
-        environment={"SEQMESH_METRICS_CONFIG": METRICS_CONFIG},
+        environment={
+            "SEQMESH_METRICS_CONFIG": METRICS_CONFIG,
+            "SEQMESH_MODEL_CONTROL_MODE": "explicit",
+            "SEQMESH_LOAD_MODEL": "*",
+        },
     )
     with grpc_client.InferenceServerClient(mesh.grpc()) as grpc, http_client.InferenceServerClient(mesh.http()) as http:
         for step in range(5):
@@ -192,6 +197,20 @@ async def test_statistics_and_metrics_are_complete_and_say_the_same(make_mesh: M
 
     await eventually(lambda: page(mesh)["sum_batches"][1], "the model's own metric")
     check_page(page(mesh), by_http)
+    check_that_a_reload_begins_at_zero(mesh)
+
+
+def check_that_a_reload_begins_at_zero(mesh: RunningMesh) -> None:
+    """Each load of a model is counted by itself; the other model's counts stay."""
+    others = counted(mesh, "slow_sum")
+    for action in ("unload", "load"):
+        assert HTTPStatus.OK == post(mesh.http(), f"/v2/repository/models/running_sum/{action}", {}).status
+    assert (0, 0, 0) == counted(mesh, "running_sum")
+    assert 0 == statistics(mesh, "running_sum")["last_inference"]
+    with http_client.InferenceServerClient(mesh.http()) as http:
+        infer(http, "running_sum", 1, sequence_id=8, sequence_start=True, sequence_end=True)
+    assert (1, 0, 1) == counted(mesh, "running_sum")
+    assert others == counted(mesh, "slow_sum")
 
 
 async def check_pending(mesh: RunningMesh, http: Any) -> None:

@@ -189,6 +189,20 @@ async def test_another_load_of_the_model_begins_at_zero(mesh: ScriptedMesh) -> N
     assert (1, {}) == (sums[LOAD]["success_count"], sums[reloaded])
 
 
+async def test_steps_wait_until_their_sequence_has_a_slot(mesh: ScriptedMesh) -> None:
+    for number, flags in ((1, StepFlag.START), (1, StepFlag.NONE), (2, StepFlag.START)):
+        await mesh.submit(mesh.submission(number, ONE, flags))
+    call = mesh.scripts.waiting(["sum", "unknown"], shard=SHARD)
+
+    assert [{"1": 3}, {}] == await mesh.scripts.run(call)
+    await mesh.assign(1, ALICE)
+    assert [{"1": 1}, {}] == await mesh.scripts.run(call)
+    await mesh.assign(2, ALICE, slot=1)
+    assert [{}, {}] == await mesh.scripts.run(call)
+    await mesh.take_over(ALICE)
+    assert [{"1": 3}, {}] == await mesh.scripts.run(call)
+
+
 async def test_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
     keys = Keyspace(key_prefix, 3)
     mesh = ScriptedMesh(redis, keys, "sum")
