@@ -154,6 +154,9 @@ class Repository:
         self.loading.add(name)
         try:
             return self._load(name, override_json or None, files, generation)
+        except NoSuchModelError:
+            # The index tells of models that this executor has, or had.
+            raise
         except LoadError as error:
             self.failures.setdefault(name, Failure("", error.message))
             raise

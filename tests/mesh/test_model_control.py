@@ -1,0 +1,290 @@
+"""Models that are loaded anew, overridden, unloaded and polled while two executors serve them, by tritonclient."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http.aio as http_aio
+from tritonclient.utils import InferenceServerException
+
+from shared.ids import sequence_id
+from tests.mesh.conftest import MakeMesh, remember
+from tests.mesh.model_repository import SAMPLES, add_sum_model
+from tests.mesh.raw_http import get, post, posted
+from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import GrpcCaller, Step
+
+SUM_CODE = (SAMPLES / "running_sum" / "1" / "model.py").read_text()
+NOT_STARTED = "must specify the START flag"
+NOT_THERE = "Request for unknown model: '{}' has no available versions"
+
+
+def sum_code(*, bonus: int = 0, batch_s: float = 0.0, gate: Path | None = None, broken: bool = False) -> str:
+    """The running sum with a bonus for each step, of slow batches, that loads only when a file is there, or never."""
+    code = SUM_CODE.replace("after = before + ", f"after = {bonus} + before + ")
+    code = code.replace("        return [add(", f"        __import__('time').sleep({batch_s})\n        return [add(")
+    initialize = "    def initialize(self, args):\n"
+    if gate is not None:
+        initialize += f"        while not __import__('os').path.exists({str(gate)!r}): __import__('time').sleep(0.02)\n"
+    initialize += "        raise RuntimeError('it is broken')\n" if broken else "        pass\n"
+    return code.replace("    def execute(", f"{initialize}\n    def execute(")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of models of the explicit mesh."""
+    folder = tmp_path_factory.mktemp("control-models")
+    for name in ("running_sum", "slow_sum", "overridden_sum", "gated_sum"):
+        add_sum_model(folder, name)
+    add_sum_model(folder, "narrow_sum", slots=1)
+    for name in ("slow_sum", "narrow_sum"):
+        write_code(folder, name, sum_code(batch_s=0.5))
+    return folder
+
+
+def write_code(repository: Path, model: str, code: str) -> None:
+    """Changes a model in the repository."""
+    (repository / model / "1" / "model.py").write_text(code)
+
+
+@pytest.fixture(scope="module")
+def module_mesh(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[RunningMesh]:
+    directory = tmp_path_factory.mktemp("control-mesh")
+    environment = {"SEQMESH_MODEL_CONTROL_MODE": "explicit", "SEQMESH_LOAD_MODEL": "running_sum"}
+    with running_mesh(directory, (repository,), executors=2, gateways=2, environment=environment) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> RunningMesh:
+    """Two executors that load on request."""
+    return remember(request, module_mesh)
+
+
+def load(mesh: RunningMesh, model: str) -> None:
+    """Loads a model; on return every gateway serves it."""
+    loaded = post(mesh.http(), f"/v2/repository/models/{model}/load", {})
+    assert HTTPStatus.OK == loaded.status, loaded.body
+
+
+async def until_ready(mesh: RunningMesh, model: str, *, is_ready: bool = True) -> None:
+    """Returns when every gateway says so."""
+    addresses = [mesh.http(gateway) for gateway in range(len(mesh.gateways))]
+    await eventually(
+        lambda: all((get(at, f"/v2/models/{model}/ready").status == HTTPStatus.OK) is is_ready for at in addresses),
+        f"{model} ready: {is_ready}",
+    )
+
+
+async def until_accepted(mesh: RunningMesh, model: str, identity: int | str, steps: int) -> None:
+    """Returns when the mesh has accepted so many steps of a sequence."""
+    record = sequence_id(model, "", identity)
+    await eventually(lambda: mesh.record(record).get("nx") == str(steps), f"{steps} steps of {identity} accepted")
+
+
+def index_line(mesh: RunningMesh, model: str) -> dict[str, str]:
+    """What the repository index says of a model that has one version."""
+    lines = post(mesh.http(1), "/v2/repository/index", {}).document
+    return next(line for line in lines if line["name"] == model)
+
+
+async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(mesh: RunningMesh, repository: Path) -> None:
+    load(mesh, "slow_sum")
+    await until_ready(mesh, "slow_sum")
+    caller = GrpcCaller(mesh.grpc(1))
+    assert 1 == await caller("slow_sum", Step("open", 1, start=True))
+    accepted = asyncio.create_task(caller("slow_sum", Step("open", 2)))
+    await until_accepted(mesh, "slow_sum", "open", 2)
+
+    write_code(repository, "slow_sum", sum_code(bonus=1000))
+    reloaded = await posted(mesh.http(), "/v2/repository/models/slow_sum/load", {})
+
+    assert HTTPStatus.OK == reloaded.status, reloaded.body
+    assert 3 == await accepted
+    with pytest.raises(InferenceServerException, match=NOT_STARTED):
+        await caller("slow_sum", Step("open", 3))
+    assert 1005 == await caller("slow_sum", Step("open", 5, start=True))
+    assert 2007 == await caller("slow_sum", Step("open", 2))
+
+    # Nothing has changed since: nobody is disturbed.
+    load(mesh, "slow_sum")
+    assert 3007 == await caller("slow_sum", Step("open", 0))
+    # Other instances are no other model.
+    config = repository / "slow_sum" / "config.pbtxt"
+    config.write_text(config.read_text().replace("instance_group [ { count: 1", "instance_group [ { count: 2"))
+    load(mesh, "slow_sum")
+    assert 2 * 2 * 32 == mesh.slots("slow_sum")
+    assert 4007 == await caller("slow_sum", Step("open", 0, end=True))
+
+    write_code(repository, "slow_sum", sum_code(broken=True))
+    failed = await posted(mesh.http(), "/v2/repository/models/slow_sum/load", {})
+    assert HTTPStatus.BAD_REQUEST == failed.status
+    assert failed.error.startswith("load failed for model 'slow_sum': version 1 is at UNAVAILABLE state: ")
+    assert "it is broken" in failed.error
+    assert "READY" == index_line(mesh, "slow_sum")["state"]
+    assert 1001 == await caller("slow_sum", Step("still", 1, start=True, end=True))
+    await caller.close()
+
+
+async def test_an_override_holds_until_the_next_load_also_for_executors_that_start_anew(mesh: RunningMesh) -> None:
+    model = "overridden_sum"
+    load(mesh, model)
+    config = get(mesh.http(), f"/v2/models/{model}/config").document
+    async with (
+        http_aio.InferenceServerClient(mesh.http(0)) as http,
+        grpc_aio.InferenceServerClient(mesh.grpc(0)) as rpc,
+    ):
+        web: Any = http
+        far: Any = rpc
+        await web.load_model(model, config=json.dumps(config | {"max_batch_size": 7}))
+        assert 7 == get(mesh.http(), f"/v2/models/{model}/config").document["max_batch_size"]
+        code = sum_code(bonus=100).encode()
+        await far.load_model(model, config=json.dumps(config | {"max_batch_size": 5}), files={"file:1/model.py": code})
+        assert 5 == get(mesh.http(), f"/v2/models/{model}/config").document["max_batch_size"]
+        with pytest.raises(InferenceServerException, match="but the model config was not"):
+            await web.load_model(model, files={"file:1/model.py": code})
+        with pytest.raises(InferenceServerException, match="must not leave the model's directory"):
+            await far.load_model(model, config=json.dumps(config), files={"file:../1/model.py": code})
+        with pytest.raises(
+            InferenceServerException, match=f"failed to load '{model}', failed to poll from model repos"
+        ):
+            await web.load_model(model, config=json.dumps(config | {"max_batch_size": -1}))
+
+    old = {one.executor for one in mesh.alive()}
+    for executor in mesh.names("executor"):
+        mesh.kill(executor)
+    await eventually(lambda: len({one.executor for one in mesh.alive()} - old) == len(old), "both are back")
+    await until_ready(mesh, model)
+    caller = GrpcCaller(mesh.grpc(0))
+    assert 101 == await caller(model, Step("a", 1, start=True, end=True))
+    assert 5 == get(mesh.http(), f"/v2/models/{model}/config").document["max_batch_size"]
+
+    load(mesh, model)
+    assert 32 == get(mesh.http(), f"/v2/models/{model}/config").document["max_batch_size"]
+    assert 1 == await caller(model, Step("b", 1, start=True, end=True))
+    await caller.close()
+
+
+async def test_an_unloaded_model_answers_what_was_accepted_and_refuses_the_rest(mesh: RunningMesh) -> None:
+    model = "narrow_sum"
+    load(mesh, model)
+    await until_ready(mesh, model)
+    caller = GrpcCaller(mesh.grpc(1))
+    for name in ("a", "b"):
+        assert 1 == await caller(model, Step(name, 1, start=True))
+    waits = asyncio.create_task(caller(model, Step("waits", 1, start=True)))
+    accepted = [asyncio.create_task(caller(model, Step(name, 2))) for name in ("a", "b")]
+    for name, steps in (("a", 2), ("b", 2), ("waits", 1)):
+        await until_accepted(mesh, model, name, steps)
+
+    assert HTTPStatus.OK == (await posted(mesh.http(), f"/v2/repository/models/{model}/unload", {})).status
+
+    # The gateway that was asked knows at once.
+    assert HTTPStatus.BAD_REQUEST == get(mesh.http(), f"/v2/models/{model}/ready").status
+    refused = post(mesh.http(), f"/v2/models/{model}/infer", {"inputs": []})
+    assert (HTTPStatus.NOT_FOUND, NOT_THERE.format(model)) == (refused.status, refused.error)
+    refused = post(mesh.http(), f"/v2/models/{model}/versions/1/infer", {"inputs": []})
+    assert HTTPStatus.SERVICE_UNAVAILABLE == refused.status
+    assert refused.error == f"Request for unknown model: '{model}' version 1 is not at ready state"
+    assert [3, 3] == await asyncio.gather(*accepted)
+    with pytest.raises(InferenceServerException, match="version 1 is not at ready state"):
+        await waits
+    await eventually(lambda: index_line(mesh, model)["state"] == "UNAVAILABLE", "unloaded")
+    assert {"name": model, "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"} == index_line(mesh, model)
+    assert model not in [line["name"] for line in post(mesh.http(), "/v2/repository/index", {"ready": True}).document]
+    await eventually(lambda: not mesh.slots_held(model), "no slot is held")
+    assert HTTPStatus.OK == post(mesh.http(), f"/v2/repository/models/{model}/unload", {}).status
+
+    load(mesh, model)
+    await until_ready(mesh, model)
+    with pytest.raises(InferenceServerException, match=NOT_STARTED):
+        await caller(model, Step("a", 1))
+    assert 1 == await caller(model, Step("a", 1, start=True, end=True))
+    await caller.close()
+
+
+async def test_an_executor_that_dies_while_a_model_is_loaded_holds_nobody_up(
+    mesh: RunningMesh, repository: Path, tmp_path: Path
+) -> None:
+    model, gate = "gated_sum", tmp_path / "gate"
+    write_code(repository, model, sum_code(gate=gate))
+    loading = asyncio.create_task(posted(mesh.http(), f"/v2/repository/models/{model}/load", {}))
+
+    def are_loading() -> bool:
+        states = [line.state for one in mesh.alive() for line in one.repository if line.model == model]
+        return states == ["LOADING", "LOADING"]
+
+    try:
+        await eventually(are_loading, "both executors load")
+        await eventually(lambda: index_line(mesh, model).get("state") == "LOADING", "the index says so")
+        assert HTTPStatus.OK == get(mesh.http(1), "/v2/health/ready").status
+        mesh.kill("executor-1")
+    finally:
+        gate.touch()
+
+    loaded = await loading
+    assert HTTPStatus.OK == loaded.status, loaded.body
+    caller = GrpcCaller(mesh.grpc(0))
+    assert 3 == await caller(model, Step("a", 3, start=True, end=True))
+    await caller.close()
+    await eventually(lambda: mesh.slots(model) == 2 * 32, "both executors serve it")
+
+
+async def test_names_and_unknown_models(mesh: RunningMesh) -> None:
+    async with grpc_aio.InferenceServerClient(mesh.grpc(0)) as rpc:
+        far: Any = rpc
+        with pytest.raises(InferenceServerException, match="Model name cannot be empty"):
+            await far.load_model("")
+        for name in ("../running_sum", "a/b", ".."):
+            with pytest.raises(InferenceServerException, match="must not contain path traversal characters"):
+                await far.load_model(name)
+        with pytest.raises(InferenceServerException, match="failed to load 'nobody', failed to poll from model repos"):
+            await far.load_model("nobody")
+        await far.unload_model("nobody", unload_dependents=True)
+    assert not mesh.redis.hexists(mesh.keys.wanted, "nobody")
+    assert "nobody" not in [line["name"] for line in post(mesh.http(), "/v2/repository/index", {}).document if line]
+
+
+async def test_models_follow_their_folders_in_poll_mode(make_mesh: MakeMesh, tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    add_sum_model(repository)
+    environment = {"SEQMESH_MODEL_CONTROL_MODE": "poll", "SEQMESH_REPOSITORY_POLL_SECS": "0.2"}
+    mesh = make_mesh(models=(repository,), executors=2, gateways=1, environment=environment)
+    caller = GrpcCaller(mesh.grpc())
+    assert 1 == await caller("running_sum", Step("stays", 1, start=True))
+    for action in ("load", "unload"):
+        refused = post(mesh.http(), f"/v2/repository/models/running_sum/{action}", {})
+        assert HTTPStatus.SERVICE_UNAVAILABLE == refused.status
+        assert "explicit model load / unload is not allowed if polling is enabled" == refused.error
+
+    add_sum_model(tmp_path / "elsewhere", "other_sum")
+    shutil.move(tmp_path / "elsewhere" / "other_sum", repository / "other_sum")
+    await eventually(lambda: mesh.slots("other_sum") == 64, "the new model is served")
+    await until_ready(mesh, "other_sum")
+    assert 1 == await caller("other_sum", Step("a", 1, start=True))
+
+    write_code(repository, "other_sum", sum_code(bonus=10))
+    shutil.copytree(repository / "other_sum" / "1", repository / "other_sum" / "2")
+
+    def versions() -> set[str]:
+        return {served.version for one in mesh.alive() for served in one.models if served.model == "other_sum"}
+
+    await eventually(lambda: versions() == {"2"}, "the latest version is served")
+    await until_ready(mesh, "other_sum/versions/2")
+    await until_ready(mesh, "other_sum/versions/1", is_ready=False)
+    assert 11 == await caller("other_sum", Step("b", 1, start=True, end=True))
+
+    shutil.rmtree(repository / "other_sum")
+    await until_ready(mesh, "other_sum", is_ready=False)
+    with pytest.raises(InferenceServerException, match=NOT_THERE.format("other_sum")):
+        await caller("other_sum", Step("c", 1, start=True))
+    assert 2 == await caller("running_sum", Step("stays", 1, end=True))
+    await caller.close()
