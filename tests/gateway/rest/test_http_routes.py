@@ -14,7 +14,10 @@ import pytest
 
 from gateway.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
+from gateway.rest.reply import Endpoint
+from gateway.rest.server import Server
 from gateway.settings import GatewaySettings
+from shared.lifecycle import Stop
 from shared.messages import ControlMessage, LoadFailure, RepositoryEntry
 from shared.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
@@ -44,9 +47,9 @@ async def session(gateway: RunningGateway):
         ("GET", "/v2/models/echo/versions/x/ready", 404, "Not Found"),
         ("GET", "/v2/models/echo/infer", 405, "Method Not Allowed"),
         ("POST", "/v2/health/live", 405, "Method Not Allowed"),
-        ("GET", "/v2/trace/setting", 501, None),
-        ("POST", "/v2/models/echo/trace/setting", 501, None),
-        ("GET", "/v2/logging", 501, None),
+        ("GET", "/v2/trace/setting", 200, None),
+        ("POST", "/v2/models/nobody/trace/setting", 500, None),
+        ("GET", "/v2/logging", 200, None),
         ("GET", "/v2/trace/setting/", 404, "Not Found"),
         ("GET", "/v2/models/echo/versions/1/trace/setting", 404, "Not Found"),
         ("HEAD", "/v2/health/live", 405, None),
@@ -308,3 +311,21 @@ async def test_gateway_without_executors_is_live_but_not_ready(gateway_settings:
         session.get("/v2/health/ready") as ready,
     ):
         assert (live.status, ready.status) == (200, 400)
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
+async def test_health_says_so_while_the_gateway_stops(path: str):
+    """Seen by those whose question had begun when the stop came; the port closes for all others."""
+    stop = Stop()
+    stop.request("test")
+    unused: Any = None
+    server = Server(unused, unused, stop)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    handler = server.live if path.endswith("live") else server.ready
+    await Endpoint(handler)({"type": "http", "headers": [], "path": path}, unused, send)
+
+    assert (503, b'{"error":"Server exiting"}') == (sent[0]["status"], sent[1]["body"])
