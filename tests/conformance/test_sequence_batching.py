@@ -154,11 +154,18 @@ async def test_an_iterative_request_that_names_its_sequence_is_the_whole_of_it(c
     first = await caller(identity, 2, start=True)
     with refused(Code.INVALID_ARG, f"inference request for sequence {identity} to model 'iterative' must specify"):
         await caller(identity, 2)
-    second = await caller(identity, 3, start=True, end=True)
+    second = await caller(identity, 3, start=True)
 
     assert [1, 0] == [seen["flags"] for seen in passes(first)]
-    assert [3, 0, 0] == [seen["flags"] for seen in passes(second)]
+    assert [1, 0, 0] == [seen["flags"] for seen in passes(second)]
     assert {identity} == {seen["id"] for seen in [*passes(first), *passes(second)]}
+
+
+@pytest.mark.mesh_only("2.51 forgets the id at END, cannot schedule the request again, and never answers it")
+async def test_an_iterative_request_may_say_end(caller: Caller) -> None:
+    answer = await caller.of("iterative")(fresh_id(), 3, start=True, end=True)
+
+    assert [3, 0, 0] == [seen["flags"] for seen in passes(answer)]
 
 
 @pytest.mark.mesh_only("2.51's python backend logs the refusal and never answers the request")
