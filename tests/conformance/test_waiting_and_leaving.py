@@ -90,7 +90,7 @@ async def test_the_least_patient_of_the_queued_requests_ends_the_waiting_sequenc
     caller, holder, late, patient = lone_caller.of(MODEL), fresh_id(), fresh_id(), fresh_id()
     await caller(holder, 1, start=True)
     async with Stream(target, MODEL) as stream:
-        stream.send(Step(late, start=True), Step(late, timeout_us=200_000), Step(late))
+        stream.send(Step(late, start=True), Step(late), Step(late, timeout_us=200_000))
         for _ in range(3):
             with refused(Code.UNAVAILABLE, TIMED_OUT):
                 await stream.receive()

@@ -304,7 +304,11 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         while any(waits.entry > self.read_starts for waits in self.twin.starts) or self.twin.feed:
             self.leader_reads_feed(most=100)
             self.leader_reads_starts(most=100)
+        self.leader_reads_news()
+        self.leader_ticks()
         invariants.check(self.state)
+        late = [r for r in self.twin.records.values() if r.place is None and not r.moving and r.deadline_ms]
+        assert all(record.deadline_ms > self.twin.now_ms for record in late), "nobody waits beyond his patience"
         live = {s: (r.place, r.epoch) for s, r in self.twin.records.items() if r.place is not None}
         waiting = {s for s, r in self.twin.records.items() if r.place is None}
 
