@@ -19,6 +19,7 @@ from executor.custom_batching import BatchStrategy, find_strategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
+from executor.engine.model_completion import LIMIT_S
 from executor.fingerprints import Fingerprint, fingerprint
 from executor.labels import read_labels
 from executor.statistics import ModelStatistics
@@ -115,6 +116,7 @@ class Repository:
     backend_dirs  where backends have files of their own, each in a folder of its name: batch strategies
     config_name    of configurations to be read in place of config.pbtxt
     auto_complete  models may complete their configurations
+    completion_limit_s  how long a python model may take to do so
     metrics        which latencies are counted
     """
 
@@ -123,6 +125,7 @@ class Repository:
     config_name: str = ""
     backend_dirs: Sequence[Path] = ()
     auto_complete: bool = True
+    completion_limit_s: float = LIMIT_S
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
@@ -274,7 +277,8 @@ class Repository:
             write_files(folder, files or {})
         if folder is None:
             raise NoSuchModelError(f"failed to load '{name}', failed to poll from model repository")
-        backends = {key: backend.auto_complete for key, backend in installed_backends().items()}
+        installed = installed_backends(completion_limit_s=self.completion_limit_s)
+        backends = {key: backend.auto_complete for key, backend in installed.items()}
         try:
             return load_model_config(
                 folder,

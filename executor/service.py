@@ -43,6 +43,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         config_name=settings.model_config_name,
         backend_dirs=settings.backend_directory,
         auto_complete=not settings.disable_auto_complete_config,
+        completion_limit_s=settings.auto_complete_timeout_secs,
         metrics=parse_metrics_config(settings.metrics_config),
     )
     mesh_settings = MeshSettings(connections.commands, keys)

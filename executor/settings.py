@@ -66,6 +66,14 @@ class ExecutorSettings(MetricsSettings):
         help="Models do not complete their configuration; each must have a config.pbtxt.",
         group="Models",
     )
+    auto_complete_timeout_secs: float = setting(
+        60.0,
+        help="How long a python model's auto_complete_config may take, in a process of its own, with the start of that "
+        "process and the model's imports.",
+        unit="s",
+        group="Models",
+        minimum=0.1,
+    )
     gpu: str = setting(
         "auto",
         help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1.",

@@ -12,6 +12,7 @@ import logging
 from importlib.metadata import EntryPoint, entry_points
 
 from executor.engine.base import Backend
+from executor.engine.model_completion import LIMIT_S
 from executor.engine.python_backend import PythonBackend
 from executor.engine.torch_backend import PytorchBackend
 from shared.errors import LoadError
@@ -21,15 +22,17 @@ ENTRY_POINT_GROUP = "seqmesh.backends"
 log = logging.getLogger(__name__)
 
 
-def installed_backends() -> dict[str, Backend]:
+def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
     """Every backend that can load a model here, by name; built-in ones first, and these cannot be replaced.
+
+    completion_limit_s  how long a python model may take to complete its configuration
 
     A backend of another package that fails to import is left out and logged: it must not take the others with it.
     """
     backends: dict[str, Backend] = {}
     if importlib.util.find_spec("torch") is not None:
         backends["pytorch"] = PytorchBackend()
-    backends["python"] = PythonBackend()
+    backends["python"] = PythonBackend(completion_limit_s)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in backends:
             log.warning("backend %r of %s is ignored: that name is taken", entry.name, entry.value)

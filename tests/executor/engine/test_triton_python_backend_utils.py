@@ -11,11 +11,8 @@ import pytest
 import torch
 
 from executor.engine import triton_python_backend_utils as pb_utils
-from executor.engine.backends import find_backend
 from executor.engine.model_metrics import custom_families
-from shared.errors import ConfigError
 from shared.reports import Sample
-from tests.executor.engine.model_workshop import Workshop
 
 CONFIG: dict[str, Any] = {
     "name": "m",
@@ -136,76 +133,3 @@ def test_metrics_of_a_model_are_reported_under_their_own_names() -> None:
         pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.COUNTER)
     with pytest.raises(pb_utils.TritonModelException, match="cannot be incremented by -1"):
         families[0].Metric({"kind": "a"}).increment(-1)
-
-
-def test_auto_complete_config_fills_what_is_missing(workshop: Workshop) -> None:
-    path = workshop.python(
-        "auto",
-        """
-        class TritonPythonModel:
-            @staticmethod
-            def auto_complete_config(config):
-                assert config.as_dict()["name"] == "auto"
-                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [3]})
-                config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]})
-                config.set_max_batch_size(4)
-                config.set_dynamic_batching()
-                config.set_model_transaction_policy({"decoupled": False})
-                return config
-
-            def execute(self, requests): ...
-        """,
-    )
-    config = {"name": "auto", "input": [{"name": "IN", "dims": ["3"]}]}
-
-    assert {
-        "name": "auto",
-        "max_batch_size": 4,
-        "input": [{"name": "IN", "dims": [3], "data_type": "TYPE_FP32"}],
-        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [-1]}],
-        "dynamic_batching": {},
-        "model_transaction_policy": {"decoupled": False},
-    } == json.loads(find_backend("python").auto_complete(json.dumps(config), path.parent))
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (
-            "config.set_max_batch_size(2); return config",
-            "max_batch_size 8, but in auto-complete-config function for model",
-        ),
-        (
-            "config.add_input({'name': 'IN', 'data_type': 'TYPE_INT8', 'dims': [3]}); return config",
-            "configuration expects datatype TYPE_FP32 for input 'IN', model provides TYPE_INT8",
-        ),
-        (
-            "config.add_output({'name': 'NEW'}); return config",
-            "output 'NEW' in auto-complete-config function for model 'auto' is missing 'data_type'",
-        ),
-        ("config.set_dynamic_batching(); return config", "tries to set scheduling_choice as 'dynamic_batching'"),
-        ("return None", "must return the ModelConfig it was given, not NoneType"),
-    ],
-)
-def test_a_contradiction_in_auto_complete_config_is_a_config_error(workshop: Workshop, body: str, text: str) -> None:
-    path = workshop.python(
-        "auto",
-        f"""
-        class TritonPythonModel:
-            @staticmethod
-            def auto_complete_config(config):
-                {body}
-        """,
-    )
-    config: dict[str, Any] = {**CONFIG, "name": "auto", "max_batch_size": 8, "sequence_batching": {}}
-
-    with pytest.raises(ConfigError, match="auto_complete_config of model 'auto'") as caught:
-        find_backend("python").auto_complete(json.dumps(config), path.parent)
-
-    assert text in caught.value.message
-
-
-def test_a_model_without_auto_complete_config_is_not_even_imported(workshop: Workshop) -> None:
-    path = workshop.python("auto", "raise RuntimeError('imported')")
-
-    assert '{"name": "auto"}' == find_backend("python").auto_complete('{"name": "auto"}', path.parent)

@@ -1,0 +1,152 @@
+"""Runs a python model's `auto_complete_config` in a process of its own, as Triton does (triton-spec 8).
+
+A model's code that ends its process, exhausts memory or never returns costs that process, not the executor. What the
+model imports and changes is gone with it, too. The process is given the configuration on its standard input, and
+answers on its standard output; what the model prints goes where the executor's own errors go.
+
+This module is both sides: `completed_apart` in the executor, `main` in the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from executor.engine.python_model import error_text, forget, import_model_class, model_dir_known
+from executor.engine.triton_python_backend_utils import ModelConfig
+from shared.errors import ConfigError, LoadError
+
+LIMIT_S = 60.0
+"""Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FAILSAFE_S = 5.0
+"""How long after the limit the process ends itself, should the executor be gone by then."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a process found out: a configuration, or why there is none.
+
+    is_import_error  the model's file cannot be imported, so the load fails for that
+    """
+
+    config: str = ""
+    error: str = ""
+    is_import_error: bool = False
+
+
+def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> str:
+    """What the model in that file makes of its configuration; Triton's JSON in, the same out. Blocks.
+
+    Raises ConfigError for what the model refuses, and when its process ends early or is late; LoadError when it cannot
+    be imported.
+    """
+    name = _name(config_json)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, str(path), str(limit_s + _FAILSAFE_S)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+    try:
+        answer, _ = process.communicate(config_json.encode(), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"auto_complete_config of model '{name}' did not finish within {limit_s:g} s "
+            "(setting auto_complete_timeout_secs)"
+        ) from None
+    finally:
+        _end(process)
+    try:
+        outcome = msgspec.json.decode(answer, type=Outcome)
+    except msgspec.DecodeError:
+        raise ConfigError(
+            f"auto_complete_config of model '{name}': its process ended with {_status(process.returncode)}"
+        ) from None
+    if outcome.error:
+        raise (LoadError if outcome.is_import_error else ConfigError)(outcome.error)
+    return outcome.config
+
+
+def completed_here(config_json: str, path: Path) -> str:
+    """The same in this process."""
+    model_class = import_model_class(path)
+    try:
+        return _completed(model_class, config_json, path)
+    finally:
+        forget(model_class)
+
+
+def main() -> None:
+    """Answers one question. arguments: the model's file, and after how many seconds to end in any case."""
+    path, end_after_s = Path(sys.argv[1]), float(sys.argv[2])
+    signal.setitimer(signal.ITIMER_REAL, end_after_s)
+    answers = os.dup(sys.stdout.fileno())
+    # From here on whatever prints to standard output, in any language, prints to standard error.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    outcome = _outcome(sys.stdin.read(), path)
+    with os.fdopen(answers, "wb") as stream:
+        stream.write(msgspec.json.encode(outcome))
+
+
+def _outcome(config_json: str, path: Path) -> Outcome:
+    try:
+        return Outcome(config=completed_here(config_json, path))
+    except LoadError as error:
+        return Outcome(error=error.message, is_import_error=not isinstance(error, ConfigError))
+
+
+def _completed(model_class: type[Any], config_json: str, path: Path) -> str:
+    name = _name(config_json)
+    complete = getattr(model_class, "auto_complete_config", None)
+    if complete is None:
+        return config_json
+    try:
+        with model_dir_known(str(path.parent)):
+            completed = complete(ModelConfig(config_json))
+    except Exception as error:  # the model's own code
+        raise ConfigError(f"auto_complete_config of model '{name}': {error_text(error)}") from error
+    if not isinstance(completed, ModelConfig):
+        raise ConfigError(
+            f"auto_complete_config of model '{name}' must return the ModelConfig it was given, "
+            f"not {type(completed).__name__}"
+        )
+    return completed.to_json()
+
+
+def _name(config_json: str) -> str:
+    return json.loads(config_json).get("name", "")
+
+
+def _environment() -> dict[str, str]:
+    """Ours; this package is importable, wherever the executor was started."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills the process, if it still runs, and what it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+
+
+def _status(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    return f"signal {-code} ({signal.Signals(-code).name})"
+
+
+if __name__ == "__main__":
+    main()
