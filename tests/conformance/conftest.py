@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -88,32 +88,60 @@ def watched(request: pytest.FixtureRequest, target: Target) -> Iterator[Target]:
     assert deaths == target.deaths()
 
 
+class SharedTarget:
+    """A server for many tests. A mesh stays as it is; a Triton that has died in one test is started anew for the next.
+
+    executors  of a mesh; Triton has so many times the instances
+    """
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, executors: int) -> None:
+        self._tmp_path_factory = tmp_path_factory
+        self._executors = executors
+        self._stack = ExitStack()
+        self._target: Target | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def running(self) -> Target:
+        """The server."""
+        if self._target is not None and not self._target.is_mesh and self._target.deaths():
+            self._stack.close()
+            self._target = None
+        if self._target is None:
+            models = standard_models(mesh=not TRITON_PYTHON)
+            directory = self._tmp_path_factory.mktemp("conformance")
+            self._target = self._stack.enter_context(running_target(directory, models, executors=self._executors))
+        return self._target
+
+
 @pytest.fixture(scope="session")
-def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTarget]:
     """The server behind `target`."""
-    models = standard_models(mesh=not TRITON_PYTHON)
-    with running_target(tmp_path_factory.mktemp("conformance"), models) as target:
-        yield target
+    with SharedTarget(tmp_path_factory, 1) as shared:
+        yield shared
 
 
 @pytest.fixture
-def target(request: pytest.FixtureRequest, shared_target: Target) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest, shared_target: SharedTarget) -> Iterator[Target]:
     """One executor, or a Triton, with every model."""
-    yield from watched(request, shared_target)
+    yield from watched(request, shared_target.running())
 
 
 @pytest.fixture(scope="session")
-def shared_wide_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def shared_wide_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTarget]:
     """The server behind `wide_target`."""
-    models = standard_models(mesh=not TRITON_PYTHON)
-    with running_target(tmp_path_factory.mktemp("wide"), models, executors=2) as target:
-        yield target
+    with SharedTarget(tmp_path_factory, 2) as shared:
+        yield shared
 
 
 @pytest.fixture
-def wide_target(request: pytest.FixtureRequest, shared_wide_target: Target) -> Iterator[Target]:
+def wide_target(request: pytest.FixtureRequest, shared_wide_target: SharedTarget) -> Iterator[Target]:
     """Two executors, or a Triton with twice the instances, with every model."""
-    yield from watched(request, shared_wide_target)
+    yield from watched(request, shared_wide_target.running())
 
 
 MakeTarget = Callable[..., Target]

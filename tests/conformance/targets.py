@@ -6,6 +6,7 @@ Both are given by their addresses alone. A mesh of two executors stands for one 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -129,13 +130,15 @@ def running_triton(directory: Path, repository: Path, env: Mapping[str, str], op
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """Stops tritonserver with its stubs, which are in its session."""
+    """Stops tritonserver. Its stubs are in its session; they stay behind when it crashes or does not end by itself."""
     server.terminate()
     try:
         server.wait(TRITON_STOP_S)
     except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
+        server.kill()
         server.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
 
 
 def is_live(address: str) -> bool:
