@@ -62,6 +62,7 @@ class Catalog:
         self._clock = clock
         self._picture = Picture()
         self._served_until: dict[tuple[str, str], float] = {}
+        self._unloaded_since: dict[tuple[str, str], float] = {}
         self._open: dict[str, tuple[str, ...]] = {}
         self._refreshed_at: float | None = None
         self._asked = asyncio.Event()
@@ -113,6 +114,11 @@ class Catalog:
         if self._strict_readiness and any(map(is_missing, self._picture.repository)):
             return False
         return any(member.usable for member in self._picture.members)
+
+    def unloaded_for(self, seconds: float) -> set[tuple[str, str]]:
+        """Models and versions that have been unloaded everywhere, as this gateway has seen for so long."""
+        now = self._clock()
+        return {place for place, since in self._unloaded_since.items() if now - since >= seconds}
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
@@ -184,6 +190,11 @@ class Catalog:
             # What died before this gateway started is not known; let it count as having died just now.
             self._extend(now, [member for member in members if not member.alive])
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        self._unloaded_since = {
+            (line.model, line.version): self._unloaded_since.get((line.model, line.version), now)
+            for line in repository
+            if line.state == "UNAVAILABLE" and line.reason == "unloaded"
+        }
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
             served: until

@@ -58,6 +58,11 @@ class Replies:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> list[Waiting]:
+        """Those who wait now."""
+        return list(self._waiting.values())
+
     def token(self) -> str:
         """A token that this gateway has not used before."""
         return format(next(self._tokens), "x")

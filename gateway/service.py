@@ -40,6 +40,7 @@ from gateway.rpc.servicer import InferenceServicer
 from gateway.runtime_settings import RuntimeSettings
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
+from gateway.unserved import Unserved
 from shared import logs
 from shared.ids import GatewayId
 from shared.keyspace import Keyspace
@@ -138,6 +139,7 @@ async def running_core(
         tasks.start(replies.heartbeat(), name="heartbeat"),
         tasks.start(dispatch.run(), name="dispatch"),
         tasks.start(catalog.run(), name="catalog"),
+        tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
         tasks.start(process.run(), name="settings"),
     ]
     try:

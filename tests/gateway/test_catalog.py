@@ -161,3 +161,15 @@ def test_index_takes_the_word_of_the_executor_that_is_furthest():
         RepositoryEntry("b", "2", "UNAVAILABLE", "why"),
         RepositoryEntry("c"),
     )
+
+
+async def test_an_unloaded_version_is_told_from_when_it_was_first_seen_so():
+    mesh = Mesh()
+    line = RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded")
+    await mesh.at(100, member(repository=(line,)))
+    catalog = await mesh.at(104, member(repository=(line,)))
+
+    assert {("m", "1")} == catalog.unloaded_for(4)
+    assert set() == catalog.unloaded_for(5)
+    catalog = await mesh.at(110, member("1"))
+    assert set() == catalog.unloaded_for(0)
