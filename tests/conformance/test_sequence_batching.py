@@ -17,6 +17,7 @@ from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id
 from tests.conformance.conftest import MakeTarget
 from tests.conformance.repository import MODELS, ModelText
 from tests.conformance.targets import Target
+from tests.mesh.running_mesh import PATIENCE_S
 
 
 def ready(answer: Answer) -> list[bool]:
@@ -159,6 +160,20 @@ async def test_an_iterative_request_that_names_its_sequence_is_the_whole_of_it(c
     assert [1, 0] == [seen["flags"] for seen in passes(first)]
     assert [1, 0, 0] == [seen["flags"] for seen in passes(second)]
     assert {identity} == {seen["id"] for seen in [*passes(first), *passes(second)]}
+
+
+async def test_callers_who_leave_free_the_slots_of_requests_without_an_end(lone_caller: Caller) -> None:
+    caller = lone_caller.of("iterative")
+    endless = [caller.begin(Step(value=1 << 30)) for _ in range(4)]
+    waiting = caller.begin(Step(value=1))
+    while waiting in (await asyncio.wait([waiting], timeout=0.3))[0]:
+        waiting = caller.begin(Step(value=1))
+
+    for request in endless:
+        request.cancel()
+
+    async with asyncio.timeout(PATIENCE_S):
+        assert 1 == (await waiting).total
 
 
 @pytest.mark.mesh_only("2.51 forgets the id at END, cannot schedule the request again, and never answers it")
