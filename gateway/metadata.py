@@ -20,8 +20,10 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
-"""Protocol extensions that are served, in Triton's order; shared memory, trace and logging are not among them."""
+"""Protocol extensions that are served, in Triton's order; shared memory is not among them."""
 SHARED_MEMORY_REFUSAL = (
     "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine; send tensor "
     "data in the message"

@@ -22,6 +22,22 @@ NON_FINITE = (b"NaN", b"Inf")
 """What JSON has no number for; Triton reads it nevertheless, and Python's clients write it."""
 
 
+TRITONS_WORDS = {
+    "Input is a zero-length, empty document": "The document is empty.",
+    "input data is empty": "The document is empty.",
+    "unexpected content after document": "The document root must not be followed by other values.",
+    "unexpected character, expected a JSON value": "Invalid value.",
+    "unexpected character, expected a string key": "Missing a name for object member.",
+    "unexpected character, expected ':' after key": "Missing a colon after a name of object member.",
+    "unexpected character, expected ',' or '}'": "Missing a comma or '}' after an object member.",
+    "unexpected character, expected ',' or ']'": "Missing a comma or ] after an array element.",
+    "number is infinity when parsed as double": "Number too big to be stored in double.",
+    "no digit after decimal point": "Miss fraction part in number.",
+    "no digit after exponent sign": "Miss exponent in number.",
+}
+"""What Triton's JSON library says where orjson says this."""
+
+
 class JsonError(RequestError):
     """A document, or a value in it, that is not what it must be."""
 
@@ -43,7 +59,7 @@ def parse(text: bytes) -> Any:
         if "depth limit" in error.msg:
             raise nesting_error() from error
         if not any(word in text for word in NON_FINITE):
-            raise _broken(error.msg, error.pos) from error
+            raise _broken(TRITONS_WORDS.get(error.msg, error.msg), error.pos) from error
         document = _parse_non_finite(text)
     if text.count(b"[") + text.count(b"{") > JSON_NESTING_MAX:
         check_depth(document)

@@ -114,4 +114,6 @@ async def test_the_server_has_the_name_it_was_given(gateway_settings: GatewaySet
         "binary_tensor_data",
         "parameters",
         "statistics",
+        "trace",
+        "logging",
     ] == document["extensions"]
