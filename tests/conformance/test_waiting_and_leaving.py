@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import aiohttp
 import pytest
 
 from shared.errors import Code
@@ -179,6 +180,41 @@ async def test_cancelling_a_stream_cancels_what_it_brought(
     assert 5 == (await waiting).total
     with refused(Code.INVALID_ARG, START_NEEDED.format(gone)):
         await caller(gone, 1)
+
+
+async def test_who_waited_too_long_is_counted_as_rejected_and_who_left_as_canceled(
+    lone_caller: Caller, target: Target, backstage: Backstage
+) -> None:
+    caller, holder, late, gone = lone_caller.of(MODEL), fresh_id(), fresh_id(), fresh_id()
+    await caller(holder, 1, start=True)
+    before = await failures(target)
+
+    with refused(Code.UNAVAILABLE, TIMED_OUT):
+        await caller.infer(Step(late, start=True, timeout_us=200_000))
+    first = caller.begin(Step(gone, start=True))
+    await backstage.accepted(gone, 1)
+    second = caller.begin(Step(gone))
+    await backstage.accepted(gone, 2)
+    second.cancel()
+    await backstage.gave_up(gone)
+    await caller(holder, 1, end=True)
+    with refused(Code.CANCELLED, ""):
+        await first
+
+    assert {"REJECTED": 1, "CANCELED": 2} == {
+        reason: count - before[reason] for reason, count in (await failures(target)).items()
+    }
+
+
+async def failures(target: Target) -> dict[str, int]:
+    """Requests of the model that were rejected and canceled, by the metrics page."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{target.metrics}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    mine = [line for line in lines if line.startswith("nv_inference_request_failure{") and f'"{MODEL}"' in line]
+    return {
+        reason: sum(int(float(line.rsplit(" ", 1)[1])) for line in mine if f'"{reason}"' in line)
+        for reason in ("REJECTED", "CANCELED")
+    }
 
 
 async def test_a_connection_that_is_closed_between_steps_changes_nothing(target: Target) -> None:
