@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from redis.exceptions import ResponseError
+
 from executor.committer import Committer
 from executor.connections import Connections, insist
 from executor.host import Host
@@ -176,5 +178,6 @@ class Incarnation:
             await asyncio.sleep(COUNTS_INTERVAL_S)
             try:
                 await self._tallies.add_up(self.serving.loads)
-            except CONNECTION_LOST as error:
-                logs.debug("counts delayed", cause=str(error))
+            except (*CONNECTION_LOST, ResponseError) as error:
+                # Also when Redis has no memory left: statistics are no reason to stop serving.
+                logs.warning("counts delayed", cause=str(error))

@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from redis.exceptions import ResponseError
+
 from executor.engine.model_metrics import custom_families
 from executor.host import Host
 from executor.nvml import Nvml
@@ -35,12 +37,12 @@ class Reporter:
     gpus: Nvml
 
     async def run(self) -> None:
-        """Reports for ever; a lost connection delays it."""
+        """Reports for ever; a lost connection, or a Redis that has no memory left, delays it."""
         while True:
             try:
                 await self.reports.write(self.report())
-            except CONNECTION_LOST as error:
-                logs.debug("report delayed", cause=str(error))
+            except (*CONNECTION_LOST, ResponseError) as error:
+                logs.warning("report delayed", cause=str(error))
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def report(self) -> ExecutorReport:

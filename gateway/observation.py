@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from gateway.catalog import Catalog
 from shared.errors import UnavailableError
@@ -50,8 +51,8 @@ class Observation:
         try:
             reports = await self.reports()
             pending = Counter(await self._waiting())
-        except CONNECTION_LOST as lost:
-            raise UnavailableError(f"Redis, which holds the metrics, cannot be reached: {lost}") from lost
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
         return Observed(reports, pending)

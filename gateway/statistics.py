@@ -5,6 +5,8 @@ Source: triton-spec 5.7.
 
 from __future__ import annotations
 
+from redis.exceptions import ResponseError
+
 from gateway.admission import check_version_text
 from gateway.catalog import Catalog
 from gateway.observation import Observation, memory_of
@@ -34,8 +36,8 @@ class Statistics:
         try:
             counts = await self._tallies.read(loads)
             memory = memory_of(await self._observation.reports())
-        except CONNECTION_LOST as lost:
-            raise UnavailableError(f"Redis, which holds the statistics, cannot be reached: {lost}") from lost
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the statistics, cannot be read: {lost}") from lost
         return [
             statistics_of(load.model, load.version, counts[load], memory.get((load.model, load.version), ()))
             for load in loads

@@ -10,8 +10,8 @@
 local LAST = 'last_inference_ms'
 
 local function add_up(tally, counts, room)
-  local packed = redis.call('LPOP', tally, room)
-  if not packed then return 0 end
+  local packed = redis.call('LRANGE', tally, 0, room - 1)
+  if #packed == 0 then return 0 end
   local sums, last = {}, 0
   for _, one in ipairs(packed) do
     local fields = cmsgpack.unpack(one)
@@ -26,6 +26,8 @@ local function add_up(tally, counts, room)
   if last > number(redis.call('HGET', counts, LAST)) then
     redis.call('HSET', counts, LAST, string.format('%.0f', last))
   end
+  -- Last, so that nothing is lost where Redis has no memory for the sums and ends the script at the first of them.
+  redis.call('LTRIM', tally, #packed, -1)
   return #packed
 end
 

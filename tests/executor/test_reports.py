@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from pathlib import Path
 from typing import Any
 
+import pytest
+from redis.exceptions import ResponseError
+
+from executor import reports
 from executor.host import Host
 from executor.nvml import Nvml, load_nvml
-from shared.reports import GpuReport, HostReport
+from shared.ids import ExecutorId
+from shared.reports import ExecutorReport, GpuReport, HostReport
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:        100 kB\nMemAvailable:   400 kB\nHugePages_Total:  0\n"
 
@@ -21,6 +27,33 @@ def test_the_machine_is_as_busy_as_it_was_since_the_last_report(tmp_path: Path) 
 
     assert HostReport(0.75, 1_024_000, 614_400) == host.report()
     assert 0.0 == host.report().cpu_utilization
+
+
+class FullRedis:
+    """Reports of which the first is refused."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.written = asyncio.Event()
+
+    async def write(self, report: ExecutorReport) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise ResponseError("OOM command not allowed when used memory > 'maxmemory'.")
+        self.written.set()
+
+
+async def test_a_report_that_redis_has_no_memory_for_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor must not end for it."""
+    monkeypatch.setattr(reports, "REPORT_INTERVAL_S", 0.0)
+    redis: Any = FullRedis()
+    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml(None, ()))
+
+    running = asyncio.create_task(reporter.run())
+    await redis.written.wait()
+    running.cancel()
+
+    assert redis.tries >= 2
 
 
 def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
