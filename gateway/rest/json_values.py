@@ -30,7 +30,7 @@ TRITONS_WORDS = {
     "unexpected character, expected a string key": "Missing a name for object member.",
     "unexpected character, expected ':' after key": "Missing a colon after a name of object member.",
     "unexpected character, expected ',' or '}'": "Missing a comma or '}' after an object member.",
-    "unexpected character, expected ',' or ']'": "Missing a comma or ] after an array element.",
+    "unexpected character, expected ',' or ']'": "Missing a comma or ']' after an array element.",
     "number is infinity when parsed as double": "Number too big to be stored in double.",
     "no digit after decimal point": "Miss fraction part in number.",
     "no digit after exponent sign": "Miss exponent in number.",

@@ -107,7 +107,7 @@ FORM: dict[str, Case] = {
     "no JSON": Case(b"{not json", 500, f"{BROKEN} Missing a name for object member. at 1"),
     "no value": Case(b'{"inputs":x}', 500, f"{BROKEN} Invalid value. at 10"),
     "no colon": Case(b'{"inputs" 1}', 500, f"{BROKEN} Missing a colon after a name of object member. at 10"),
-    "no comma": Case(b'{"inputs":[1 2]}', 500, f"{BROKEN} Missing a comma or ] after an array element. at 13"),
+    "no comma": Case(b'{"inputs":[1 2]}', 500, f"{BROKEN} Missing a comma or ']' after an array element. at 13"),
     "two documents": Case(b"{} {}", 500, f"{BROKEN} The document root must not be followed by other values. at 3"),
     "endless number": Case(b'{"x":1e400}', 500, f"{BROKEN} Number too big to be stored in double. at 5"),
     "no inputs": Case({}, 500, f"Unable to parse 'inputs': {NO_MEMBER} 'inputs'"),
