@@ -41,8 +41,8 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
         # State that only an engine holds ends with the engine.
         parts.append(layout)
-    chosen = {str(other) for other in loaded.versions} - {str(version)}
-    parts += _marks(loaded.model_dir, by_content=by_content, skip=chosen | {*CONFIG_FILES})
+    others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
+    parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
     return Fingerprint(_digest(parts), _digest([layout]))
 
 
