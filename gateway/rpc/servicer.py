@@ -115,14 +115,17 @@ class InferenceServicer(_base):
         """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
         if self._stopping:
             raise UnavailableError(SHUTTING_DOWN)
-        if self._compression is not None:
-            context.set_compression(self._compression)
         call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
         answer = await self._ports.inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
-        return encode_answer(answer, classes)
+        response = encode_answer(answer, classes)
+        if self._compression is not None:
+            context.set_compression(self._compression)
+            # grpc.aio forgets the algorithm of a unary call when it sends the metadata together with the message.
+            await context.send_initial_metadata(())
+        return response
 
     @answers_errors
     async def ModelStreamInfer(self, requests: object, context: Context) -> None:
