@@ -53,9 +53,6 @@ from shared.scripts import Scripts
 from shared.totals import Tallies
 from shared.tracing import Tracing, setup
 
-GRACE_S = 25.0
-"""For what is in flight when the stop comes; below the 30 s after which orchestrators kill."""
-
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -86,9 +83,13 @@ async def serve(
     stop: Stop,
     *,
     on_ready: Callable[[Addresses], None] | None = None,
-    grace_s: float = GRACE_S,
+    grace_s: float | None = None,
 ) -> None:
-    """Runs a gateway until it is told to stop. on_ready: called when every port is open."""
+    """Runs a gateway until it is told to stop.
+
+    on_ready  called when every port is open
+    grace_s   in place of the setting `exit_timeout_secs`
+    """
     name = settings.name_of("gateway")
     keys = Keyspace(settings.key_prefix, settings.shards)
     patient = connect(settings.redis_url)
@@ -101,7 +102,8 @@ async def serve(
     tracing = setup("gateway", name)
     try:
         async with running_core(settings, name, redis, keys, tracing, tasks) as core:
-            await _serve_ports(settings, core, tasks, stop, on_ready, grace_s)
+            patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
+            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
     finally:
         await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)

@@ -163,6 +163,14 @@ class GatewaySettings(MetricsSettings):
         group="Bounds",
         minimum=1,
     )
+    exit_timeout_secs: float = setting(
+        25.0,
+        help="How long what was accepted may take to be answered once the gateway is told to stop. Triton's default is "
+        "30, after which orchestrators kill.",
+        unit="s",
+        group="Health",
+        minimum=0.0,
+    )
     strict_readiness: bool = setting(
         default=False,
         help="Say ready only while every model is: none that failed, none on its way. Triton does so by default; of a "
