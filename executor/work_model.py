@@ -85,6 +85,10 @@ class WorkModel:
         self._finished = asyncio.Event()
         self._finished.set()
         self._deadline_us: int | None = None
+        # Under load the queue is never empty, and an instance that is done looks at once; a lone caller's next request
+        # comes later, and looking for it would be one call more for each.
+        self._looks_first = False
+        self._waits_first = False
         self._first_batch = served.workers[0].first_batch
         self._collector: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -150,6 +154,9 @@ class WorkModel:
 
     async def _take(self) -> Sequence[tuple[RequestId, bytes]]:
         """One look at the queue, and what it leads to: a batch, or nothing yet, after waiting."""
+        if self._waits_first:
+            self._waits_first = False
+            await self._source.wait()
         rules = self._rules
         pulled = await self._source.pull(
             requests_max=rules.requests_max,
@@ -160,8 +167,10 @@ class WorkModel:
         )
         self._deadline_us = pulled.deadline_us
         if isinstance(pulled, Taken):
+            self._looks_first |= pulled.queued > 0
             return pulled.requests
         if not pulled.front:
+            self._looks_first = False
             await self._source.wait()
             return ()
         if not self._first_batch.look(pulled.queued):
@@ -220,18 +229,27 @@ class WorkModel:
         batch = [(id, decode_infer(message)) for id, message in taken]
         try:
             done, execution = await self._compute(worker, batch)
-        finally:
-            # First the instance, then the answers: the look for its next batch leaves with them.
-            self._idle.append(worker)
-            self._freed.set()
-        try:
-            answered = await self._source.finish(done, execution)
-            if not all(answered):
-                logs.warning("answers of another's requests", model=self.model, requests=answered.count(False))
+            looks = self._looks_first
+            if looks:
+                # First the instance, then the answers: the look for its next batch leaves with them.
+                self._free(worker)
+            finished = await self._source.finish(done, execution)
+            if not looks:
+                self._looks_first = finished.queued > 0
+                # Not if another instance is free: then the collector waits already, and what wakes it counts.
+                self._waits_first = finished.queued == 0 and not self._idle
+                self._free(worker)
+            if not all(finished.answered):
+                requests = finished.answered.count(False)
+                logs.warning("answers of another's requests", model=self.model, requests=requests)
         finally:
             self._running -= 1
             if self._running == 0:
                 self._finished.set()
+
+    def _free(self, worker: EngineWorker) -> None:
+        self._idle.append(worker)
+        self._freed.set()
 
     async def _compute(
         self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]

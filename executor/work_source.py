@@ -23,7 +23,7 @@ from shared.link import REPLY_TIMEOUT_S, Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, Scripts
 from shared.tally import Load
-from shared.work_scripts import Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
+from shared.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
 
 WAKE_BLOCK_S = 1
 """An idle executor looks at least this often: a wake-up may have gone to an executor that died of it."""
@@ -144,7 +144,7 @@ class WorkSource:
         """Messages of waiting requests."""
         return self._carrier.send(self._work.read(self._load, ids))
 
-    def finish(self, done: Sequence[WorkDone], execution: bytes = b"") -> asyncio.Future[list[bool]]:
+    def finish(self, done: Sequence[WorkDone], execution: bytes = b"") -> asyncio.Future[Finished]:
         """Answers what this executor holds."""
         return self._carrier.send(self._work.finish(self._load, self._executor, done, execution=execution))
 

@@ -90,8 +90,16 @@ class Taken(msgspec.Struct, frozen=True):
     requests: tuple[tuple[RequestId, bytes], ...]
 
 
+class Finished(msgspec.Struct, frozen=True):
+    """queued: requests in the queue now; answered: of each, whether this executor held it."""
+
+    queued: int
+    answered: list[bool]
+
+
 class Take:
-    """When `pull` takes at once what it finds."""
+    """When `pull` takes at once what it finds: never; when the oldest has waited long enough; or also when no more fits
+    and when there is nothing to wait for."""
 
     NEVER = 0
     WHEN_LATE = 1
@@ -177,15 +185,15 @@ class WorkScripts:
 
     def finish(
         self, load: Load, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
-    ) -> Call[list[bool]]:
-        """Answers requests; False: this executor does not hold it (any more), and nothing was sent.
+    ) -> Call[Finished]:
+        """Answers requests; one that this executor does not hold (any more) is left alone, and nothing is sent.
 
         execution  packed counts of the model's run
         """
         args: list[Any] = [self._replies(load), executor, execution]
         for item in done:
             args += (item.id, item.reply, item.counts)
-        return Call("work_finish", [*self._queue(load), self._tally(load)], args, _read_flags)
+        return Call("work_finish", [*self._queue(load), self._tally(load)], args, _read_finished)
 
     def requeue(self, load: Load, executor: ExecutorId) -> Call[int]:
         """Puts all that an executor holds back at its old places; returns how many."""
@@ -245,6 +253,11 @@ def _read_pulled(reply: list[Any]) -> Taken | Front:
 def _read_messages(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
     pairs = zip(flat[::2], flat[1::2], strict=True)
     return tuple((id.decode(), message) for id, message in pairs if message)
+
+
+def _read_finished(reply: list[int]) -> Finished:
+    queued, *flags = reply
+    return Finished(queued, _read_flags(flags))
 
 
 def _read_flags(flags: list[int]) -> list[bool]:

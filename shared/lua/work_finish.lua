@@ -4,7 +4,7 @@
 -- KEYS   the queue (shared/lua/work.lua)   11 tally of the model version
 -- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
 --        per request: id, reply, packed counts
--- reply  per request: 1 answered, 0 somebody else has it or had it
+-- reply  { requests left in the queue, per request: 1 answered, 0 somebody else has it or had it }
 -- atomic answers and counts: each request once, the execution if it answered any
 
 local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
@@ -12,10 +12,10 @@ local ids, replies = {}, {}
 for a = 4, #ARGV, 3 do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
 local ordered = redis.call('EXISTS', keys.order) == 1
-local results, done = {}, {}
+local results, done = { redis.call('ZCARD', keys.queue) }, {}
 for i, id in ipairs(ids) do
   if holders[i] == ARGV[2] then
-    results[i] = 1
+    results[i + 1] = 1
     done[#done + 1] = id
     local reply = ARGV[3 * i + 2]
     if ordered and redis.call('ZSCORE', keys.order, id) then
@@ -25,7 +25,7 @@ for i, id in ipairs(ids) do
     end
     tally(counts, ARGV[3 * i + 3])
   else
-    results[i] = 0
+    results[i + 1] = 0
   end
 end
 if #done > 0 then

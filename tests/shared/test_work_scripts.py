@@ -78,7 +78,7 @@ class Queue:
 
     async def finish(self, *tokens: str, executor: ExecutorId = ALICE) -> list[bool]:
         done = [WorkDone(request_id(GATEWAY, t), encode(ReplyMessage("1", error=f"answer {t}"))) for t in tokens]
-        return await self.call(self.work.finish(LOAD, executor, done))
+        return (await self.call(self.work.finish(LOAD, executor, done))).answered
 
     async def answers(self) -> list[tuple[str, str]]:
         """(token, text) of every answer sent so far, in order."""
