@@ -6,7 +6,8 @@ whole batch's bytes of it joined into one buffer, of which each row's array is a
 asks for costs nothing, and the others cost one copy.
 
 A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`); an output
-state that the model does not return leaves that state as it was. When `execute` raises, no declared state moves, and
+state that the model does not return leaves that state as it was, or as the model wrote it in place where input and
+output are one buffer. When `execute` raises, no declared state moves, and
 the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
 keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
 Triton.
@@ -66,6 +67,7 @@ class PythonEngine:
         self._shapes = RowShapes(config)
         self._states = SlotStates(batching.states if batching else (), request.model_dir)
         self._has_state = bool(self._states.specs)
+        self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
         self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
@@ -166,6 +168,8 @@ class PythonEngine:
                     self._states.put(slot, kept)
             else:
                 before = states[position] if self._has_state else None
+                if before is not None and self._shares_buffers:
+                    before = self._written(before, columns, position)
                 result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
                 results[index] = result
         finished = time.perf_counter_ns()
@@ -291,12 +295,13 @@ class PythonEngine:
             given = self._given(response)
             outputs = self._row_outputs(row, count, given)
             said = response_parameters(response.said)
-            if before is None or row.slot is None:
+            if before is None:
                 return RowResult(outputs, parameters=said)
             states = self._next_states(before, given)
         except (WrongResponseError, interface.TritonModelException) as wrong:
             return RowError(Code.INTERNAL, str(wrong))
-        self._states.put(row.slot, states)
+        if row.slot is not None:
+            self._states.put(row.slot, states)
         return RowResult(outputs, states, parameters=said) if wanted else RowResult(outputs, parameters=said)
 
     def _given(self, response: interface.InferenceResponse) -> dict[str, interface.Tensor]:
@@ -332,6 +337,17 @@ class PythonEngine:
                     f"model '{self._config.name}' did not return the requested output '{check.name}'"
                 )
         return outputs
+
+    def _written(self, before: States, columns: Columns, position: int) -> States:
+        """The states, with what the model wrote into those whose input and output are one buffer."""
+        written = dict(before)
+        for state in self._states.specs:
+            column = columns.get(state.input_name)  # absent where the model did not ask for it
+            tensor = column[position] if column is not None and state.same_buffer else None
+            if tensor is not None:
+                old = before[state.input_name]
+                written[state.input_name] = Tensor(old.name, old.datatype, old.shape, interface.raw_content(tensor))
+        return written
 
     def _next_states(self, before: States, given: Mapping[str, interface.Tensor]) -> States:
         following = dict(before)

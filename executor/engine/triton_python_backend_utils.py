@@ -27,9 +27,11 @@ from shared.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
 __all__ = [
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
     "Logger",
     "MetricFamily",
     "ModelConfig",
+    "PreferredMemory",
     "Tensor",
     "TritonError",
     "TritonModelException",
@@ -369,6 +371,26 @@ class InferenceRequest:
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"unknown release flags {flags}")
         self.release_flags = flags
+
+
+class InferenceResponseSender:
+    """What a decoupled model answers by. Not supported: none can be had."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        raise _unsupported("decoupled responses (InferenceResponseSender)")
+
+
+class PreferredMemory:
+    """Where a request of the model's own would like its outputs.
+
+    memory_type  TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU
+    """
+
+    def __init__(self, memory_type: int, memory_type_id: int = 0) -> None:
+        if memory_type not in (TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU):
+            raise TritonModelException(f"unknown memory type {memory_type}")
+        self.memory_type = memory_type
+        self.memory_type_id = memory_type_id
 
 
 class InferenceResponse:

@@ -132,6 +132,7 @@ def _state(state: Part) -> StateSpec:
         dims=tuple(state.dims),
         initial_dims=None if initial is None else tuple(initial.dims),
         initial_file="" if initial is None else initial.data_file,
+        same_buffer=state.use_same_buffer_for_input_output,
     )
 
 

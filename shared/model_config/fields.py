@@ -50,6 +50,7 @@ SERVED: frozenset[str] = frozenset(
         "sequence_batching.state.data_type",
         "sequence_batching.state.dims",
         "sequence_batching.state.initial_state",
+        "sequence_batching.state.use_same_buffer_for_input_output",
         "sequence_batching.state.name",
         "sequence_batching.reusable_batch",
         "sequence_batching.default_batch_size",
@@ -69,7 +70,6 @@ SERVED: frozenset[str] = frozenset(
 
 NOTED: dict[str, str] = {
     "input.format": "it only describes the tensor",
-    "sequence_batching.state.use_same_buffer_for_input_output": "a state's input and output are separate tensors",
     "optimization.graph": "the mesh does not rewrite graphs",
     "optimization.priority": "the mesh has no device priorities",
     "optimization.cuda": "the mesh does not capture CUDA graphs",

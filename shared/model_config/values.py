@@ -56,6 +56,8 @@ class StateSpec(msgspec.Struct, frozen=True):
 
     dims          without the batch dimension; -1 is variable
     initial_file  file under `<model>/initial_state/` with the first content; "" means zeros
+    same_buffer   input and output are one buffer (`use_same_buffer_for_input_output`): what a model writes into its
+                  input state is the next state, where it returns none
     """
 
     input_name: str
@@ -64,6 +66,7 @@ class StateSpec(msgspec.Struct, frozen=True):
     dims: tuple[int, ...]
     initial_dims: tuple[int, ...] | None = None
     initial_file: str = ""
+    same_buffer: bool = False
 
 
 class TimeoutAction(StrEnum):

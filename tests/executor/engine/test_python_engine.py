@@ -126,6 +126,56 @@ def test_an_absent_state_output_leaves_the_state_and_a_start_makes_it_initial(wo
     assert [1] == sums(engine, sum_row(0, 1))
 
 
+IN_PLACE = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+                if value.flat[0] == 0:
+                    responses.append(pb_utils.InferenceResponse([]))
+                    continue
+                total = pb_utils.get_input_tensor_by_name(request, "SUM").as_numpy()
+                total += value
+                text = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
+                text[0, 0] = text[0, 0] + b"x"
+                if value.flat[0] == 13:
+                    responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("unlucky")))
+                    continue
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", total)]))
+            return responses
+"""
+
+
+@pytest.mark.parametrize("same_buffer", [True, False])
+def test_what_is_written_in_place_is_the_next_state_where_input_and_output_are_one_buffer(
+    workshop: Workshop, same_buffer: bool
+) -> None:
+    workshop.python("sum", IN_PLACE)
+    config = sequence_config(
+        "sum",
+        "python",
+        inputs=[TensorSpec("INPUT", "INT32", (1,))],
+        outputs=[TensorSpec("OUTPUT", "INT32", (1,))],
+        states=[
+            StateSpec("SUM", "SUM_NEXT", "INT32", (1,), same_buffer=same_buffer),
+            StateSpec("TEXT", "TEXT_NEXT", "BYTES", (1,), same_buffer=same_buffer),
+        ],
+    )
+    engine = workshop.load(config)
+    sums(engine, sum_row(0, 5, start=True), sum_row(1, 7, start=True))
+    results(engine, [sum_row(0, 0)])
+    assert "unlucky" == error(engine, sum_row(0, 13)).message
+
+    first, second = results(engine, [sum_row(0, 1), sum_row(1, 1)])
+
+    assert ([6, 8] if same_buffer else [1, 1]) == [array(result, "OUTPUT").item() for result in (first, second)]
+    texts = [to_numpy(result.states["TEXT"]).item() for result in (first, second)]
+    assert ([b"xx", b"xx"] if same_buffer else [b"", b""]) == texts
+
+
 def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoint(workshop: Workshop) -> None:
     workshop.python("sum", SUM)
     together, alone, other = (workshop.load(sum_config()) for _ in range(3))

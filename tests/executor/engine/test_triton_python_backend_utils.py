@@ -76,6 +76,14 @@ def test_responses_are_searched_by_name_and_carry_errors() -> None:
     assert ("NOT_FOUND", "no") == (error.code(), error.message())
 
 
+def test_what_only_decoupled_models_and_other_memories_need_is_told_by_name() -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"InferenceResponseSender.* is not supported by seqmesh"):
+        pb_utils.InferenceResponseSender()
+    with pytest.raises(pb_utils.TritonModelException, match="unknown memory type 1"):
+        pb_utils.PreferredMemory(1)
+    assert 0 == pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU).memory_type_id
+
+
 def test_a_request_of_the_model_s_own_can_be_made_but_not_executed() -> None:
     request = pb_utils.InferenceRequest("id", 7, [pb_utils.Tensor("x", np.zeros(1))], ["y"], "other", flags=1)
 
