@@ -10,6 +10,7 @@ over a timed wait. A wake-up that comes when nobody here is idle any more is pas
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -103,6 +104,7 @@ class WorkSource:
         self._carrier = Carrier(scripts, commands, load.model)
         self._blocking = blocking
         self._takes = 0
+        self._nonce = secrets.token_hex(4)
         self._armed = asyncio.Event()
         self._woken = asyncio.Event()
         self._listening = False
@@ -169,7 +171,7 @@ class WorkSource:
     def _tag(self) -> str:
         # The executor's id is new with each of its lives; a reloaded model's takes must not look like the old one's.
         self._takes += 1
-        return f"{id(self):x}.{self._takes}"
+        return f"{self._nonce}.{self._takes}"
 
     async def _listen(self) -> None:
         try:

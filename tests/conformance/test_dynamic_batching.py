@@ -19,11 +19,11 @@ from tests.mesh.running_mesh import eventually
 
 
 def pending(target: Target, model: str) -> int:
-    """How many requests of a model wait to be run, as its metric says."""
+    """How many requests of a model wait to be run, as its metric says; -1 while it says nothing."""
     with urllib.request.urlopen(f"http://{target.metrics}/metrics", timeout=10) as page:
         text = page.read().decode()
-    (found,) = re.findall(rf'^nv_inference_pending_request_count{{model="{model}".*}} (\S+)$', text, re.MULTILINE)
-    return int(float(found))
+    found = re.search(rf'^nv_inference_pending_request_count{{model="{model}".*}} (\S+)$', text, re.MULTILINE)
+    return int(float(found[1])) if found else -1
 
 
 async def waiting(target: Target, model: str, count: int) -> None:
