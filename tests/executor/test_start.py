@@ -1,0 +1,63 @@
+"""What an executor loads at its start, and when it had better not start."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from executor.devices import Devices
+from executor.repository import Repository
+from executor.service import load_models
+from executor.settings import ExecutorSettings
+from shared.errors import MeshError
+from tests.mesh.model_repository import SAMPLES
+
+
+@pytest.fixture
+async def repository(tmp_path: Path) -> AsyncIterator[Repository]:
+    """One good model and one broken one."""
+    for name in ("good", "broken"):
+        shutil.copytree(SAMPLES / "add_sub", tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        config = tmp_path / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('name: "add_sub"', ""))
+    (tmp_path / "broken" / "1" / "model.py").write_text("raise ValueError('it is broken')")
+    repository = Repository((tmp_path,), Devices())
+    yield repository
+    await repository.close()
+
+
+async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repository: Repository) -> None:
+    load_models(repository, ExecutorSettings(models=tuple(repository.folders)))
+
+    assert ["good"] == list(repository.loaded)
+    (line,) = [line for line in repository.index() if line.model == "broken"]
+    assert ("1", "UNAVAILABLE") == (line.version, line.state)
+    assert "it is broken" in line.reason
+
+
+async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(repository: Repository) -> None:
+    settings = ExecutorSettings(models=tuple(repository.folders))
+    with pytest.raises(MeshError, match=r"failed to load all models: broken: .*it is broken"):
+        load_models(repository, replace(settings, exit_on_error=True))
+
+    repository.unload("good")
+    shutil.rmtree(repository.folders[0] / "good")
+    with pytest.raises(MeshError, match="could be loaded"):
+        load_models(repository, settings)
+
+
+async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(repository: Repository) -> None:
+    settings = ExecutorSettings(models=tuple(repository.folders), model_control_mode="explicit", load_model=("good",))
+    load_models(repository, settings, but={"good"})
+    assert [] == list(repository.loaded)
+
+    load_models(repository, replace(settings, load_model=()))
+    assert [] == list(repository.loaded)
+    load_models(repository, settings)
+    assert ["good"] == list(repository.loaded)
+    load_models(repository, replace(settings, load_model=("*",)), but={"good"})
+    assert ["broken"] == list(repository.failures)
