@@ -43,6 +43,7 @@ class TritonPythonModel:
         self.names = [tensor["name"] for tensor in self.config["input"]]
         self.names += [control["name"] for control in batching.get("control_input", [])]
         self.names += self.states.values()
+        self.tells = any(output["name"] == "SEEN" for output in self.config["output"])
         self.calls = 0
         self.sums: dict[Any, Any] = {}
 
@@ -64,7 +65,9 @@ class TritonPythonModel:
         for name in self.names:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is not None:
-                tensors[name] = {"shape": list(tensor.as_numpy().shape), "data": plain(tensor.as_numpy())}
+                array = tensor.as_numpy()
+                # Large tensors are sent to models that do not tell of them.
+                tensors[name] = {"shape": list(array.shape), "data": plain(array) if self.tells else None}
         return {
             "request_id": request.request_id(),
             "correlation_id": request.correlation_id(),

@@ -334,8 +334,8 @@ async def test_typed_contents_of_every_type_come_back_raw(stub: Any) -> None:
 
 
 async def test_tensors_of_tens_of_megabytes_pass_both_ways(stub: Any) -> None:
-    """In one call and in a stream; 24 MB beside each other."""
-    numbers = np.arange(12_000_000, dtype=np.uint16)[None].view(np.float16)
+    """20 MB, in one call and in a stream."""
+    numbers = np.arange(10_000_000, dtype=np.uint16)[None].view(np.float16)
     made = pb.ModelInferRequest(model_name="tensors", id="large")
     made.inputs.add(name="HALF", datatype="FP16", shape=numbers.shape)
     made.raw_input_contents.append(numbers.tobytes())
