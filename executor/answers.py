@@ -27,6 +27,15 @@ def cancelled_answer(*, version: str, executor: ExecutorId) -> bytes:
     return refusal(Code.CANCELLED, "", version=version, executor=executor)
 
 
+def unloaded_answer(model: str, version: str, *, others: bool, executor: ExecutorId) -> bytes:
+    """What a stateless request hears that came when its version had gone. others: the model has another one."""
+    if others:
+        text = f"Request for unknown model: '{model}' version {version} is not at ready state"
+        return refusal(Code.UNAVAILABLE, text, version=version, executor=executor)
+    text = f"Request for unknown model: '{model}' has no available versions"
+    return refusal(Code.NOT_FOUND, text, version=version, executor=executor)
+
+
 def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
     """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
     or a step before it was cancelled."""

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
+from executor.answers import unloaded_answer
 from executor.checkpoints import read_checkpoints
 from executor.committer import Committer
 from executor.connections import Connections, insist
@@ -31,8 +32,10 @@ from executor.inbox import Inbox, Marks, entry_key
 from executor.repository import Repository, ServedVersion
 from executor.sequence_model import SequenceModel
 from executor.work_model import WorkModel
+from executor.work_source import refuse_waiting
 from shared import logs
 from shared.ids import ExecutorId, SequenceId, model_of
+from shared.membership import Member
 from shared.messages import InboxStep, InferMessage, ServedModel
 from shared.redis_client import CONNECTION_LOST
 from shared.reports import ModelReport
@@ -86,6 +89,7 @@ class Serving:
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
+        self._unloaded: dict[Place, Load] = {}
         self._floors: dict[Place, Floors] = {}
         self._announced_floors: dict[Place, Floors] = {}
         self._changing = asyncio.Lock()
@@ -207,6 +211,7 @@ class Serving:
                 tracing=self._tracing,
             )
         self._models[place] = model
+        self._unloaded.pop(place, None)
         self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} {place[1]}")
 
     async def _replace(self, place: Place, model: Model, wanted: ServedVersion) -> None:
@@ -242,6 +247,8 @@ class Serving:
             floors = await insist("unload", self._epochs)
             await self._end(model, self._loops.pop(place))
             del self._models[place]
+            if isinstance(model, WorkModel):
+                self._unloaded[place] = model.serves.statistics.load
             # Should it be loaded again before the scheduler has seen it go, no sequence of before may go on.
             self._floors[place] = self._announced_floors[place] = floors
         self._changed.set()
@@ -304,8 +311,18 @@ class Serving:
                 for model in list(self._models.values()):
                     if isinstance(model, WorkModel):
                         await model.claim_from_others(alive)
+                await self._refuse_unloaded(members)
             except CONNECTION_LOST as error:
                 logs.warning("claims delayed", cause=str(error))
+
+    async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
+        """Answers stateless requests of gateways that heard too late that nobody serves the version any more."""
+        served = {(one.model, one.version) for member in members if member.alive for one in member.registration.models}
+        for place, load in list(self._unloaded.items()):
+            if place not in served:
+                others = any(model == load.model for model, _ in served)
+                reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
+                await refuse_waiting(self._connections.scripts, self._keys, load, reply)
 
     def _all(self) -> list[Model]:
         return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]

@@ -207,3 +207,9 @@ class WorkSource:
 async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> list[ExecutorId]:
     """The executors that may hold requests of a queue. redis: typed loosely, as redis-py's commands are unions."""
     return holders_of(await redis.hgetall(keys.work_queue(model, version).takers))
+
+
+async def refuse_waiting(scripts: Scripts, keys: Keyspace, load: Load, reply: bytes) -> None:
+    """Answers everything in a queue that nobody serves any more. reply: encoded."""
+    while await scripts.run(WorkScripts(keys).refuse(load, reply)):
+        logs.info("requests to an unloaded model refused", model=load.model, version=load.version)

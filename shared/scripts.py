@@ -179,7 +179,9 @@ COUNTS_TTL_MS = 24 * 3600 * 1000
 COUNTING = frozenset({"commit", "reject", "cancel"})
 """Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
 
-WORK = tuple(f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "wake"))
+WORK = tuple(
+    f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "refuse", "wake")
+)
 """Scripts of stateless work (see `shared.work_scripts`), with both preludes and `work.lua`."""
 
 

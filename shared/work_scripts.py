@@ -14,6 +14,7 @@ import msgspec
 
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
+from shared.limits import SCRIPT_STEPS_MAX
 from shared.scripts import Call
 from shared.tally import Load
 
@@ -203,6 +204,11 @@ class WorkScripts:
         """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""
         args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
         return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
+
+    def refuse(self, load: Load, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
+        """Answers what waits for a version that nobody serves any more; call again until it returns 0."""
+        args = [self._replies(load), reply, at_most]
+        return Call("work_refuse", [*self._queue(load), self._tally(load)], args, int)
 
     def wake(self, load: Load) -> Call[int]:
         """Passes a wake-up on to another idle executor."""

@@ -99,6 +99,8 @@ class Running:
 
     incarnation: Incarnation
     task: asyncio.Task[None]
+    repository: Repository
+    changed: asyncio.Event
 
     @property
     def id(self) -> str:
@@ -158,14 +160,15 @@ async def executor(redis_url: str, key_prefix: str, models: Path, gate: Gate) ->
         repository = Repository(settings.models, Devices())
         repository.load("work")
         named = replace(settings, name=name)
-        incarnation = Incarnation(named, connections, repository, Tracing(), Applied(), asyncio.Event())
+        changed = asyncio.Event()
+        incarnation = Incarnation(named, connections, repository, Tracing(), Applied(), changed)
         running = asyncio.create_task(incarnation.run())
         try:
             started = asyncio.create_task(incarnation.registered.wait())
             await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
             if not started.done():
                 await running
-            yield Running(incarnation, running)
+            yield Running(incarnation, running, repository, changed)
         finally:
             gate.release()
             running.cancel()
@@ -459,3 +462,21 @@ class TestExecutors:
             assert 0 == await callers.redis.hlen(callers.keys.takers)
             async with executor("b"):
                 assert [4, 6] == await callers.doubles(2, 3)
+
+    async def test_what_comes_for_a_version_that_nobody_serves_any_more_is_refused(
+        self, callers: Callers, executor: Life
+    ) -> None:
+        async with executor("a") as a:
+            a.repository.unload("work")
+            await a.incarnation.announce(Applied())
+            # It lingers for gateways that do not know yet; then it is gone, and the mesh is told.
+            await a.changed.wait()
+            await a.incarnation.announce(Applied())
+            await callers.send(1)
+
+            refused = await callers.reply(1)
+
+        assert ("NOT_FOUND", "Request for unknown model: 'work' has no available versions") == (
+            refused.error_code,
+            refused.error,
+        )

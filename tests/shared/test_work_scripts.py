@@ -350,6 +350,18 @@ class TestWithdraw:
         assert [True] == await queue.finish("running")
 
 
+async def test_what_waits_for_an_unloaded_version_is_refused_and_what_runs_runs_on(queue: Queue) -> None:
+    await queue.enqueue("running", "a", "b", timeout_us=60_000_000)
+    await queue.taken(requests=1)
+    call = queue.work.refuse(LOAD, encode(ReplyMessage("1", error="gone")), at_most=1)
+
+    assert [1, 1, 0] == [await queue.call(call) for _ in range(3)]
+    assert [("a", "gone"), ("b", "gone")] == await queue.answers()
+    assert 2 == await queue.refused("OTHER")
+    assert [True] == await queue.finish("running")
+    assert {"takers"} == set(await queue.kept())
+
+
 class TestWakeUp:
     async def test_there_is_one_token_while_there_is_work_and_none_without(self, queue: Queue) -> None:
         await queue.enqueue("a", "b")
