@@ -296,6 +296,7 @@ async def test_stopping_answers_what_was_accepted_and_then_says_unavailable(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_all(call)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "GRPC server is shutting down and has stopped accepting new requests."
         async with asyncio.timeout(20):  # an open stream does not use up the grace
             await stopping
 
