@@ -36,12 +36,16 @@ async def test_what_is_in_flight_is_answered_and_nothing_new_begins(
                 return response.status, await response.json()
 
         await post(step(1, start=True))
-        executor.paused.set()
+        await executor.pause()
         # Two connections that are busy while the stop comes; idle ones are closed.
         busy = asyncio.create_task(post(step(1)))
         _, second = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
         second.write(b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n")
-        await asyncio.sleep(0.2)
+        metrics = f"http://127.0.0.1:{gateway.addresses.metrics_port}/metrics"
+        page = ""
+        while "seqmesh_gateway_requests_in_flight 1\n" not in page:
+            async with session.get(metrics) as response:
+                page = await response.text()
         stopping = asyncio.create_task(gateway.stop())
         await asyncio.sleep(0.1)
         assert not busy.done()
@@ -54,14 +58,14 @@ async def test_what_is_in_flight_is_answered_and_nothing_new_begins(
 
 async def test_start_is_refused_while_stopping(gateway_settings: GatewaySettings, executor: FakeExecutor):
     async with gateway_running(gateway_settings) as gateway:
-        executor.paused.set()
+        await executor.pause()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
         head = f"POST {SUM} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         body = b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],"parameters":'
         body += b'{"sequence_id":5,"sequence_start":true}}'
-        # The request has begun when the stop comes, but its body has not.
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode())
-        await asyncio.sleep(0.1)
+        # The request has begun when the stop comes (the gateway asks for its body), but its body has not.
+        writer.write(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
         stopping = asyncio.create_task(gateway.stop())
         await asyncio.sleep(0.1)
         writer.write(body)
