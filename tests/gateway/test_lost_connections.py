@@ -153,7 +153,7 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
 ):
     await behind_proxy.inference.submit(step(1, start=True))
-    executor.paused.set()
+    await executor.pause()
     proxy.cut_after = is_submit
 
     with pytest.raises(UnavailableError) as caught:
@@ -202,7 +202,7 @@ async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
     """The first gateway dies with the step open; the retry elsewhere joins it, or gets the stored reply."""
-    executor.paused.set()
+    await executor.pause()
     async with core_running(gateway_settings, keys) as first:
         lost = first.inference.submit(step(7, start=True, request_id="only"))
         while not first.dispatch.sent:
@@ -224,7 +224,7 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
 ):
     monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 0.05)
     async with core_running(gateway_settings, keys) as core:
-        executor.paused.set()
+        await executor.pause()
         waiting = core.inference.submit(step(1, start=True))
         while not core.dispatch.sent:
             await asyncio.sleep(0.005)
@@ -280,7 +280,7 @@ async def test_beyond_the_bound_callers_are_refused_at_once(
 ):
     settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
     async with core_running(settings, keys) as core:
-        executor.paused.set()
+        await executor.pause()
         taken = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
         refused = core.inference.submit(step(1, 9, start=True))
 
@@ -292,7 +292,7 @@ async def test_beyond_the_bound_callers_are_refused_at_once(
 async def test_unanswered_request_fails_after_the_gateways_timeout(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
-    executor.paused.set()
+    await executor.pause()
     async with core_running(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as core:
         with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
             await core.inference.submit(step(1, start=True))
@@ -303,7 +303,7 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
 ):
     settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
     async with core_running(settings, keys) as core:
-        executor.paused.set()
+        await executor.pause()
         answers = [core.inference.submit(step(1, start=index == 0)) for index in range(3)]
         with pytest.raises(SequenceError) as caught:
             await answers[2]
@@ -316,7 +316,7 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
 async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
     settings = dataclasses.replace(gateway_settings, backlog_max=1, shards=4)
     async with core_running(settings, keys) as core:
-        executor.paused.set()
+        await executor.pause()
         answers = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
         while core.inference.in_flight > 4:
             await asyncio.sleep(0.005)
@@ -369,7 +369,7 @@ async def test_http_client_that_leaves_while_it_waits_frees_his_place(
     gateway: RunningGateway, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("gateway.rest.infer.WATCH_AFTER_S", 0.01)
-    executor.paused.set()
+    await executor.pause()
     body = (
         b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],'
         b'"parameters":{"sequence_id":5,"sequence_start":true}}'
