@@ -96,3 +96,17 @@ def test_two_models_with_the_same_file_have_a_batcher_each(tmp_path: Path) -> No
     first, second = BatchStrategy(path, PLAIN), BatchStrategy(path, PLAIN)
 
     assert first._hooks["model_batch_initialize"] is not second._hooks["model_batch_initialize"]
+
+
+def test_its_batcher_is_made_when_it_is_loaded_and_finalized_when_the_model_is_unloaded(tmp_path: Path) -> None:
+    path = put(
+        tmp_path / "own.py",
+        WHOLE + "\nfrom pathlib import Path"
+        "\ndef model_batcher_initialize(model): return Path(__file__).with_name(model.name)"
+        "\ndef model_batcher_finalize(batcher): batcher.touch()",
+    )
+    strategy = BatchStrategy(path, PLAIN)
+
+    assert not (tmp_path / "m").exists()
+    strategy.close_now()
+    assert (tmp_path / "m").exists()

@@ -158,6 +158,10 @@ def test_sequence_parameters_mean_nothing_to_a_stateless_model():
     assert (entered.sequence, entered.flags) == (None, StepFlag.NONE)
 
 
+def test_priority_means_nothing_to_a_sequence():
+    assert admitted(call(correlation_id=1, priority=1), model()) == admitted(call(correlation_id=1), model())
+
+
 @pytest.mark.parametrize(("asked", "level"), [(0, 2), (1, 1), (3, 3), (4, 2)])
 def test_priority_outside_the_levels_means_the_default_level(asked: int, level: int):
     batching = DynamicBatching(

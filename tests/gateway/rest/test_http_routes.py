@@ -212,6 +212,7 @@ async def obey(executor: FakeExecutor, *, outcome: RepositoryEntry) -> ControlMe
     [
         (RepositoryEntry("extra", "1", "READY"), 200, ""),
         (RepositoryEntry("extra", "1", "UNAVAILABLE", "failed to load 'extra', so"), 400, "failed to load 'extra', so"),
+        (RepositoryEntry("extra", "1", "UNAVAILABLE"), 500, "failed to load 'extra', no version is available"),
     ],
 )
 async def test_load_returns_when_every_executor_has_carried_it_out(
@@ -236,6 +237,18 @@ async def test_unload_returns_when_every_executor_has_carried_it_out(
         assert response.status == 200
 
     assert (await obeying).action == "unload"
+
+
+async def test_unload_that_leaves_a_version_in_service_says_which(
+    session: aiohttp.ClientSession, executor: FakeExecutor
+):
+    obeying = asyncio.create_task(obey(executor, outcome=RepositoryEntry("echo", "1", "READY")))
+    async with session.post("/v2/repository/models/echo/unload") as response:
+        assert response.status == 500
+        error = "failed to unload 'echo', versions that are still available: 1"
+        assert await response.json() == {"error": error}
+
+    await obeying
 
 
 async def test_unload_of_something_unknown_succeeds(session: aiohttp.ClientSession, executor: FakeExecutor):
