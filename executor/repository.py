@@ -22,6 +22,7 @@ from executor.engine.base import Engine, LoadRequest
 from executor.engine.model_completion import LIMIT_S
 from executor.fingerprints import Fingerprint, fingerprint
 from executor.labels import read_labels
+from executor.readiness import Readiness
 from executor.statistics import ModelStatistics
 from executor.warmup import warm_up
 from executor.worker import EngineWorker
@@ -75,7 +76,18 @@ class ServedVersion:
     @property
     def announcement(self) -> ServedModel:
         """What the registration says of it."""
-        return ServedModel(self.config.name, self.version, len(self.workers), self.config.slots_per_instance)
+        return ServedModel(
+            self.config.name,
+            self.version,
+            len(self.workers),
+            self.config.slots_per_instance,
+            says_ready=all(one.is_ready for one in self.readiness),
+        )
+
+    @property
+    def readiness(self) -> list[Readiness]:
+        """Of its instances that may say that they are not ready."""
+        return [worker.readiness for worker in self.workers if worker.readiness is not None]
 
 
 @dataclass(slots=True)

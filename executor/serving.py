@@ -48,6 +48,7 @@ FINISH_S = 60.0
 """How long a replaced or unloaded model may work off what was accepted; then the scheduler decides about the rest."""
 FINISH_POLL_S = 0.01
 CLAIM_INTERVAL_S = 1.0
+READINESS_INTERVAL_S = 1.0
 
 Place = tuple[str, str]
 """Model and version."""
@@ -103,6 +104,7 @@ class Serving:
             await self._start(place, version)
         group.create_task(self._restore_sequences(), name="restore")
         group.create_task(self._claim_work(), name="claims")
+        group.create_task(self._watch_readiness(), name="readiness")
 
     # -- what others ask --------------------------------------------------------------------------------------------
 
@@ -192,6 +194,7 @@ class Serving:
 
     async def _start(self, place: Place, served: ServedVersion) -> None:
         assert self._group is not None
+        await _look(served)
         if served.config.sequence_batching is not None:
             model: Model = SequenceModel(
                 served,
@@ -324,12 +327,26 @@ class Serving:
                 reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
                 await refuse_waiting(self._connections.scripts, self._keys, load, reply)
 
+    async def _watch_readiness(self) -> None:
+        """Has announced what models say of their readiness, when they say something else than before."""
+        while True:
+            await asyncio.sleep(READINESS_INTERVAL_S)
+            before = [model.serves.announcement for model in self._models.values()]
+            await asyncio.gather(*(_look(model.serves) for model in self._models.values()))
+            if before != [model.serves.announcement for model in self._models.values()]:
+                self._changed.set()
+
     def _all(self) -> list[Model]:
         return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]
 
     def _served(self) -> Mapping[Place, ServedVersion]:
         models = self._repository.loaded.values()
         return {(version.config.name, version.version): version for model in models for version in model.versions}
+
+
+async def _look(served: ServedVersion) -> None:
+    """Asks a version's instances whether they are ready, if they have a say."""
+    await asyncio.gather(*(one.look() for one in served.readiness))
 
 
 def has_place(served: ServedVersion, step: InboxStep) -> bool:

@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from executor.engine.base import BatchResult, Engine, MeasuresMemory, Row, RowError, Timings
+from executor.engine.base import BatchResult, ChecksReadiness, Engine, MeasuresMemory, Row, RowError, Timings
 from executor.first_batch import FirstBatch
+from executor.readiness import Readiness
 from shared import logs
 from shared.errors import Code
 from shared.ids import InstanceIndex, SlotIndex
@@ -30,6 +31,10 @@ class EngineWorker:
         self._engine = engine
         self.first_batch = FirstBatch.from_environment()
         """Of this load of the model: an engine lives exactly as long as one."""
+        self.readiness: Readiness | None = None
+        """Of a model that may say that it is not ready."""
+        if isinstance(engine, ChecksReadiness) and engine.has_readiness:
+            self.readiness = Readiness(engine.is_ready, name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     @property

@@ -38,12 +38,14 @@ class Picture:
 
     ready       model -> versions that a living executor serves, ascending
     repository  every line of the executors' repository indexes, merged
+    unready     versions that are served, but say of themselves at every living executor that they are not ready
     """
 
     records: Mapping[str, ModelRecord] = field(default_factory=dict[str, ModelRecord])
     ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     members: Sequence[Member] = ()
     repository: Sequence[RepositoryEntry] = ()
+    unready: frozenset[tuple[str, str]] = frozenset()
 
 
 class Catalog:
@@ -100,9 +102,13 @@ class Catalog:
         raise self._lookup_error(model, requested)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a living executor serves it. Raises RequestError for a version that is no number."""
+        """Whether a living executor serves it, and it does not say that it is not ready.
+
+        Raises RequestError for a version that is no number.
+        """
         requested = check_version_text(version)
-        versions = self._picture.ready.get(model, ())
+        picture = self._picture
+        versions = [one for one in picture.ready.get(model, ()) if (model, one) not in picture.unready]
         return requested in versions if requested else bool(versions)
 
     @property
@@ -203,7 +209,7 @@ class Catalog:
         }
         self._open = _by_model(self._served_until)
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        self._picture = Picture(records, ready, tuple(members), repository)
+        self._picture = Picture(records, ready, tuple(members), repository, unready_versions(live))
         self._refreshed_at = now
 
     def _extend(self, now: float, members: Sequence[Member]) -> None:
@@ -217,6 +223,13 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
     for model, version in versions:
         found.setdefault(model, set()).add(version)
     return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
+    """Versions of which every executor that has them says that they are not ready."""
+    offers = [served for member in members for served in member.registration.models]
+    ready = {(served.model, served.version) for served in offers if served.says_ready}
+    return frozenset((served.model, served.version) for served in offers) - ready
 
 
 def is_missing(entry: RepositoryEntry) -> bool:

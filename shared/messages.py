@@ -74,8 +74,10 @@ class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
 class ServedModel(msgspec.Struct, frozen=True):
     """One version of a model as an executor serves it.
 
-    slots   per instance, 0 for stateless
-    floors  per shard: its sequences up to that epoch began before the model was reloaded here and are over; () for none
+    slots       per instance, 0 for stateless
+    floors      per shard: its sequences up to that epoch began before the model was reloaded here and are over; () for
+                none
+    says_ready  what the model says of itself; it is served in any case
     """
 
     model: str
@@ -83,6 +85,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     instances: int
     slots: int
     floors: tuple[int, ...] = ()
+    says_ready: bool = True
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):

@@ -137,6 +137,20 @@ class MeasuresMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksReadiness(Protocol):
+    """An engine whose model may say that it is not ready."""
+
+    @property
+    def has_readiness(self) -> bool:
+        """Whether the model has anything to say."""
+        ...
+
+    def is_ready(self) -> bool:
+        """What the model says now. Does not raise; may be asked from another thread, while a batch runs."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """All that a backend needs to make one instance.

@@ -188,9 +188,14 @@ class PythonEngine:
         """See `base.Engine.drop_state`."""
         self._states.drop(slot)
 
+    @property
+    def has_readiness(self) -> bool:
+        """Whether the model has an `is_ready`."""
+        return hasattr(self._model, "is_ready")
+
     def is_ready(self) -> bool:
         """What the model's `is_ready` says; True when it has none, False when it raises."""
-        if not hasattr(self._model, "is_ready"):
+        if not self.has_readiness:
             return True
         try:
             with model_dir_known(self._model_dir):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from tests.conformance.calls import Array, Caller, Step, Stream, neighbours
 from tests.conformance.conftest import MakeTarget
 from tests.conformance.repository import ModelText
+from tests.conformance.targets import Target
+from tests.mesh.running_mesh import PATIENCE_S
 
 WARM_UPS = 3
 
@@ -26,6 +29,28 @@ async def test_an_instance_is_warm_before_its_first_request_and_nobody_counts_it
 
     assert 7 == answer.total
     assert WARM_UPS + before.get("execution_count", 0) + 1 == answer.seen.call
+
+
+@pytest.mark.mesh_only("Triton 2.51 does not ask its models whether they are ready")
+async def test_a_model_that_says_it_is_not_ready_is_not_and_still_answers(target: Target, caller: Caller) -> None:
+    client: Any = caller.client
+    away = target.repository / "moody" / f"away_{caller.protocol}"
+    assert await client.is_model_ready("moody")
+
+    away.touch()
+    try:
+        await until_ready(client, expected=False)
+        assert 3 == (await caller.of("moody")(0, 3)).total
+        assert await client.is_server_ready()
+    finally:
+        away.unlink()
+    await until_ready(client, expected=True)
+
+
+async def until_ready(client: Any, *, expected: bool) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while expected is not await client.is_model_ready("moody"):
+            await asyncio.sleep(0.05)
 
 
 # -- models that fail -------------------------------------------------------------------------------------------------

@@ -69,6 +69,21 @@ async def test_highest_version_by_number_serves_who_names_none():
     assert catalog.record("m", "1")[1] == ("1",)
 
 
+async def test_version_is_not_ready_when_all_executors_say_so_and_is_served_nevertheless():
+    def saying(ready: bool, *versions: str) -> Member:
+        models = tuple(ServedModel("m", version, 1, 8, says_ready=ready) for version in versions)
+        return member(*versions, models=models)
+
+    mesh = Mesh()
+    catalog = await mesh.at(100, saying(False, "1", "2"), saying(True, "2"), member("10"))
+    assert [False, True, True, True] == [catalog.is_model_ready("m", one) for one in ("1", "2", "10", "")]
+    assert ("1", "2", "10") == catalog.record("m")[1]
+    assert "1" == catalog.find("m", "1")[1]
+
+    catalog = await mesh.at(101, saying(False, "1"))
+    assert not catalog.is_model_ready("m")
+
+
 async def test_words_for_what_cannot_be_found():
     mesh = Mesh()
     assert error_of(mesh.catalog, "m")[0] is Code.UNAVAILABLE
