@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class BatchStrategy:
         self._model = config.name
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name} strategy")
         module = self._import(path)
+        self._module_name = module.__name__
         missing = [name for name in HOOKS if not callable(getattr(module, name, None))]
         if missing:
             raise LoadError(f"batch strategy '{path}' of model '{config.name}' has no {', '.join(missing)}")
@@ -112,6 +114,7 @@ class BatchStrategy:
     def close_now(self) -> None:
         """The same for a strategy that nobody uses yet, or on its own thread."""
         self._quietly("model_batcher_finalize", self._batcher)
+        sys.modules.pop(self._module_name, None)
         self._thread.shutdown(wait=False)
 
     def _decide(self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage]) -> int | Wait:
@@ -143,9 +146,12 @@ class BatchStrategy:
         if spec is None or spec.loader is None or not path.is_file():
             raise LoadError(f"batch strategy '{path}' of model '{self._model}' is not a Python file")
         module = importlib.util.module_from_spec(spec)
+        # Registered because dataclasses look a class's module up by its name.
+        sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
         except Exception as failure:
+            del sys.modules[spec.name]
             raise LoadError(
                 f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"
             ) from failure

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -105,7 +105,7 @@ def test_sample_configurations_load_without_remarks(name: str) -> None:
 
     assert found.versions == (1,)
     assert found.config.notes == ()
-    assert found.config.state_in_mesh == (name != "add_sub")
+    assert found.config.state_in_mesh == (name not in ("add_sub", "row_norms"))
 
 
 def test_every_sample_model_is_complete_and_described() -> None:
@@ -438,6 +438,49 @@ def test_add_sub_gives_each_request_its_own_rows(monkeypatch: pytest.MonkeyPatch
         assert (total.name, difference.name) == ("OUTPUT0", "OUTPUT1")
         np.testing.assert_array_equal(total.content, first + second)
         np.testing.assert_array_equal(difference.content, first - second)
+
+
+def test_row_norms_pads_and_gives_each_request_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = python_model(SAMPLES / "row_norms" / "1" / "model.py", monkeypatch)
+    generator = np.random.default_rng(0)
+    vectors = [generator.random(shape, dtype=np.float32) for shape in ((1, 5), (3, 2), (2, 9))]
+    responses = model.execute([api_request(VECTOR=vector) for vector in vectors])
+
+    for vector, response in zip(vectors, responses, strict=True):
+        (norm,) = response.output_tensors
+        np.testing.assert_allclose(norm.content, np.linalg.norm(vector, axis=1, keepdims=True), rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A waiting request, of which only the shape matters."""
+
+    vector: tuple[int, int]
+
+    def shape(self, name: str) -> tuple[int, int]:
+        assert name == "VECTOR"
+        return self.vector
+
+
+@pytest.mark.parametrize(
+    ("bound", "shapes", "fit"),
+    [
+        (12, [(1, 4), (1, 2), (1, 3), (1, 1)], 3),
+        (12, [(1, 2), (1, 6), (1, 1)], 2),
+        (100, [(3, 5), (2, 9)], 2),
+        (4, [(1, 9)], 0),
+    ],
+)
+def test_the_strategy_of_row_norms_counts_the_padding(
+    bound: int, shapes: list[tuple[int, int]], fit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "row_norms_strategy", ModuleType("row_norms_strategy"))
+    strategy: Any = imported(SAMPLES / "row_norms" / "batchstrategy.py", "row_norms_strategy")
+    batcher = strategy.model_batcher_initialize(SimpleNamespace(parameters={"MAX_VOLUME": str(bound)}))
+    batch = strategy.model_batch_initialize(batcher)
+    included = [strategy.model_batch_include_request(Shaped(shape), batch) for shape in shapes]
+
+    assert [*included, False].index(False) == fit
 
 
 @pytest.mark.parametrize("handed", [True, False], ids=["state from the server", "state of its own"])

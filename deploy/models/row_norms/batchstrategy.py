@@ -1,0 +1,45 @@
+"""Bounds a batch by its volume: rows times the longest row, after padding, are at most the parameter MAX_VOLUME.
+
+Triton's five hooks of custom batching, as a Python file. They add to the batcher's own rules and replace none: a
+request that is larger than the bound still runs, alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Volume:
+    """What a batch has so far."""
+
+    bound: int
+    rows: int = 0
+    longest: int = 0
+
+
+def model_batcher_initialize(model: Any) -> int:
+    """Once per load: the bound. A parameter that is no number fails the load."""
+    return int(model.parameters["MAX_VOLUME"])
+
+
+def model_batch_initialize(batcher: int) -> Volume:
+    """A new batch."""
+    return Volume(batcher)
+
+
+def model_batch_include_request(request: Any, batch: Volume) -> bool:
+    """Whether the request still fits; what it adds counts from now on."""
+    rows, length = request.shape("VECTOR")
+    batch.rows += rows
+    batch.longest = max(batch.longest, length)
+    return batch.rows * batch.longest <= batch.bound
+
+
+def model_batch_finalize(batch: Volume) -> None:
+    """Nothing is held."""
+
+
+def model_batcher_finalize(batcher: int) -> None:
+    """Nothing is held."""
