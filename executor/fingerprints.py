@@ -2,7 +2,8 @@
 
 Decides whether a load changes anything: a version whose content stayed goes on with its sequences, one whose
 layout stayed too keeps its very engines. Files count by size and time of change, as in Triton; override files, which
-are written anew for every load, by their content.
+are written anew for every load, by their content, and so do those of models whose answers are cached: equal files lie
+on all executors, written at different times.
 """
 
 from __future__ import annotations
@@ -53,8 +54,13 @@ def folder_fingerprint(folder: Path) -> str:
 
 def _marks(folder: Path, *, by_content: bool, skip: Collection[str]) -> Iterator[str]:
     for path in _files(folder, skip):
-        mark = hashlib.sha256(path.read_bytes()).hexdigest() if by_content else str(path.stat().st_mtime_ns)
+        mark = _content(path) if by_content else str(path.stat().st_mtime_ns)
         yield f"{path.relative_to(folder)} {path.stat().st_size} {mark}"
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path, skip: Collection[str]) -> Iterator[Path]:

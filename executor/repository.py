@@ -57,6 +57,7 @@ class ServedVersion:
     """One version of a model with its engines, one worker per instance. Outlives a lost lease.
 
     files  holds override files on disk for as long as the version is there; None: they are the repository's
+    cache_scope  what its answers depend on, in the response cache; "" where the model has it not enabled
     """
 
     config: ModelConfig
@@ -67,6 +68,7 @@ class ServedVersion:
     files: TemporaryDirectory[str] | None = None
     strategy: BatchStrategy | None = None
     load_seconds: float = 0.0
+    cache_scope: str = ""
 
     def report(self, *, pending: int) -> ModelReport:
         """What this executor reports of it. pending: requests that wait here."""
@@ -266,6 +268,7 @@ class Repository:
             tuple(str(version) for version in loaded.versions),
             generation,
             labels,
+            {served.version: served.cache_scope for served in versions if served.cache_scope},
         )
         model = LoadedModel(record, versions)
         self._replace(name, model)
@@ -323,7 +326,9 @@ class Repository:
                     continue
                 kept = known is not None and known.fingerprint.content == mark.content
                 load = known.statistics.load if known is not None and kept else Load(name, version, generation)
-                made.append(replace(self._serve(loaded, load, mark), files=holder))
+                cached = loaded.config.response_cache
+                scope = fingerprint(loaded, number, by_content=True).content if cached else ""
+                made.append(replace(self._serve(loaded, load, mark), files=holder, cache_scope=scope))
                 versions.append(made[-1])
             except Exception as error:  # A model's own code runs here; whatever it raises, the load failed.
                 for served in made:

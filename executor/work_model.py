@@ -22,7 +22,7 @@ from executor.answers import answer, refusal
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.custom_batching import StrategyError
-from executor.engine.base import Row
+from executor.engine.base import Row, RowError
 from executor.first_batch import POLL_S
 from executor.repository import ServedVersion
 from executor.work_source import WorkSource, takers_of
@@ -34,10 +34,11 @@ from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.link import Link
 from shared.messages import InferMessage, decode_infer
+from shared.response_cache import entry_name
 from shared.scripts import Scripts
 from shared.tally import Reason
 from shared.tracing import SpanName, Tracing
-from shared.work_scripts import Front, RequestId, Take, Taken, WorkDone
+from shared.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone
 
 SWEEP_S = 0.5
 """While every instance is busy, what has become too late is refused this often, as in Triton."""
@@ -270,10 +271,18 @@ class WorkModel:
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
-            done.append(WorkDone(id, answer(row, version=self.version, executor=self._executor), counts))
+            reply = answer(row, version=self.version, executor=self._executor)
+            done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
             self._trace(message, began_ns, ended_ns, len(batch))
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
         return done, execution
+
+    def _stored(self, message: InferMessage) -> Stored | None:
+        """Where the answer goes in the response cache: under what it was computed by, whatever the gateway knew."""
+        scope = self.serves.cache_scope
+        if not message.cache_key or not scope:
+            return None
+        return Stored(entry_name(scope, self._statistics.load.generation, message.cache_key), message.cache_bytes)
 
     def _trace(self, message: InferMessage, began_ns: int, ended_ns: int, batch_size: int) -> None:
         if message.traceparent:

@@ -29,6 +29,7 @@ from redis.exceptions import ReadOnlyError
 from gateway.admission import with_id
 from gateway.refusals import refusal
 from gateway.replies import Replies, unknown_outcome
+from gateway.response_cache import lookup_of
 from gateway.waiting import Accepted, Waiting
 from shared import logs
 from shared.errors import Code, UnavailableError
@@ -85,10 +86,18 @@ class Load:
 
 
 class Dispatch:
-    """The queue before Redis and the task that empties it."""
+    """The queue before Redis and the task that empties it. summaries: whether cache lookups count for them."""
 
     def __init__(
-        self, redis: Redis, scripts: Scripts, keys: Keyspace, replies: Replies, gateway: GatewayId, bounds: Bounds
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        keys: Keyspace,
+        replies: Replies,
+        gateway: GatewayId,
+        bounds: Bounds,
+        *,
+        summaries: bool = False,
     ) -> None:
         self._scripts = scripts
         self._link = Link(redis)
@@ -96,6 +105,7 @@ class Dispatch:
         self._replies = replies
         self._gateway = gateway
         self._bounds = bounds
+        self._summaries = summaries
         self._queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in Kind
         }
@@ -195,6 +205,9 @@ class Dispatch:
         for waiting, outcome in zip(load.waiting, outcomes, strict=True):
             if load.kind is Kind.STEPS:
                 self._settle_step(waiting, outcome)
+            elif isinstance(outcome, bytes):
+                waiting.span.accepted(0)
+                self._replies.deliver(waiting.token.encode(), outcome)
             elif outcome:
                 waiting.span.accepted(0)
                 self._accepted(waiting, Accepted())
@@ -257,7 +270,9 @@ class Dispatch:
                 )
             case Kind.WORK:
                 return self._stateless.enqueue(
-                    [self._item(waiting) for waiting in load.waiting], bound=self._bounds.backlog_max
+                    [self._item(waiting) for waiting in load.waiting],
+                    bound=self._bounds.backlog_max,
+                    summaries=self._summaries,
                 )
             case Kind.WITHDRAW_STEPS:
                 return self._scripts.cancel(
@@ -312,6 +327,7 @@ class Dispatch:
             rows=queueing.rows,
             shape=queueing.shape,
             ordered=queueing.ordered,
+            lookup=lookup_of(message, waiting.record),
         )
 
 

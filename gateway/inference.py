@@ -17,6 +17,7 @@ from gateway.cancellation import Cancellation
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatch
 from gateway.replies import Replies, unknown_outcome
+from gateway.response_cache import NO_CACHE, ResponseCache
 from gateway.sessions import new_session
 from gateway.waiting import Answer, Waiting
 from shared.errors import MeshError, UnavailableError
@@ -45,6 +46,7 @@ class Inference:
         *,
         in_flight_max: int,
         timeout_ms: int = 0,
+        cache: ResponseCache = NO_CACHE,
     ) -> None:
         self._catalog = catalog
         self._dispatch = dispatch
@@ -53,6 +55,7 @@ class Inference:
         self._tracing = tracing
         self._in_flight_max = in_flight_max
         self._timeout_ms = timeout_ms
+        self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
         self.accepts = True
@@ -111,6 +114,7 @@ class Inference:
                 )
         else:
             shard = self._keys.home_shard(config.name)
+            admitted = self._cache.admitted(admitted, record)
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted, future)

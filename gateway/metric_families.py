@@ -246,7 +246,7 @@ def _cache_counters(models: Sequence[Shown]) -> list[Family]:
         _duration(
             models,
             "nv_cache_miss_duration_per_model",
-            "Total cache miss duration per model, in microseconds",
+            "Total cache miss (insert+lookup) duration per model, in microseconds",
             "cache_miss",
         ),
     ]

@@ -27,6 +27,7 @@ from gateway.metrics import Gauge, Metrics
 from gateway.observation import Observation
 from gateway.replies import Replies
 from gateway.repository import Repository
+from gateway.response_cache import ResponseCache
 from gateway.rest.app import build_app, build_metrics_app
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
@@ -49,6 +50,7 @@ from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
+from shared.response_cache import parse_cache_config
 from shared.scripts import Scripts
 from shared.totals import Tallies
 from shared.tracing import Tracing, setup
@@ -119,8 +121,9 @@ async def running_core(
     where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
     replies = Replies(redis, keys, gateway, where=where)
     bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
+    summaries = parse_metrics_config(settings.metrics_config).summary_latencies
     scripts = Scripts(redis, keys)
-    dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds)
+    dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
     observation = Observation(redis, scripts, keys, catalog)
     statistics = Statistics(Tallies(scripts, keys), catalog, observation)
     inference = Inference(
@@ -131,6 +134,7 @@ async def running_core(
         tracing,
         in_flight_max=settings.max_requests_in_flight,
         timeout_ms=settings.request_timeout_ms,
+        cache=ResponseCache(parse_cache_config(settings.cache_config)),
     )
     mesh_settings = MeshSettings(redis, keys)
     process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])

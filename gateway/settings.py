@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from gateway.restrictions import parse_restrictions
+from shared.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1
@@ -177,6 +178,13 @@ class GatewaySettings(MetricsSettings):
         "mesh one broken model would take every gateway out of its load balancer.",
         group="Health",
     )
+    cache_config: str = setting(
+        "",
+        help="Triton's option of that name: 'local,size=<bytes>' lets stateless models with response_cache enabled "
+        "answer equal requests from a cache in Redis. The size is that of each shard's cache; a model's answers lie in "
+        "one shard. Give it to all gateways alike.",
+        group="Response cache",
+    )
     max_requests_in_flight: int = setting(
         10_000,
         help="Requests waiting for an answer; beyond it callers get 503 / UNAVAILABLE.",
@@ -211,6 +219,10 @@ class GatewaySettings(MetricsSettings):
             except ValueError as error:
                 raise click.UsageError(f"{option}: {error}") from error
         MetricsSettings.__post_init__(self)
+        try:
+            parse_cache_config(self.cache_config)
+        except ValueError as error:
+            raise click.UsageError(f"--cache-config: {error}") from error
         for option, pattern in (
             ("--http-header-forward-pattern", self.http_header_forward_pattern),
             ("--grpc-header-forward-pattern", self.grpc_header_forward_pattern),

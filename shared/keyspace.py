@@ -64,6 +64,14 @@ class WorkKeys(NamedTuple):
     early: str
 
 
+class CacheKeys(NamedTuple):
+    """The keys of a shard's response cache, in the order in which the scripts take them (`shared/lua/cache.lua`)."""
+
+    entries: str
+    used: str
+    bytes: str
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceKeys:
     """The four keys that are one sequence's own."""
@@ -170,6 +178,10 @@ class Keyspace:
         nothing to do but for the count of arrivals."""
         base = f"{self.base(self.home_shard(model))}work:{model}:{version}:"
         return WorkKeys(*(base + name for name in WorkKeys._fields))
+
+    def cache(self, shard: ShardId) -> CacheKeys:
+        """The response cache of the stateless models whose home the shard is; one day's TTL, renewed with every use."""
+        return CacheKeys(*(f"{self.base(shard)}cache:{name}" for name in CacheKeys._fields))
 
     # -- statistics -------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     own_sequence  the request is a sequence of its own, of an iterative model: the model hears START with its first
                  pass, and never END (triton-spec 1.10)
     keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
+    cache_key    what a successful answer goes into the response cache for (`shared.response_cache`); "": it does not
+    cache_bytes  what the cache may hold then
     """
 
     model: str
@@ -52,6 +54,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     arrived_ns: int = 0
     keep_reply: bool = False
     own_sequence: bool = False
+    cache_key: str = ""
+    cache_bytes: int = 0
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -142,6 +146,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
                  load at start, else the one that the control message named, or what the polled files looked like
     labels       output -> names of its classes by index, from the output's `label_filename`
+    cache_scopes  version -> what its answers depend on, in the response cache; of models that have it enabled
     """
 
     config: ModelConfig
@@ -149,6 +154,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     versions: tuple[str, ...]
     generation: str = "0"
     labels: dict[str, tuple[str, ...]] = {}
+    cache_scopes: dict[str, str] = {}
 
 
 class ControlMessage(msgspec.Struct, frozen=True):

@@ -184,13 +184,16 @@ WORK = tuple(
 )
 """Scripts of stateless work (see `shared.work_scripts`), with both preludes and `work.lua`."""
 
+CACHING = frozenset({"work_enqueue", "work_finish"})
+"""Those of them that know the response cache."""
+
 
 def script_source(name: str) -> str:
     """A script with its preludes."""
     folder = resources.files("shared") / "lua"
     parts = ("common", "tally", name) if name in COUNTING else ("common", name)
     if name in WORK:
-        parts = ("common", "tally", "work", name)
+        parts = ("common", "tally", "work", *(("cache",) if name in CACHING else ()), name)
     return "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 

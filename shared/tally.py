@@ -1,7 +1,8 @@
 """What is counted of a model version's requests and executions: built, packed, and read back. Pure.
 
 Counts travel with the script call that makes an answer final (`commit`, `finish`, or whatever refuses a request), so an
-answered request counts exactly once, whoever is killed or repeats a call. `tally.lua` says how they are kept. One hash
+answered request counts exactly once, whoever is killed or repeats a call. `tally.lua` says how they are kept; what is
+refused by a script, and what comes from the response cache, the scripts count themselves. One hash
 of sums per load of a model version and shard; gateways add up the shards.
 
 Fields of the hash: `success_count`, `success_ns`, `queue_ns`, `compute_input_ns`, `compute_infer_ns`,
@@ -110,22 +111,6 @@ def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, 
     for name, ns in compute.items():
         counts[f"batch:{batch_size}:{name}_ns"] = ns
     return counts
-
-
-def cache_hit(*, total_ns: int, queue_ns: int, lookup_ns: int) -> dict[str, int]:
-    """One request answered from the response cache: a success without inference."""
-    return {
-        "success_count": 1,
-        "success_ns": total_ns,
-        "queue_ns": queue_ns,
-        "cache_hit_count": 1,
-        "cache_hit_ns": lookup_ns,
-    }
-
-
-def cache_miss(*, lookup_and_insert_ns: int) -> dict[str, int]:
-    """One request that the cache did not know; goes with its `success`, whose duration it lengthens."""
-    return {"cache_miss_count": 1, "cache_miss_ns": lookup_and_insert_ns, "success_ns": lookup_and_insert_ns}
 
 
 def sketches(durations_ns: Mapping[str, int]) -> dict[str, int]:

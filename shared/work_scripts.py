@@ -15,6 +15,7 @@ import msgspec
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_STEPS_MAX
+from shared.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.scripts import Call
 from shared.tally import Load
 
@@ -23,6 +24,26 @@ LEVEL_DIGITS = 20
 
 RequestId = str
 """`<gateway>/<token>`: a request's name in its queue."""
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """A look into the response cache before a request is queued.
+
+    name        what its answer would be stored under (`shared.response_cache`)
+    generation  of the load that it is counted for
+    arrived_ns  when the request arrived at its gateway, wall clock
+    """
+
+    name: str
+    generation: str
+    arrived_ns: int
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An answer's place in the response cache. bound: bytes that the cache may hold; a larger answer is not stored."""
+
+    name: str
+    bound: int
 
 
 class WorkItem(msgspec.Struct, frozen=True):
@@ -35,6 +56,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     rows         rows that it brings of its own
     shape        equal for requests that may share a batch; no spaces
     ordered      the model's answers leave in the order of arrival
+    lookup       the response cache may have its answer
     """
 
     model: str
@@ -49,14 +71,17 @@ class WorkItem(msgspec.Struct, frozen=True):
     rows: int = 1
     shape: str = ""
     ordered: bool = False
+    lookup: Lookup | None = None
 
 
 class WorkDone(msgspec.Struct, frozen=True):
-    """A stateless request's answer. counts: packed (`shared.tally`), counted if this call answers it."""
+    """A stateless request's answer. counts: packed (`shared.tally`), counted if this call answers it; stored: where it
+    goes in the response cache then, if it does."""
 
     id: RequestId
     reply: bytes
     counts: bytes = b""
+    stored: Stored | None = None
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -122,26 +147,40 @@ class WorkScripts:
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
 
-    def enqueue(self, items: Sequence[WorkItem], *, bound: int) -> Call[list[bool]]:
-        """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full."""
-        queues: dict[tuple[str, str], list[int]] = {}
+    def enqueue(self, items: Sequence[WorkItem], *, bound: int, summaries: bool = False) -> Call[list[bool | bytes]]:
+        """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full.
+
+        Bytes are the answer itself, from the response cache: its request was not queued, and is counted. summaries:
+        whether lookups count for them.
+        """
+        queues: dict[tuple[str, str, str], list[int]] = {}
         for index, item in enumerate(items):
-            queues.setdefault((item.model, item.version), []).append(index)
+            generation = item.lookup.generation if item.lookup else ""
+            queues.setdefault((item.model, item.version, generation), []).append(index)
+        shard = self._keys.home_shard(items[0].model)
         keys: list[str] = []
-        args: list[Any] = [bound]
+        tallies: list[str] = []
+        args: list[Any] = [
+            bound,
+            self._keys.replies_prefix(shard),
+            SKETCH_BASE if summaries else 0,
+            SKETCH_BUCKET_MAX,
+        ]
         order: list[int] = []
-        for place, indexes in queues.items():
-            keys += self._keys.work_queue(*place)
+        for (model, version, generation), indexes in queues.items():
+            keys += self._keys.work_queue(model, version)
+            tallies.append(self._keys.tally(shard, model, version, generation))
             args.append(len(indexes))
             order += indexes
             for index in indexes:
                 args += _fields(items[index])
 
-        def read(flags: list[int]) -> list[bool]:
-            accepted = dict(zip(order, flags, strict=True))
-            return [bool(accepted[index]) for index in range(len(items))]
+        def read(outcomes: list[int | bytes]) -> list[bool | bytes]:
+            found = [outcome if isinstance(outcome, bytes) else bool(outcome) for outcome in outcomes]
+            accepted = dict(zip(order, found, strict=True))
+            return [accepted[index] for index in range(len(items))]
 
-        return Call("work_enqueue", keys, args, read)
+        return Call("work_enqueue", [*keys, *tallies, *self._keys.cache(shard)], args, read)
 
     def pull(
         self,
@@ -193,8 +232,10 @@ class WorkScripts:
         """
         args: list[Any] = [self._replies(load), executor, execution]
         for item in done:
-            args += (item.id, item.reply, item.counts)
-        return Call("work_finish", [*self._queue(load), self._tally(load)], args, _read_finished)
+            stored = (item.stored.name, item.stored.bound) if item.stored else ("", 0)
+            args += (item.id, item.reply, item.counts, *stored)
+        cache = self._keys.cache(self._keys.home_shard(load.model))
+        return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
 
     def requeue(self, load: Load, executor: ExecutorId) -> Call[int]:
         """Puts all that an executor holds back at its old places; returns how many."""
@@ -240,6 +281,8 @@ def _fields(item: WorkItem) -> tuple[Any, ...]:
         1 if item.ordered else 0,
         item.shape,
         item.message,
+        item.lookup.name if item.lookup else "",
+        item.lookup.arrived_ns // 1000 if item.lookup else 0,
     )
 
 

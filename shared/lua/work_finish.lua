@@ -1,29 +1,33 @@
 -- Answers requests that this executor holds; one that was given to another in between is left to it.
 -- Where answers leave in order, an early one is held back until those before it are there.
 --
--- KEYS   the queue (shared/lua/work.lua)   11 tally of the model version
+-- KEYS   the queue (shared/lua/work.lua)   11 tally of the model version   12.. the cache (shared/lua/cache.lua)
 -- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
---        per request: id, reply, packed counts
+--        per request: id, reply, packed counts, name in the cache ('': it is not stored), bytes that the cache may hold
 -- reply  { requests left in the queue, per request: 1 answered, 0 somebody else has it or had it }
--- atomic answers and counts: each request once, the execution if it answered any
+-- atomic answers and counts: each request once, the execution if it answered any. An answer is stored as it is sent.
+
+local FIELDS = 5
 
 local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
 local ids, replies = {}, {}
-for a = 4, #ARGV, 3 do ids[#ids + 1] = ARGV[a] end
+for a = 4, #ARGV, FIELDS do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
 local ordered = redis.call('EXISTS', keys.order) == 1
-local results, done = { redis.call('ZCARD', keys.queue) }, {}
+local results, done, stored = { redis.call('ZCARD', keys.queue) }, {}, {}
 for i, id in ipairs(ids) do
   if holders[i] == ARGV[2] then
     results[i + 1] = 1
     done[#done + 1] = id
-    local reply = ARGV[3 * i + 2]
+    local f = 3 + (i - 1) * FIELDS
+    local reply = ARGV[f + 2]
+    if ARGV[f + 4] ~= '' then stored[#stored + 1] = f end
     if ordered and redis.call('ZSCORE', keys.order, id) then
       redis.call('HSET', keys.early, id, reply)
     else
       send(id, reply)
     end
-    tally(counts, ARGV[3 * i + 3])
+    tally(counts, ARGV[f + 3])
   else
     results[i + 1] = 0
   end
@@ -37,4 +41,7 @@ if #done > 0 then
 end
 send_all(ARGV[1])
 tally_all()
+for _, f in ipairs(stored) do
+  cache_put(cache_keys(), ARGV[f + 4], ARGV[f + 2], tonumber(ARGV[f + 5]), now_us())
+end
 return results

@@ -65,6 +65,7 @@ SERVED: frozenset[str] = frozenset(
         # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
         "optimization.input_pinned_memory",
         "optimization.output_pinned_memory",
+        "response_cache.enable",
     }
 )
 
@@ -79,7 +80,6 @@ NOTED: dict[str, str] = {
     "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
     "instance_group.passive": "every instance takes requests",
     "instance_group.host_policy": "the mesh has no host policies",
-    "response_cache.enable": "the mesh has no response cache, so that every request is computed",
 }
 """Fields without effect here, and why a model may still be served without it."""
 

@@ -19,8 +19,6 @@ from shared.tally import (
     MemoryUse,
     Reason,
     added,
-    cache_hit,
-    cache_miss,
     execution,
     failure,
     first_response,
@@ -76,8 +74,8 @@ def counts() -> dict[str, int]:
             *(sketches(durations) for _ in parts),
             *(first_response(ns, (100.0, 500.0)) for ns in (13_000_000, 100_000_000, 900_000_000)),
             execution(batch_size=8, compute=TIMES, ended_ms=5),
-            cache_hit(total_ns=21_000, queue_ns=10_000, lookup_ns=5_000),
-            cache_miss(lookup_and_insert_ns=9_000),
+            {"success_count": 1, "success_ns": 30_000, "queue_ns": 10_000, "cache_hit_count": 1, "cache_hit_ns": 5_000},
+            {"cache_miss_count": 1, "cache_miss_ns": 9_000},
             failure(Reason.REJECTED, total_ns=1),
         ]
     )

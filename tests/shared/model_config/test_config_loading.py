@@ -453,13 +453,12 @@ def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
 def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
     group = "instance_group { rate_limiter { priority: 1 } }"
 
-    unserved = "model_warmup { name: 'w' } response_cache { enable: true }"
+    unserved = "model_warmup { name: 'w' }"
 
     loaded = load_text(f"{IO} {group} {group} {unserved}")
 
     assert (
         "'instance_group.rate_limiter' has no effect: the mesh has no rate limiter, as Triton by default",
-        "'response_cache.enable' has no effect: the mesh has no response cache, so that every request is computed",
         "skipping batch 0 warmup sample 'w'",
     ) == tuple(sorted(loaded.config.notes))
 
