@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,9 +104,12 @@ class BatchStrategy:
         except Exception as failure:
             raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
 
-    async def decide(self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage]) -> int | Wait:
+    async def decide(
+        self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool = False
+    ) -> int | Wait:
         """How many requests of the front run now (see `BatchRules.decide`). Raises StrategyError."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._decide, rules, front, messages)
+        decided = partial(self._decide, rules, front, messages, was_busy=was_busy)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, decided)
 
     async def close(self) -> None:
         """Finalizes the batcher; a failure of that is logged."""
@@ -117,7 +121,9 @@ class BatchStrategy:
         sys.modules.pop(self._module_name, None)
         self._thread.shutdown(wait=False)
 
-    def _decide(self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage]) -> int | Wait:
+    def _decide(
+        self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool
+    ) -> int | Wait:
         batch = self._call("model_batch_initialize", front.front[0].id, self._batcher)
 
         def include(seen: Seen) -> bool:
@@ -125,7 +131,9 @@ class BatchStrategy:
             return bool(self._call("model_batch_include_request", seen.id, request, batch))
 
         try:
-            return rules.decide(front.front, now_us=front.now_us, deadline_us=front.deadline_us, include=include)
+            return rules.decide(
+                front.front, now_us=front.now_us, deadline_us=front.deadline_us, was_busy=was_busy, include=include
+            )
         finally:
             self._quietly("model_batch_finalize", batch)
 

@@ -90,6 +90,8 @@ class WorkModel:
         # comes later, and looking for it would be one call more for each.
         self._looks_first = False
         self._waits_first = False
+        # Since the queue was last waited for, every instance here has been busy.
+        self._was_busy = False
         self._first_batch = served.workers[0].first_batch
         self._collector: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -131,6 +133,7 @@ class WorkModel:
     async def _collect(self) -> None:
         while True:
             if not self._idle:
+                self._was_busy = True
                 await self._until_idle()
                 continue
             taken = await self._take()
@@ -157,7 +160,7 @@ class WorkModel:
         """One look at the queue, and what it leads to: a batch, or nothing yet, after waiting."""
         if self._waits_first:
             self._waits_first = False
-            await self._source.wait()
+            await self._wait()
         rules = self._rules
         pulled = await self._source.pull(
             requests_max=rules.requests_max,
@@ -172,10 +175,10 @@ class WorkModel:
             return pulled.requests
         if not pulled.front:
             self._looks_first = False
-            await self._source.wait()
+            await self._wait()
             return ()
         if not self._first_batch.look(pulled.queued):
-            await self._source.wait(POLL_S)
+            await self._wait(POLL_S)
             return ()
         looked = time.monotonic()
         try:
@@ -186,8 +189,12 @@ class WorkModel:
         if isinstance(decision, int):
             return await self._source.take([seen.id for seen in pulled.front[:decision]])
         due_s = None if decision.until_us is None else (decision.until_us - pulled.now_us) / 1e6
-        await self._source.wait(None if due_s is None else max(0.0, due_s - (time.monotonic() - looked)))
+        await self._wait(None if due_s is None else max(0.0, due_s - (time.monotonic() - looked)))
         return ()
+
+    async def _wait(self, timeout_s: float | None = None) -> None:
+        await self._source.wait(timeout_s)
+        self._was_busy = False
 
     def _takes_at_once(self) -> int:
         if self._strategy is not None or not self._first_batch.is_open:
@@ -196,7 +203,9 @@ class WorkModel:
 
     async def _decide(self, look: Front) -> int | Wait:
         if self._strategy is None:
-            return self._rules.decide(look.front, now_us=look.now_us, deadline_us=look.deadline_us)
+            return self._rules.decide(
+                look.front, now_us=look.now_us, deadline_us=look.deadline_us, was_busy=self._was_busy
+            )
         ids = [seen.id for seen in look.front]
         known = self._messages
         unknown = [id for id in ids if id not in known]
@@ -206,7 +215,7 @@ class WorkModel:
         if len(self._messages) < len(ids):
             # Somebody took one of them since the look: look again.
             return Wait(look.now_us)
-        return await self._strategy.decide(self._rules, look, self._messages)
+        return await self._strategy.decide(self._rules, look, self._messages, was_busy=self._was_busy)
 
     async def _refuse(self, error: StrategyError) -> None:
         """Answers the request that a strategy failed on; the others are looked at again."""

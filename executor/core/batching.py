@@ -87,8 +87,9 @@ def decide_queue(
 
     Until the oldest has waited for the delay, the largest preferred size that was reached goes; failing that, what fits
     below the largest preferred size when the next request would exceed it. Then whatever fits goes, if it cannot grow
-    or has waited long enough. While an instance is busy, Triton's batch for it stays open: beyond the largest preferred
-    size it takes whatever fits, so that nobody is left to wait for the whole delay alone.
+    or has waited long enough. With a delay, Triton's batch for a busy instance stays open: beyond the largest preferred
+    size it takes whatever fits, so that nobody is left to wait for the whole delay alone. Without one, a preferred size
+    closes it, and what is left goes next.
     """
     limit = max(1, max_batch_size)
     sizes = set(preferred) or {limit}
@@ -118,7 +119,7 @@ def decide_queue(
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
     is_complete = max_queue_delay_us == 0 or not grows or rows >= largest
-    if best and not is_late and not (was_busy and is_complete):
+    if best and not is_late and not (was_busy and is_complete and max_queue_delay_us > 0):
         return best
     if is_late or is_complete:
         return members

@@ -59,12 +59,14 @@ class BatchRules:
         *,
         now_us: int,
         deadline_us: int | None = None,
+        was_busy: bool = False,
         include: Callable[[Q], bool] | None = None,
     ) -> int | Wait:
         """How many requests from the front of the queue run now, or when to look again.
 
         front        in the order in which they are to run, late ones applied; one more than fits, if there is one
         deadline_us  microseconds until the next one of the queue becomes too late
+        was_busy     what waits gathered while every instance here ran a batch
         include      a batch strategy of the model's own
         """
         decision = decide_queue(
@@ -73,6 +75,7 @@ class BatchRules:
             preferred=self.preferred,
             max_queue_delay_us=self.delay_us,
             now_us=now_us,
+            was_busy=was_busy,
             include=include,
         )
         if isinstance(decision, Wait) and deadline_us is not None:

@@ -70,12 +70,37 @@ async def test_a_batch_ends_where_shapes_differ(target: Target, gate: Gate) -> N
 
 async def test_a_preferred_size_does_not_wait_and_what_is_less_does(target: Target) -> None:
     async with Stream(target, "pairs") as stream:
-        stream.send(*(Step(value=value) for value in (1, 2, 3)))
+        stream.send(Step(value=1), Step(value=2))
         first = await stream.answers(2)
+        stream.send(Step(value=3))
+        await waiting(target, "pairs", 1)
         stream.send(Step(value=4))
         second = await stream.answers(2)
 
     assert [[1, 2]] * 2 + [[3, 4]] * 2 == [answer.seen.values() for answer in first + second]
+
+
+async def test_what_gathers_behind_a_running_batch_leaves_nobody_to_wait(target: Target, gate: Gate) -> None:
+    async with Stream(target, "pairs") as stream:
+        stream.send(Step(value=0, parameters=gate.parameters), Step(value=0))
+        await gate.entered()
+        stream.send(*(Step(value=value) for value in (1, 2, 3)))
+        await waiting(target, "pairs", 3)
+        gate.open()
+        answers = (await stream.answers(5))[2:]
+
+    assert [[1, 2, 3]] * 3 == [answer.seen.values() for answer in answers]
+
+
+async def test_without_a_delay_batches_have_the_preferred_size(target: Target, gate: Gate) -> None:
+    async with Stream(target, "brisk") as stream:
+        await held(stream, gate)
+        stream.send(*(Step(value=value) for value in (1, 2, 3, 4, 5)))
+        await waiting(target, "brisk", 5)
+        gate.open()
+        answers = (await stream.answers(6))[1:]
+
+    assert [[1, 2]] * 2 + [[3, 4]] * 2 + [[5]] == [answer.seen.values() for answer in answers]
 
 
 async def test_without_a_batcher_every_request_runs_alone(target: Target, gate: Gate) -> None:

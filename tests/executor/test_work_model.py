@@ -254,6 +254,22 @@ class TestBatches:
 
         assert [list(range(1, size + 1))] == gate.batches
 
+    @pytest.mark.parametrize(
+        "batching", ["dynamic_batching { preferred_batch_size: [ 2 ], max_queue_delay_microseconds: 60000000 }"]
+    )
+    async def test_what_gathered_behind_a_running_batch_leaves_nobody_to_wait(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        gate.hold(1)
+        async with executor("a"):
+            await callers.send(1, 2)
+            await until(lambda: gate.began(1), "the first run")
+            await callers.send(3, 4, 5)
+            gate.release()
+            await callers.doubles(1, 2, 3, 4, 5)
+
+        assert [[1, 2], [3, 4, 5]] == gate.batches
+
     @pytest.mark.parametrize("batching", ["dynamic_batching { max_queue_delay_microseconds: 20000 }"])
     async def test_past_the_delay_it_runs_with_what_there_is(
         self, callers: Callers, executor: Life, gate: Gate

@@ -35,6 +35,7 @@ def reference(
     delay: int,
     now: int,
     deadline: int | None,
+    was_busy: bool,
     strategy: bool,
 ) -> int | Wait:
     """Triton's dynamic batcher, sentence by sentence."""
@@ -62,9 +63,12 @@ def reference(
             members for members in range(1, fits + 1) if members < len(queue) and rows(members + 1) > sizes[-1]
         ][:1]
     oldest_is_late = delay > 0 and now - queue[0].queued_us >= delay
-    if candidates and not oldest_is_late:
+    cannot_grow = closed or rows(fits) >= sizes[-1]
+    if oldest_is_late or (was_busy and delay > 0 and cannot_grow):
+        return fits
+    if candidates:
         return candidates[-1]
-    if closed or oldest_is_late or delay == 0 or rows(fits) >= sizes[-1]:
+    if delay == 0 or cannot_grow:
         return fits
     return Wait(min(queue[0].queued_us + delay, now + deadline if deadline is not None else now + delay + 1000))
 
@@ -99,12 +103,15 @@ def rules(limit: int, preferred: Sequence[int], delay: int) -> BatchRules:
     delay=st.sampled_from([0, 0, 1, 30, 100]),
     now=st.integers(60, 160),
     deadline=st.none() | st.integers(0, 50),
+    was_busy=st.booleans(),
     strategy=st.booleans(),
 )
-@example([Request(rows=3), Request(rows=2)], 8, {4}, 100, 60, None, False)
-@example([Request(rows=5), Request()], 8, {4}, 100, 60, None, False)
-@example([Request()] * 6, 8, {4, 8}, 0, 60, None, False)
-@example([Request(rows=9)], 8, set[int](), 100, 60, None, False)
+@example([Request(rows=3), Request(rows=2)], 8, {4}, 100, 60, None, False, False)
+@example([Request(rows=5), Request()], 8, {4}, 100, 60, None, False, False)
+@example([Request()] * 6, 8, {4, 8}, 0, 60, None, False, False)
+@example([Request()] * 3, 8, {2}, 0, 60, None, True, False)
+@example([Request()] * 3, 8, {2}, 100, 60, None, True, False)
+@example([Request(rows=9)], 8, set[int](), 100, 60, None, False, False)
 def test_decides_as_tritons_rule_says(
     queue: list[Request],
     limit: int,
@@ -112,15 +119,25 @@ def test_decides_as_tritons_rule_says(
     delay: int,
     now: int,
     deadline: int | None,
+    was_busy: bool,
     strategy: bool,
 ) -> None:
     preferred = sorted(size for size in sizes if size <= limit)
     include: Callable[[Request], bool] | None = (lambda request: request.welcome) if strategy else None
 
-    decision = rules(limit, preferred, delay).decide(queue, now_us=now, deadline_us=deadline, include=include)
+    decision = rules(limit, preferred, delay).decide(
+        queue, now_us=now, deadline_us=deadline, was_busy=was_busy, include=include
+    )
 
     assert decision == reference(
-        queue, limit=limit, preferred=preferred, delay=delay, now=now, deadline=deadline, strategy=strategy
+        queue,
+        limit=limit,
+        preferred=preferred,
+        delay=delay,
+        now=now,
+        deadline=deadline,
+        was_busy=was_busy,
+        strategy=strategy,
     )
 
 

@@ -172,7 +172,7 @@ class Naive:
         is_late = delay_us != 0 and now_us - heads[0].since_us >= delay_us
         reached = [size for size in possible if size in preferred]
         all_possible = delay_us == 0 or len(heads) > max(possible) or max(possible) >= max(preferred)
-        if is_late or (all_possible and (was_busy or not reached)):
+        if is_late or (all_possible and ((was_busy and delay_us != 0) or not reached)):
             size = max(possible)
         elif reached:
             size = max(reached)
