@@ -105,15 +105,15 @@ def http_mistakes() -> list[HttpMistake]:
     truncated, truncated_headers = binary(b"\1\0", 4)
     surplus, surplus_headers = binary(b"\1\0\0\0\0", 4)
     return [
-        HttpMistake("malformed JSON", b'{"inputs": [', 400, "failed to parse the request JSON buffer"),
-        HttpMistake("no JSON object", b"[]", 400, ""),
-        HttpMistake("no inputs", {"parameters": {"sequence_id": "mistaken"}}, 400, ""),
+        HttpMistake("malformed JSON", b'{"inputs": [', 500, "failed to parse the request JSON buffer"),
+        HttpMistake("no JSON object", b"[]", 500, "Unable to parse 'inputs'"),
+        HttpMistake("no inputs", {"parameters": {"sequence_id": "mistaken"}}, 500, "Unable to parse 'inputs'"),
         HttpMistake("wrong dtype", changed(datatype="FP32"), 400, "data-type is 'FP32', but model 'moody_sum' expects"),
         HttpMistake("unknown dtype", changed(datatype="INT31"), 400, ""),
         HttpMistake("wrong shape", changed(shape=[1, 2], data=[1, 2]), 400, "unexpected shape for input 'INPUT'"),
         HttpMistake("batch of two", changed(shape=[2, 1], data=[1, 2]), 400, "must specify batch-size 1"),
         HttpMistake("too few elements", changed(shape=[1, 1], data=[]), 500, "Unable to parse 'data'"),
-        HttpMistake("text as number", changed(data=["one"]), 400, ""),
+        HttpMistake("text as number", changed(data=["one"]), 500, "Unable to parse 'data'"),
         HttpMistake("truncated binary", truncated, 400, "unexpected size for input 'INPUT'", headers=truncated_headers),
         HttpMistake("surplus binary", surplus, 400, "unexpected additional input data", headers=surplus_headers),
         HttpMistake("header length beyond the body", b"{}", 400, "header size", headers={JSON_LENGTH: "3"}),
@@ -126,7 +126,7 @@ def http_mistakes() -> list[HttpMistake]:
             "must specify the START flag on the first",
         ),
         HttpMistake("no sequence id", infer_document(1), 400, "must specify a non-zero or non-empty correlation ID"),
-        HttpMistake("negative sequence id", infer_document(1, sequence_id=-1), 400, "Unable to parse 'sequence_id'"),
+        HttpMistake("negative sequence id", infer_document(1, sequence_id=-1), 500, "Unable to parse 'sequence_id'"),
         HttpMistake(
             "id over 128 characters", infer_document(1, sequence_id="x" * 129), 501, "cannot be longer than 128"
         ),
@@ -143,7 +143,12 @@ def http_mistakes() -> list[HttpMistake]:
         HttpMistake(
             "state as output", {**changed(), "outputs": [{"name": "SUM_OUT"}]}, 400, "unexpected inference output"
         ),
-        HttpMistake("flags that are no booleans", infer_document(1, sequence_id=5, sequence_start="yes"), 400, ""),
+        HttpMistake(
+            "flags that are no booleans",
+            infer_document(1, sequence_id=5, sequence_start="yes"),
+            500,
+            "Unable to parse 'sequence_start'",
+        ),
         HttpMistake(
             "session and sequence differ", changed(), 400, "name one", headers={"Inference-Session-Id": "other"}
         ),
