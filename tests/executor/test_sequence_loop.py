@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
@@ -17,7 +19,7 @@ from executor.sequence_model import SequenceModel
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
-from shared.messages import InboxCancelled, InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply
+from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply
 from shared.model_config.values import (
     ControlKind,
     ControlSpec,
@@ -56,7 +58,7 @@ class HeldEngine:
 
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None: ...
     def describe_state(self, slot: int) -> str:
-        return ""
+        return f"state of slot {slot}"
 
     def drop_state(self, slot: int) -> None: ...
     def close(self) -> None: ...
@@ -246,6 +248,27 @@ class TestCancelledSteps:
             await until(lambda: on.commits.outcome(3) is not None)
 
             assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+
+
+class TestExpiry:
+    @pytest.mark.parametrize(("describes", "epoch", "told"), [(True, 1, True), (False, 1, False), (True, 2, False)])
+    async def test_the_state_of_an_expired_sequence_is_described_in_the_log_if_the_model_asks_for_it(
+        self, caplog: pytest.LogCaptureFixture, *, describes: bool, epoch: int, told: bool
+    ) -> None:
+        """By the owner that the scheduler means."""
+        caplog.set_level(logging.INFO, "seqmesh")
+        quiet = config(Oldest(4))
+        assert quiet.sequence_batching is not None
+        batching = msgspec.structs.replace(quiet.sequence_batching, describe_on_expiry=describes)
+        async with stage(msgspec.structs.replace(quiet, sequence_batching=batching)) as on:
+            on.step(1, START, slot=3)
+            on.engines[0].let_go()
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            await on.model.expired(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
+
+        lines = [vars(record)["fields"] for record in caplog.records if record.message == "sequence expired"]
+        assert ["state of slot 3"] * told == [fields["state"] for fields in lines]
 
 
 class TestIterativeSequences:

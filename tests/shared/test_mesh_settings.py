@@ -99,6 +99,10 @@ def test_levels_need_an_exporter_as_tritons_need_a_file() -> None:
     assert trace_settings.parse({"trace_level": ["TENSORS", "X"]}, exporting=True) == {"trace_level": ("TENSORS",)}
 
 
+def test_traces_are_opentelemetrys() -> None:
+    assert trace_settings.TraceSettings().texts()["trace_mode"] == ["opentelemetry"]
+
+
 def test_null_takes_a_setting_back_and_unknown_names_are_ignored() -> None:
     changes = trace_settings.parse({"trace_rate": None, "trace_count": [], "color": ["red"]}, exporting=True)
 

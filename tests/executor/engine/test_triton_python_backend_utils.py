@@ -98,6 +98,19 @@ def test_a_request_of_the_model_s_own_can_be_made_but_not_executed() -> None:
         request.exec()
 
 
+@pytest.mark.parametrize("name", ["load_model", "unload_model", "is_model_ready"])
+def test_a_model_does_not_manage_other_models(name: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=rf"\({name}\) is not supported by seqmesh"):
+        getattr(pb_utils, name)("other")
+
+
+def test_constants_have_triton_s_values() -> None:
+    names = ("REQUEST_FLAG_SEQUENCE_START", "REQUEST_FLAG_SEQUENCE_END", "RESPONSE_COMPLETE_FINAL")
+    names += ("REQUEST_RELEASE_ALL", "REQUEST_RELEASE_RESCHEDULE", "MEMORY_CPU", "MEMORY_GPU")
+
+    assert [1, 2, 1, 1, 2, 0, 2] == [getattr(pb_utils, f"TRITONSERVER_{name}") for name in names]
+
+
 def test_the_logger_writes_to_the_executor_s_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="seqmesh.model"):
         pb_utils.Logger.log("a", pb_utils.Logger.WARNING)
