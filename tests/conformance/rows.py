@@ -1,0 +1,148 @@
+"""The table of what Triton does: a row per field, endpoint, rpc, parameter, header, message, metric, option, variable,
+function and rule.
+
+The rows lie in `table/*.toml`, one file per subject, and are read by people as README.md (`python -m
+tests.conformance.readme`). `test_table.py` holds every row against the code, so that the table cannot drift.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).parent / "table"
+KINDS = (
+    "field", "endpoint", "rpc", "parameter", "header", "message", "metric", "option", "variable", "function", "rule",
+)  # fmt: skip
+PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+WORD = re.compile(r"\w{3}")
+HOLE = "\0"
+TELLING_WORDS = 3
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thing that Triton has.
+
+    kind     one of `KINDS`
+    name     of a field, rpc, ...: as Triton writes it; of an endpoint: its methods and path, with [optional] parts;
+             of a message: its text, with {placeholders}
+    section  of the digest of Triton's behaviour ("triton-spec" in docstrings) that says so
+    does     what the mesh does, in a few words
+    where    `path:symbol` of the code that handles it; symbol as `function`, `Class`, `Class.method` or `NAME`
+    tests    `path::test` that show it
+    refused  why a mesh cannot mean it, or not yet; then `where` refuses it and `tests` show the refusal
+    differs  how and why the mesh deliberately does something else
+    """
+
+    kind: str
+    name: str
+    section: str
+    does: str
+    where: tuple[str, ...]
+    tests: tuple[str, ...]
+    refused: str = ""
+    differs: str = ""
+
+
+class Subject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of rows. title: as people read it."""
+
+    title: str
+    row: tuple[Row, ...]
+
+
+@functools.cache
+def subjects() -> dict[str, Subject]:
+    """All rows by the name of their file. Raises msgspec.ValidationError for a row with a word that no row has."""
+    return {path.stem: msgspec.toml.decode(path.read_bytes(), type=Subject) for path in sorted(TABLE.glob("*.toml"))}
+
+
+def all_rows() -> tuple[Row, ...]:
+    """The rows of all subjects."""
+    return tuple(row for subject in subjects().values() for row in subject.row)
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A Python file."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def symbols(path: str) -> frozenset[str]:
+    """What a file of the repository defines: functions, classes, `Class.method`, names that are assigned at the top or
+    in a class; of a file that is not Python (Lua, proto, TOML): its `function` names."""
+    if not path.endswith(".py"):
+        return frozenset(re.findall(r"function\s+([A-Za-z_][\w.]*)", (ROOT / path).read_text()))
+    found: set[str] = set()
+    _collect(parsed(ROOT / path).body, "", found)
+    return frozenset(found)
+
+
+def _collect(body: list[ast.stmt], prefix: str, found: set[str]) -> None:
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(prefix + name)
+            case ast.ClassDef(name=name, body=inner):
+                found.add(prefix + name)
+                _collect(inner, f"{prefix}{name}.", found)
+            case ast.Assign(targets=targets):
+                found.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                found.add(prefix + name)
+            case _:
+                pass
+
+
+@functools.cache
+def source_literals() -> str:
+    """What `literals` finds in the services, and their scripts."""
+    parts: list[str] = []
+    for service in ("gateway", "scheduler", "executor", "shared"):
+        parts += [literals(path) for path in sorted((ROOT / service).rglob("*.py"))]
+        parts += [path.read_text() for path in sorted((ROOT / service).rglob("*.lua"))]
+    return "\n".join(parts)
+
+
+@functools.cache
+def literals(path: Path) -> str:
+    """The string literals of one Python file, one a line: implicit concatenation joined, a hole where a value is put
+    in."""
+    found: list[str] = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(PLACEHOLDER.sub(HOLE, node.value))
+        elif isinstance(node, ast.JoinedStr):
+            found.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in node.values))
+    return "\n".join(found)
+
+
+def missing_fragments(row: Row) -> list[str]:
+    """The literal pieces of a message between its placeholders that stand neither in the code nor in the tests that
+    show it (which compare what was answered); pieces without a word (brackets, commas) are not looked for.
+
+    A message that the code puts together, so that a piece is in parts there, is found by the literal with holes that
+    could have made it.
+    """
+    tests = {ROOT / test.partition("::")[0] for test in row.tests}
+    shown = [literals(path).replace("\\", "") for path in sorted(tests) if path.is_file()]
+    texts = [source_literals(), *shown]
+    pieces = [piece.strip() for piece in PLACEHOLDER.split(row.name)]
+    missing = [piece for piece in pieces if WORD.search(piece) and not any(piece in text for text in texts)]
+    whole = PLACEHOLDER.sub("x", row.name)
+    return missing if missing and not any(could_say(text, whole) for text in texts) else []
+
+
+def could_say(known: str, text: str) -> bool:
+    """Whether a literal with holes could become this text; one of fewer than three words could become anything."""
+    return any(
+        re.fullmatch(".+?".join(map(re.escape, parts)), text)
+        for parts in (line.split(HOLE) for line in known.split("\n") if HOLE in line)
+        if all(part in text for part in parts) and len(WORD.findall(" ".join(parts))) >= TELLING_WORDS
+    )

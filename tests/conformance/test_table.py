@@ -1,0 +1,189 @@
+"""The table says nothing that is not so, and leaves out nothing that is there."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from starlette.routing import Route
+from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
+from tritonclient.grpc import service_pb2 as untyped_service_pb2
+
+from executor import first_batch
+from executor.settings import ExecutorSettings
+from gateway.rest.app import build_app
+from gateway.settings import GatewaySettings
+from shared.settings import settings_fields
+from tests.conformance import readme
+from tests.conformance.rows import KINDS, ROOT, Row, all_rows, literals, missing_fragments, symbols
+
+service_pb2: Any = untyped_service_pb2
+model_config_pb2: Any = untyped_model_config_pb2
+SECTION = re.compile(r"triton-spec ((?:\d+(?:\.\d+)?)(?:(?:, | and | to |-)\d+(?:\.\d+)?)*)")
+ROWS = all_rows()
+
+
+def label(row: Row) -> str:
+    return f"{row.section} {row.name[:50]}"
+
+
+@functools.cache
+def names_of_tests(path: str) -> frozenset[str]:
+    return frozenset(re.findall(r"^ *(?:async )?def (\w+)", (ROOT / path).read_text(), re.MULTILINE))
+
+
+def faults(row: Row) -> list[str]:
+    found: list[str] = []
+    if row.kind not in KINDS:
+        found.append(f"kind {row.kind!r}")
+    if not row.does or not row.where or not row.tests:
+        found.append("does, where or tests is empty")
+    for where in row.where:
+        path, _, symbol = where.partition(":")
+        if not (ROOT / path).is_file():
+            found.append(f"no file {path}")
+        elif symbol and symbol not in symbols(path):
+            found.append(f"no {symbol} in {path}")
+    for test in row.tests:
+        path, _, name = test.partition("::")
+        if not (ROOT / path).is_file():
+            found.append(f"no file {path}")
+        elif name.partition("[")[0] not in names_of_tests(path):
+            found.append(f"no test {name} in {path}")
+    if row.kind == "message" and not row.differs and not row.refused:
+        found += [f"neither in the code nor in a test: {piece!r}" for piece in missing_fragments(row)]
+    return found
+
+
+def test_every_row_is_true() -> None:
+    wrong = {label(row): found for row in ROWS if (found := faults(row))}
+
+    assert not wrong, "\n".join(f"{name}: {'; '.join(found)}" for name, found in wrong.items())
+
+
+def test_no_row_stands_twice() -> None:
+    keys = [(row.section, row.kind, row.name) for row in ROWS]
+
+    assert len(set(keys)) == len(keys), sorted({f"{k}" for k in keys if keys.count(k) > 1})
+
+
+def test_the_readme_is_what_the_table_says() -> None:
+    assert readme.README.read_text() == readme.document(), "run: python -m tests.conformance.readme"
+
+
+def named(kind: str) -> str:
+    """All names of rows of one kind, for searching."""
+    return "\n".join(row.name for row in ROWS if row.kind == kind)
+
+
+MESSAGES = (
+    "ModelSequenceBatching", "ModelDynamicBatching", "ModelQueuePolicy", "ModelConfig", "ModelInput", "ModelOutput",
+    "ModelInstanceGroup", "ModelVersionPolicy", "ModelWarmup", "BatchInput", "BatchOutput", "ModelResponseCache",
+    "ModelTransactionPolicy", "ModelEnsembling",
+)  # fmt: skip
+
+
+def field_names() -> list[str]:
+    def inner(descriptor: Any) -> list[str]:
+        return [
+            *(field.name for field in descriptor.fields),
+            *(
+                name
+                for nested in descriptor.nested_types
+                if not nested.name.endswith("Entry")
+                for name in inner(nested)
+            ),
+        ]
+
+    return sorted(
+        {
+            f"{name}.{field}"
+            for name in MESSAGES
+            for field in inner(model_config_pb2.DESCRIPTOR.message_types_by_name[name])
+        }
+    )
+
+
+def test_every_field_of_a_configuration_has_a_row() -> None:
+    rows = named("field")
+    without = [name for name in field_names() if not re.search(rf"\b{name.split('.')[1]}\b", rows)]
+
+    assert not without
+
+
+def test_every_rpc_has_a_row() -> None:
+    (service,) = service_pb2.DESCRIPTOR.services_by_name.values()
+    rows = named("rpc")
+
+    assert not [method.name for method in service.methods if not re.search(rf"\b{method.name}\b", rows)]
+
+
+def named_endpoints() -> set[str]:
+    """Every method and path that rows name: "GET, POST /a[/b]" is four."""
+    found: set[str] = set()
+    for row in ROWS:
+        if row.kind == "endpoint":
+            methods, _, path = row.name.rpartition(" ")
+            for form in (re.sub(r"\[(.*?)\]", r"\1", path), re.sub(r"\[.*?\]", "", path)):
+                found |= {f"{method} {form}" for method in methods.split(", ")}
+    return found
+
+
+def test_every_route_has_a_row_and_every_row_a_route() -> None:
+    nobody = MagicMock()
+    app = build_app(nobody, nobody, nobody, nobody)
+    routes = {
+        f"{method} {re.sub(r':[a-z]+}', '}', route.path)}"
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in route.methods or ()
+    }
+
+    assert routes == named_endpoints()
+
+
+def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
+    """Names that the code writes whole."""
+    made = literals(ROOT / "gateway/metric_families.py") + literals(ROOT / "shared/metrics_config.py")
+    metrics = set(re.findall(r"\bnv_\w+", made))
+
+    assert metrics == {row.name for row in ROWS if row.kind == "metric"}
+
+
+def test_every_debug_variable_has_a_row() -> None:
+    assert {first_batch.REQUESTS_VARIABLE, first_batch.BACKLOG_VARIABLE} <= {
+        row.name for row in ROWS if row.kind == "variable"
+    }
+    read = set(re.findall(r"\bTRITONSERVER_\w+SCHEDULER\b", literals(ROOT / "executor/first_batch.py")))
+    assert read <= set(named("variable").split())
+
+
+def test_every_option_of_a_row_is_there() -> None:
+    known = {
+        f"--{name.replace('_', '-')}"
+        for settings in (GatewaySettings, ExecutorSettings)
+        for name in settings_fields(settings)
+    }
+    asked = set(re.findall(r"--[\w-]+", named("option")))
+
+    assert asked
+    assert asked <= known
+
+
+def test_sections_that_docstrings_cite_are_sections_of_the_table() -> None:
+    known = {row.section for row in ROWS}
+    known |= {section.partition(".")[0] for section in known}
+    cited: dict[str, str] = {}
+    for service in ("gateway", "scheduler", "executor", "shared", "deploy"):
+        for path in (ROOT / service).rglob("*.py"):
+            for match in SECTION.finditer(path.read_text()):
+                for number in re.findall(r"\d+(?:\.\d+)?", match[1]):
+                    cited.setdefault(number, str(path.relative_to(ROOT)))
+
+    unknown = {number: path for number, path in cited.items() if number not in known}
+    if not ROWS:
+        pytest.fail("no rows")
+    assert not unknown
