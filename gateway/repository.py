@@ -52,6 +52,7 @@ class Repository:
         raises       RequestError for a wrong name, UnavailableError when models are not loaded on request,
                      LoadError with an executor's reason; then what was served before still is
         """
+        await self._check_mode()
         check_model_name(model)
         check_files(model, files or {}, config_json)
         word = ControlMessage("load", model, config_json, dict(files or {}), uuid.uuid4().hex)
@@ -66,11 +67,10 @@ class Repository:
     async def unload(self, model: str) -> None:
         """Takes a model out of service everywhere; what was accepted is finished. One that is not loaded is no error,
         as in Triton."""
+        await self._check_mode()
         check_model_name(model)
         word = ControlMessage("unload", model)
         try:
-            await self._catalog.refresh()
-            self._check_mode()
             known: bool = await self._redis.hexists(self._keys.wanted, model)
         except CONNECTION_LOST as lost:
             raise UnavailableError(f"Redis cannot be reached: {lost}; '{model}' did not change") from lost
@@ -92,8 +92,6 @@ class Repository:
                 f"limit of {CONTROL_MESSAGE_BYTES_MAX} bytes"
             )
         try:
-            await self._catalog.refresh()
-            self._check_mode()
             await self._check_room(word.model, len(encoded))
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hset(self._keys.wanted, word.model, encoded)
@@ -105,7 +103,12 @@ class Repository:
                 f"Redis cannot be reached: {lost}; whether '{word.model}' changed is unknown"
             ) from lost
 
-    def _check_mode(self) -> None:
+    async def _check_mode(self) -> None:
+        """Raises UnavailableError where nobody loads on request. This comes before all other checks, as in Triton."""
+        try:
+            await self._catalog.refresh()
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(f"Redis cannot be reached: {lost}; nothing was changed") from lost
         members = self._catalog.live_members()
         if not members:
             raise UnavailableError("no executor is running that could load or unload a model")

@@ -264,6 +264,14 @@ async def test_models_follow_their_folders_in_poll_mode(make_mesh: MakeMesh, tmp
         refused = post(mesh.http(), f"/v2/repository/models/running_sum/{action}", {})
         assert HTTPStatus.SERVICE_UNAVAILABLE == refused.status
         assert "explicit model load / unload is not allowed if polling is enabled" == refused.error
+    # The mode counts first, whatever else is wrong.
+    async with grpc_aio.InferenceServerClient(mesh.grpc()) as rpc:
+        far: Any = rpc
+        with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
+            await far.load_model("")
+    files = {"parameters": {"file:1/model.py": ""}}
+    refused = post(mesh.http(), "/v2/repository/models/running_sum/load", files)
+    assert HTTPStatus.SERVICE_UNAVAILABLE == refused.status
 
     add_sum_model(tmp_path / "elsewhere", "other_sum")
     shutil.move(tmp_path / "elsewhere" / "other_sum", repository / "other_sum")
