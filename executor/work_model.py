@@ -33,7 +33,7 @@ from shared.errors import Code
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.link import Link
-from shared.messages import InferMessage, decode_infer
+from shared.messages import InferMessage, StepFlag, decode_infer
 from shared.response_cache import entry_name
 from shared.scripts import Scripts
 from shared.tally import Reason
@@ -302,6 +302,8 @@ class WorkModel:
 def _row(message: InferMessage) -> Row:
     return Row(
         inputs={tensor.name: tensor for tensor in message.inputs},
+        start=bool(message.flags & StepFlag.START),
+        end=bool(message.flags & StepFlag.END),
         correlation_id=message.correlation_id,
         request_id=message.request_id,
         outputs=message.outputs,

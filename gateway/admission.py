@@ -350,7 +350,9 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
 def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int) -> Admitted:
     # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
     queueing = queueing_of(call, config)
-    return Admitted(_message(call, version, call.correlation_id, queueing.level, arrived_ns), queueing=queueing)
+    flags = (START if call.start else 0) | (END if call.end else 0)
+    message = _message(call, version, call.correlation_id, queueing.level, arrived_ns, flags=flags)
+    return Admitted(message, queueing=queueing)
 
 
 def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
@@ -489,6 +491,7 @@ def _message(
     arrived_ns: int,
     *,
     own_sequence: bool = False,
+    flags: int = 0,
 ) -> InferMessage:
     return InferMessage(
         model=call.model,
@@ -504,4 +507,5 @@ def _message(
         # Only a client that names the step can ask for it again.
         keep_reply=bool(call.request_id) or call.expected_step is not None,
         own_sequence=own_sequence,
+        flags=flags,
     )

@@ -39,6 +39,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
     cache_key    what a successful answer goes into the response cache for (`shared.response_cache`); "": it does not
     cache_bytes  what the cache may hold then
+    flags        START and END of a stateless request: they mean nothing to the mesh, but its model can read them. A
+                 step's are in its stream entry
     """
 
     model: str
@@ -56,6 +58,7 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
     own_sequence: bool = False
     cache_key: str = ""
     cache_bytes: int = 0
+    flags: int = 0
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):

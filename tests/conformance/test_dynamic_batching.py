@@ -113,6 +113,19 @@ async def test_without_a_batcher_every_request_runs_alone(target: Target, gate: 
     assert [[0], [1], [2], [3]] == [answer.seen.values() for answer in answers]
 
 
+@pytest.mark.parametrize("model", ["stateless", "gathering"])
+async def test_the_model_reads_sequence_parameters_that_mean_nothing_to_the_server(caller: Caller, model: str) -> None:
+    caller = caller.of(model)
+    borders = ((True, False), (True, True), (False, True))
+    alone = await caller.infer(Step(value=2))
+    named = await caller.infer(Step(71, 3))
+    flagged = [await caller(f"{model}-71", 4, start=start, end=end) for start, end in borders]
+
+    seen = [answer.seen.mine.document for answer in (alone, named, *flagged)]
+    assert [0, 71, *[f"{model}-71"] * 3] == [row["correlation_id"] for row in seen]
+    assert [0, 0, 1, 3, 2] == [row["flags"] for row in seen]
+
+
 # -- priorities and policies ------------------------------------------------------------------------------------------
 
 
