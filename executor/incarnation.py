@@ -142,7 +142,7 @@ class Incarnation:
         self.registered.set()
 
     async def _publish(self) -> None:
-        for model in self._repository.loaded.values():
+        for model in list(self._repository.loaded.values()):
             await self._connections.membership.publish(model.record)
 
     async def _renew(self) -> None:

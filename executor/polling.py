@@ -29,8 +29,12 @@ class Polling:
         """Looks, for ever."""
         while True:
             await asyncio.sleep(self._period_s)
-            if await asyncio.to_thread(self.look):
-                self._changed.set()
+            try:
+                if await asyncio.to_thread(self.look):
+                    self._changed.set()
+            except OSError as error:
+                # A repository that cannot be read at the moment says nothing about its models.
+                logs.warning("models not looked at", cause=str(error))
 
     def look(self) -> bool:
         """Loads and unloads what has changed since the last look; whether there was anything. Blocks."""

@@ -177,7 +177,7 @@ class Repository:
         except LoadError as error:
             self.failures.setdefault(name, Failure("", error.message))
             raise
-        except OSError as error:
+        except Exception as error:  # Names, paths and texts are a caller's: none of them may end the executor.
             self.failures[name] = Failure("", str(error))
             message = f"failed to load '{name}', failed to poll from model repository: {error}"
             raise LoadError(message, Code.INTERNAL) from error
@@ -237,7 +237,7 @@ class Repository:
 
     def _remove_files(self, closed: ServedVersion) -> None:
         """Removes override files that no other version shares."""
-        others = [*self.retired, *(served for model in self.loaded.values() for served in model.versions)]
+        others = [*self.retired, *(served for model in list(self.loaded.values()) for served in model.versions)]
         if closed.files is not None and not any(served.files is closed.files for served in others):
             closed.files.cleanup()
 

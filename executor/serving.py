@@ -340,7 +340,8 @@ class Serving:
         return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]
 
     def _served(self) -> Mapping[Place, ServedVersion]:
-        models = self._repository.loaded.values()
+        # A copy, because models are loaded on another thread meanwhile.
+        models = list(self._repository.loaded.values())
         return {(version.config.name, version.version): version for model in models for version in model.versions}
 
 

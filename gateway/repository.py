@@ -158,7 +158,7 @@ def check_model_name(model: str) -> None:
     """Refuses names that could mean a place outside the repository."""
     if not model:
         raise RequestError("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in model or "\\" in model or model in (".", ".."):
+    if any(character in model for character in "/\\\0") or model in (".", ".."):
         raise RequestError(f"invalid model name '{model}', model name must not contain path traversal characters")
 
 

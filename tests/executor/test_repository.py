@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,10 @@ from shared.errors import Code, LoadError
 from tests.mesh.model_repository import SAMPLES
 
 CODE = (SAMPLES / "running_sum" / "1" / "model.py").read_text()
+NO_LABELS = {
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1], "label_filename": "x\0"}],
+}
 BROKEN = CODE + "\nraise ValueError('it is broken')\n"
 
 
@@ -165,6 +170,43 @@ async def test_polling_follows_the_folders(repository: Repository, folder: Path)
     assert polling.look()
     assert ["other"] == list(repository.loaded)
     assert [one] == repository.retired
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("no\0name", "{}"), ("labelled", json.dumps({"backend": "python", **NO_LABELS}))]
+)
+async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
+    repository: Repository, name: str, config: str
+) -> None:
+    with pytest.raises(LoadError, match="failed to poll from model repository: embedded null byte") as raised:
+        repository.load(name, config, {"1/model.py": CODE.encode()})
+
+    assert raised.value.code is Code.INTERNAL
+    assert "embedded null byte" == repository.failures[name].reason
+    assert set() == repository.loading
+
+
+async def test_polling_outlives_a_repository_that_cannot_be_read(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = asyncio.Event()
+    polling = Polling(repository, 0.01, changed)
+    looks = 0
+
+    def names() -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError("Stale file handle")
+        return ["running_sum"]
+
+    monkeypatch.setattr(Repository, "names", lambda _self: names())
+    async with asyncio.timeout(60):
+        task = asyncio.create_task(polling.run())
+        await changed.wait()
+        task.cancel()
+
+    assert ["running_sum"] == list(repository.loaded)
 
 
 def test_a_folders_fingerprint_is_not_moved_by_what_python_leaves_there(folder: Path) -> None:

@@ -39,7 +39,7 @@ def test_entries_are_compared_as_numbers() -> None:
     assert ["a"] == behind([late, there, beyond], "10-0")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b", "a\0b"])
 def test_names_that_may_mean_another_place_are_refused(name: str) -> None:
     with pytest.raises(RequestError):
         check_model_name(name)
