@@ -252,6 +252,29 @@ def _cache_counters(models: Sequence[Shown]) -> list[Family]:
     ]
 
 
+def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
+    """Of the response cache, over all models that are READY and all shards; none where there is no cache.
+
+    Triton's `nv_cache_insertion_duration` is left out: an answer is stored by the script that sends it.
+    """
+    cache = observed.cache
+    if cache is None:
+        return []
+    hits, misses = ([each.statistics.durations[name] for each in models] for name in ("cache_hit", "cache_miss"))
+    hit_count, miss_count = (sum(each.count for each in durations) for durations in (hits, misses))
+    lookup_us = sum(each.ns for each in [*hits, *misses]) // 1000
+    values = (
+        ("nv_cache_util", "Cache utilization [0.0 - 1.0]", cache.bytes / cache.size_bytes),
+        ("nv_cache_num_entries", "Number of responses stored in response cache", cache.entries),
+        ("nv_cache_num_hits", "Number of cache hits in response cache", hit_count),
+        ("nv_cache_num_misses", "Number of cache misses in response cache", miss_count),
+        ("nv_cache_num_lookups", "Number of cache lookups in response cache", hit_count + miss_count),
+        ("nv_cache_num_evictions", "Number of cache evictions in response cache", cache.evicted),
+        ("nv_cache_lookup_duration", "Total cache lookup duration (hit and miss), in microseconds", lookup_us),
+    )
+    return [Family(name, "gauge", text, [Sample({}, value)]) for name, text, value in values]
+
+
 def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
     cached = of.startswith("cache")
     duration = "success" if of == "request" else of

@@ -13,7 +13,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from gateway.catalog import Catalog
-from gateway.metric_families import Family, Sample, custom_families, hardware_families, inference_families, shown
+from gateway.metric_families import (
+    Family,
+    Sample,
+    cache_families,
+    custom_families,
+    hardware_families,
+    inference_families,
+    shown,
+)
 from gateway.observation import Observation
 from gateway.statistics import Statistics
 from shared import logs
@@ -70,6 +78,7 @@ class Metrics:
         models = shown(statistics, self._catalog.picture.records, observed)
         return [
             *inference_families(models, self._config),
+            *cache_families(models, observed),
             *hardware_families(observed),
             *custom_families(observed),
         ]

@@ -28,38 +28,64 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the response caches of all shards hold. size_bytes: what they may; evicted: since they began."""
+
+    size_bytes: int
+    bytes: int
+    entries: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
-    """One look. pending: requests that wait, of every READY version."""
+    """One look. pending: requests that wait, of every READY version; cache: None where there is none."""
 
     reports: Sequence[ExecutorReport]
     pending: Mapping[Place, int]
+    cache: CacheUse | None = None
 
 
 class Observation:
-    """Looks."""
+    """Looks. cache_bytes: what each shard's response cache may hold; 0: there is none."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, keys: Keyspace, catalog: Catalog) -> None:
+    def __init__(
+        self, redis: Redis, scripts: Scripts, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0
+    ) -> None:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast("Any", redis)
         self._scripts = scripts
         self._keys = keys
         self._catalog = catalog
         self._reports = Reports(redis, keys)
+        self._cache_bytes = cache_bytes
 
     async def look(self) -> Observed:
         """The mesh now. Raises UnavailableError without Redis."""
         try:
             reports = await self.reports()
             pending = Counter(await self._waiting())
+            cache = await self._cache() if self._cache_bytes else None
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending)
+        return Observed(reports, pending, cache)
 
     async def reports(self) -> list[ExecutorReport]:
         """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
         return await self._reports.read(member.registration.executor for member in self._catalog.live_members())
+
+    async def _cache(self) -> CacheUse:
+        shards = self._keys.shard_ids()
+        pipe = self._redis.pipeline(transaction=False)
+        for shard in shards:
+            keys = self._keys.cache(shard)
+            pipe.hmget(keys.about, "bytes", "evicted")
+            pipe.zcard(keys.used)
+        found = await pipe.execute()
+        used, evicted = (sum(int(about[field] or 0) for about in found[::2]) for field in (0, 1))
+        return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
 
     async def _waiting(self) -> dict[Place, int]:
         """Requests that no executor has."""

@@ -124,7 +124,8 @@ async def running_core(
     summaries = parse_metrics_config(settings.metrics_config).summary_latencies
     scripts = Scripts(redis, keys)
     dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
-    observation = Observation(redis, scripts, keys, catalog)
+    cache_bytes = parse_cache_config(settings.cache_config)
+    observation = Observation(redis, scripts, keys, catalog, cache_bytes=cache_bytes)
     statistics = Statistics(Tallies(scripts, keys), catalog, observation)
     inference = Inference(
         catalog,
@@ -134,7 +135,7 @@ async def running_core(
         tracing,
         in_flight_max=settings.max_requests_in_flight,
         timeout_ms=settings.request_timeout_ms,
-        cache=ResponseCache(parse_cache_config(settings.cache_config)),
+        cache=ResponseCache(cache_bytes),
     )
     mesh_settings = MeshSettings(redis, keys)
     process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])

@@ -69,7 +69,7 @@ class CacheKeys(NamedTuple):
 
     entries: str
     used: str
-    bytes: str
+    about: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ class Keyspace:
         return WorkKeys(*(base + name for name in WorkKeys._fields))
 
     def cache(self, shard: ShardId) -> CacheKeys:
-        """The response cache of the stateless models whose home the shard is; one day's TTL, renewed with every use."""
+        """The response cache of the stateless models whose home the shard is; one day's TTL, renewed while
+        it is used."""
         return CacheKeys(*(f"{self.base(shard)}cache:{name}" for name in CacheKeys._fields))
 
     # -- statistics -------------------------------------------------------------------------------------------------

@@ -1,18 +1,21 @@
 -- Prelude of the scripts that answer from the response cache (`work_enqueue`) or fill it (`work_finish`).
 --
 -- A shard has one cache for all models whose work lies there:
--- entries  hash: name -> encoded answer   used  sorted set: name -> last use, us   bytes  string: size of all entries
--- They end together, a day after the last use of any entry.
+-- entries  hash: name -> encoded answer   used  sorted set: name -> last use, us
+-- about    hash: `bytes` of all entries, `evicted`: how many had to make room
+-- They end together, at most a day after the last use of any entry.
 
 local CACHE_KEYS = 3
 local CACHE_TTL_MS = 86400000
 
 local function cache_keys()
   local first = #KEYS - CACHE_KEYS + 1
-  return { entries = KEYS[first], used = KEYS[first + 1], bytes = KEYS[first + 2] }
+  return { entries = KEYS[first], used = KEYS[first + 1], about = KEYS[first + 2] }
 end
 
+-- Not with every use: that would be three commands more to write and to replicate.
 local function cache_renew(cache)
+  if redis.call('PTTL', cache.about) > CACHE_TTL_MS / 2 then return end
   for _, key in pairs(cache) do redis.call('PEXPIRE', key, CACHE_TTL_MS) end
 end
 
@@ -33,16 +36,17 @@ end
 -- Stores an answer, and lets those go that were not used for longest, until the cache is within its bound.
 local function cache_put(cache, name, reply, bound, now)
   if #reply + #name > bound then return end
-  if redis.call('EXISTS', cache.entries, cache.used, cache.bytes) < CACHE_KEYS then
+  if redis.call('EXISTS', cache.entries, cache.used, cache.about) < CACHE_KEYS then
     -- New; or Redis, short of memory, has taken a part of it.
-    redis.call('DEL', cache.entries, cache.used, cache.bytes)
+    redis.call('DEL', cache.entries, cache.used, cache.about)
   end
-  local total = redis.call('INCRBY', cache.bytes, #reply + #name - cache_size(cache, name))
+  local total = redis.call('HINCRBY', cache.about, 'bytes', #reply + #name - cache_size(cache, name))
   redis.call('HSET', cache.entries, name, reply)
   redis.call('ZADD', cache.used, string.format('%.0f', now), name)
   while total > bound do
     local oldest = redis.call('ZRANGE', cache.used, 0, 0)[1]
-    total = redis.call('DECRBY', cache.bytes, cache_size(cache, oldest))
+    total = redis.call('HINCRBY', cache.about, 'bytes', -cache_size(cache, oldest))
+    redis.call('HINCRBY', cache.about, 'evicted', 1)
     redis.call('HDEL', cache.entries, oldest)
     redis.call('ZREM', cache.used, oldest)
   end

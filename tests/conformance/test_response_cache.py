@@ -104,6 +104,24 @@ async def test_a_hit_is_answered_over_every_protocol_without_running_the_model(c
         assert [hits] == [float(text) for text in re.findall(line, page, re.MULTILINE)]
 
 
+@pytest.mark.mesh_only("Triton looks at its cache every other second")
+async def test_the_metrics_page_tells_of_the_whole_cache(cached: Caller) -> None:
+    names = ("entries", "hits", "misses", "lookups", "evictions")
+
+    def shown() -> dict[str, float]:
+        found = get(cached.target.metrics, "/metrics").body.decode()
+        return {name: float(text) for name, text in re.findall(r"^nv_cache_(?:num_)?(\w+) (\S+)$", found, re.MULTILINE)}
+
+    before, value = shown(), fresh_id()
+    for _ in range(2):
+        await cached.infer(Step(value=value))
+
+    after = shown()
+    assert [1, 1, 1, 2, 0] == [after[name] - before[name] for name in names]
+    assert before["util"] < after["util"] < 1
+    assert before["lookup_duration"] <= after["lookup_duration"]
+
+
 async def test_a_model_that_has_it_not_enabled_runs_every_time(cached: Caller) -> None:
     caller, value = cached.of("computed"), fresh_id()
 

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.metric_families import Family, custom_families, hardware_families, inference_families, shown
-from gateway.observation import Observed, memory_of
+from gateway.metric_families import (
+    Family,
+    cache_families,
+    custom_families,
+    hardware_families,
+    inference_families,
+    shown,
+)
+from gateway.observation import CacheUse, Observed, memory_of
 from shared.messages import ModelRecord
 from shared.metrics_config import FIRST_RESPONSE, MetricsConfig
 from shared.model_config.values import ModelConfig
@@ -258,3 +265,23 @@ def test_memory_of_a_model_is_added_over_executors() -> None:
     ]
 
     assert {("m", "1"): [MemoryUse("CPU", 0, 20), MemoryUse("GPU", 1, 10)]} == memory_of(reports)
+
+
+def test_the_cache_is_told_of_where_there_is_one() -> None:
+    statistics = [statistics_of("cached", "1", counts()), statistics_of("plain", "3", {})]
+    seen = Observed((), {}, CacheUse(size_bytes=400, bytes=100, entries=7, evicted=3))
+    models = shown(statistics, {"cached": CACHED, "plain": PLAIN}, seen)
+
+    read = page(cache_families(models, seen))
+
+    assert {"gauge"} == {kind for kind, _ in read.values()}
+    assert {
+        "nv_cache_util": 0.25,
+        "nv_cache_num_entries": 7,
+        "nv_cache_num_hits": 1,
+        "nv_cache_num_misses": 1,
+        "nv_cache_num_lookups": 2,
+        "nv_cache_num_evictions": 3,
+        "nv_cache_lookup_duration": 14,
+    } == {name: samples[name, ()] for name, (_, samples) in read.items()}
+    assert [] == cache_families(models, observed())

@@ -177,7 +177,7 @@ class Cached:
 
     async def bytes(self) -> int:
         """What the cache believes to hold."""
-        return int(await self.redis.get(self.keys.cache(self.shard).bytes) or 0)
+        return int(await self.redis.hget(self.keys.cache(self.shard).about, "bytes") or 0)
 
     async def counts(self) -> dict[str, int]:
         """Everything counted so far."""
@@ -283,6 +283,7 @@ async def test_those_not_used_for_longest_make_room(cached: Cached) -> None:
 
     await cached.compute("e", bound=30, size=19)
     assert ("de", 30) == (await cached.known(*"abcde"), await cached.bytes())
+    assert 3 == int(await cached.redis.hget(cached.keys.cache(cached.shard).about, "evicted"))
 
 
 async def test_an_answer_larger_than_the_cache_is_not_stored_and_drives_nobody_out(cached: Cached) -> None:
