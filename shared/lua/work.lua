@@ -98,10 +98,17 @@ local function give_up(keys, id, meta, reply)
   if meta.ordered then send_ordered(keys) end
 end
 
--- To be called once, at the end of a script. All answers for one gateway leave as one entry, if it still listens.
+-- Tokens and answers of one entry: Lua's stack holds 8000 arguments of a call, and an order may let any number go.
+local ENTRY_FIELDS_MAX = 2000
+
+-- To be called once, at the end of a script. The answers for one gateway leave together, if it still listens.
 local function send_all(prefix)
   for _, gateway in ipairs(gateways) do
-    redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(outgoing[gateway]))
+    local fields = outgoing[gateway]
+    for first = 1, #fields, ENTRY_FIELDS_MAX do
+      local last = math.min(first + ENTRY_FIELDS_MAX - 1, #fields)
+      redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(fields, first, last))
+    end
   end
 end
 

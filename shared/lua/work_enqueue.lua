@@ -3,7 +3,7 @@
 -- order of arrival, its answer waits for those before it.
 --
 -- KEYS   per queue: the ten keys of shared/lua/work.lua; then per queue: tally of the model version; then the cache
--- ARGV   1 bound of a queue (0: none)   2 prefix of this shard's reply streams
+-- ARGV   1 bound of a queue, with the answers that it holds back (0: none)   2 prefix of this shard's reply streams
 --        3 base of the summaries' buckets (0: no summaries)   4 the last bucket
 --        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),
 --                   timeout us (0: none), action (R or D), rows, 1: answers leave in order, shape, message,
@@ -47,7 +47,9 @@ end
 local function enqueue(keys, counts, a, count, results)
   local ids = {}
   for i = 1, count do ids[i] = ARGV[a + (i - 1) * FIELDS + 1] end
-  local known, size = redis.call('HMGET', keys.meta, unpack(ids)), redis.call('ZCARD', keys.queue)
+  local known = redis.call('HMGET', keys.meta, unpack(ids))
+  -- Answers that are held back count too: behind a first one that does not come they would only grow.
+  local size = redis.call('ZCARD', keys.queue) + redis.call('HLEN', keys.early)
   local number = redis.call('INCRBY', keys.number, count) - count
   local in_level = level_sizes(keys)
   local queue, metas, messages, deadlines, order, early = {}, {}, {}, {}, {}, {}
@@ -58,14 +60,15 @@ local function enqueue(keys, counts, a, count, results)
     local answer = not before and looked_up(f, counts)
     if before then
       results[#results + 1] = 1
-    elseif answer and ordered then
+    elseif answer and not ordered then
+      results[#results + 1] = answer
+    elseif bound > 0 and size >= bound or not answer and own > 0 and in_level(level, 0) >= own then
+      results[#results + 1] = 0
+    elseif answer then
       add(order, number + i, id)
       add(early, id, answer)
+      size = size + 1
       results[#results + 1] = 1
-    elseif answer then
-      results[#results + 1] = answer
-    elseif bound > 0 and size >= bound or own > 0 and in_level(level, 0) >= own then
-      results[#results + 1] = 0
     else
       local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
         action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, shape = ARGV[f + 8] }

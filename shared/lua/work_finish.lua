@@ -10,35 +10,38 @@
 local FIELDS = 5
 
 local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
-local ids, replies = {}, {}
+local ids, fields = {}, {}
 for a = 4, #ARGV, FIELDS do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
 local ordered = redis.call('EXISTS', keys.order) == 1
 local results, done, stored = { redis.call('ZCARD', keys.queue) }, {}, {}
 for i, id in ipairs(ids) do
-  if holders[i] == ARGV[2] then
-    results[i + 1] = 1
+  local held = holders[i] == ARGV[2]
+  results[i + 1] = held and 1 or 0
+  if held then
     done[#done + 1] = id
-    local f = 3 + (i - 1) * FIELDS
-    local reply = ARGV[f + 2]
-    if ARGV[f + 4] ~= '' then stored[#stored + 1] = f end
-    if ordered and redis.call('ZSCORE', keys.order, id) then
-      redis.call('HSET', keys.early, id, reply)
-    else
-      send(id, reply)
-    end
-    tally(counts, ARGV[f + 3])
-  else
-    results[i + 1] = 0
+    fields[#done] = 3 + (i - 1) * FIELDS
   end
 end
 if #done > 0 then
+  -- First, because it frees memory: a Redis without any lets a script go on that has begun to write.
   redis.call('HDEL', keys.held, unpack(done))
   redis.call('HDEL', keys.meta, unpack(done))
   redis.call('HDEL', keys.messages, unpack(done))
-  if ordered then send_ordered(keys) end
   tally(counts, ARGV[3])
 end
+for i, id in ipairs(done) do
+  local f = fields[i]
+  local reply = ARGV[f + 2]
+  if ARGV[f + 4] ~= '' then stored[#stored + 1] = f end
+  if ordered and redis.call('ZSCORE', keys.order, id) then
+    redis.call('HSET', keys.early, id, reply)
+  else
+    send(id, reply)
+  end
+  tally(counts, ARGV[f + 3])
+end
+if ordered then send_ordered(keys) end
 send_all(ARGV[1])
 tally_all()
 for _, f in ipairs(stored) do

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
+from deploy.embedded import EmbeddedRedis
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.messages import ReplyMessage, decode_reply, encode
@@ -402,3 +403,42 @@ async def test_queues_of_several_models_are_filled_in_one_call(queue: Queue, red
     assert [True] * 3 == await scripts.run(work.enqueue(items, bound=2))
     counts = [await queue.redis.zcard(keys.work_queue(model, "1").queue) for model in "xy"]
     assert [2, 1] == counts
+
+
+async def test_any_number_of_answers_that_were_held_back_leave_together(queue: Queue) -> None:
+    tokens = [f"t{number}" for number in range(4500)]
+    for first in range(0, len(tokens), 500):
+        await queue.enqueue(*tokens[first : first + 500], ordered=True)
+        await queue.taken(requests=500, rows=500)
+    for first in range(len(tokens), 0, -500):
+        await queue.finish(*tokens[first - 500 : first])
+
+    assert tokens == [token for token, _ in await queue.answers()]
+    assert {"takers": 1} == await queue.kept()
+
+
+async def test_answers_that_are_held_back_count_for_the_bound(queue: Queue) -> None:
+    await queue.enqueue("a", "b", ordered=True)
+    assert ["a", "b"] == await queue.taken()
+    await queue.finish("b")
+
+    assert [True, False] == await queue.enqueue("c", "d", bound=2, ordered=True)
+    await queue.finish("a")
+    assert [True] == await queue.enqueue("d", bound=2, ordered=True)
+
+
+async def test_a_redis_without_memory_still_lets_answers_leave(private_server: EmbeddedRedis, key_prefix: str) -> None:
+    redis = Redis.from_url(private_server.url)
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    queue = Queue(mesh)
+    await queue.enqueue("a", "b", ordered=True)
+    assert ["a", "b"] == await queue.taken()
+
+    await queue.redis.config_set("maxmemory", 1)
+    assert [True, True] == [*await queue.finish("b"), *await queue.finish("a")]
+    await queue.redis.config_set("maxmemory", 0)
+
+    assert ["a", "b"] == [token for token, _ in await queue.answers()]
+    assert {"takers": 1} == await queue.kept()
+    await redis.aclose()
