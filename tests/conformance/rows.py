@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,8 @@ PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 WORD = re.compile(r"\w{3}")
 HOLE = "\0"
 TELLING_WORDS = 3
+STRETCH = 16
+"""Characters of a message that say which it is."""
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,42 +104,53 @@ def _collect(body: list[ast.stmt], prefix: str, found: set[str]) -> None:
 
 
 @functools.cache
-def source_literals() -> str:
-    """What `literals` finds in the services, and their scripts."""
-    parts: list[str] = []
-    for service in ("gateway", "scheduler", "executor", "shared"):
-        parts += [literals(path) for path in sorted((ROOT / service).rglob("*.py"))]
-        parts += [path.read_text() for path in sorted((ROOT / service).rglob("*.lua"))]
-    return "\n".join(parts)
-
-
-@functools.cache
 def literals(path: Path) -> str:
     """The string literals of one Python file, one a line: implicit concatenation joined, a hole where a value is put
-    in."""
+    in. Of another file its text."""
+    if path.suffix != ".py":
+        return path.read_text()
     found: list[str] = []
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(PLACEHOLDER.sub(HOLE, node.value))
-        elif isinstance(node, ast.JoinedStr):
-            found.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in node.values))
+        match node:
+            case ast.Constant(value=str(text)):
+                found.append(PLACEHOLDER.sub(HOLE, text))
+            case ast.Constant(value=bytes(raw)):
+                found.append(raw.decode(errors="replace"))
+            case ast.JoinedStr(values=values):
+                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in values))
+            case _:
+                pass
     return "\n".join(found)
 
 
-def missing_fragments(row: Row) -> list[str]:
-    """The literal pieces of a message between its placeholders that stand neither in the code nor in the tests that
-    show it (which compare what was answered); pieces without a word (brackets, commas) are not looked for.
+def texts(places: Iterable[str], separator: str) -> list[str]:
+    """The literals of the files of `where` or `tests`, without the backslashes of regular expressions."""
+    paths = {ROOT / place.partition(separator)[0] for place in places}
+    return [literals(path).replace("\\", "") for path in sorted(paths) if path.is_file()]
+
+
+def pieces(row: Row) -> list[str]:
+    """A message's text between its placeholders; pieces without a word (brackets, commas) are not looked for."""
+    return [piece.strip() for piece in PLACEHOLDER.split(row.name) if WORD.search(piece)]
+
+
+def unsaid(row: Row) -> list[str]:
+    """The pieces of a message that stand neither in the files that are to say it nor in its tests.
 
     A message that the code puts together, so that a piece is in parts there, is found by the literal with holes that
     could have made it.
     """
-    tests = {ROOT / test.partition("::")[0] for test in row.tests}
-    shown = [literals(path).replace("\\", "") for path in sorted(tests) if path.is_file()]
-    texts = [source_literals(), *shown]
-    pieces = [piece.strip() for piece in PLACEHOLDER.split(row.name)]
-    missing = [piece for piece in pieces if WORD.search(piece) and not any(piece in text for text in texts)]
+    known = texts(row.where, ":") + texts(row.tests, "::")
+    missing = [piece for piece in pieces(row) if not any(piece in text for text in known)]
     whole = PLACEHOLDER.sub("x", row.name)
-    return missing if missing and not any(could_say(text, whole) for text in texts) else []
+    return missing if missing and not any(could_say(text, whole) for text in known) else []
+
+
+def is_compared(row: Row) -> bool:
+    """Whether some stretch of a message stands in a file of its tests."""
+    shown = texts(row.tests, "::")
+    stretches = {piece[i : i + STRETCH] for piece in pieces(row) for i in range(max(1, len(piece) - STRETCH + 1))}
+    return any(stretch in text for stretch in stretches for text in shown)
 
 
 def could_say(known: str, text: str) -> bool:
