@@ -22,6 +22,7 @@ from gateway.rpc.servicer import InferenceServicer
 from gateway.rpc.stream import END_OF_REQUESTS
 from gateway.settings import GatewaySettings
 from shared.errors import UnavailableError
+from shared.lifecycle import end
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 SETTINGS = GatewaySettings(redis_url="")
@@ -199,14 +200,24 @@ async def answered_bytes(server: GrpcServer, *, stream: bool) -> int:
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
         nonlocal seen
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := await reader.read(1 << 16):
                 seen += len(data) if count else 0
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    connections: list[asyncio.Task[Any]] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        this_task = asyncio.current_task()
+        assert this_task is not None
+        connections.append(this_task)
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", server.port)
         await asyncio.gather(forward(reader, up_writer, count=False), forward(up_reader, writer, count=True))
 
@@ -226,6 +237,8 @@ async def answered_bytes(server: GrpcServer, *, stream: bool) -> int:
         else:
             response = await stub.ModelInfer(made)
     proxy.close()
+    # gRPC keeps the connection of a closed channel for a while.
+    await end(connections)
     assert bytes(SIZE) == response.raw_output_contents[0]
     return seen
 
