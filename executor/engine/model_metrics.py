@@ -93,6 +93,14 @@ def _family(name: str, description: str, kind: str) -> _Family:
         return family
 
 
+def _check_texts(*texts: object) -> None:
+    """A model may give anything; what is no text would take the executor's whole report with it."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"names, descriptions and labels of metrics are strings, not {text!r}")
+        text.encode()
+
+
 class Metric:
     """One metric of a family, made by `MetricFamily.Metric`."""
 
@@ -102,7 +110,8 @@ class Metric:
             self._value = family.values.setdefault(labels, _Value(bounds))
 
     def increment(self, value: float) -> None:
-        """Adds to a counter (never less than 0) or a gauge."""
+        """Adds to a counter (never less than 0) or a gauge. Any number will do, also numpy's; as in all of these."""
+        value = float(value)
         if self._family.kind == HISTOGRAM or (self._family.kind == COUNTER and value < 0):
             raise TritonModelException(f"a {self._family.kind} cannot be incremented by {value}")
         with self._family.lock:
@@ -112,6 +121,7 @@ class Metric:
         """Sets a gauge."""
         if self._family.kind != GAUGE:
             raise TritonModelException(f"a {self._family.kind} cannot be set")
+        value = float(value)
         with self._family.lock:
             self._value.value = value
 
@@ -119,6 +129,7 @@ class Metric:
         """Adds an observation to a histogram."""
         if self._family.kind != HISTOGRAM:
             raise TritonModelException(f"a {self._family.kind} has no observations")
+        value = float(value)
         with self._family.lock:
             self._value.value += value
             self._value.buckets[bisect.bisect_left(self._value.bounds, value)] += 1
@@ -139,6 +150,7 @@ class MetricFamily:
     HISTOGRAM = HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: str) -> None:
+        _check_texts(name, description, kind)
         self._family = _family(name, description, kind)
 
     def Metric(  # noqa: N802  # the documented name
@@ -150,4 +162,6 @@ class MetricFamily:
         bounds = tuple(buckets or ())
         if list(bounds) != sorted(set(bounds)):
             raise TritonModelException(f"buckets must increase: {list(bounds)}")
-        return Metric(self._family, tuple(sorted((labels or {}).items())), bounds)
+        pairs = sorted((labels or {}).items())
+        _check_texts(*(text for pair in pairs for text in pair))
+        return Metric(self._family, tuple(pairs), bounds)

@@ -12,7 +12,7 @@ import torch
 
 from executor.engine import triton_python_backend_utils as pb_utils
 from executor.engine.model_metrics import custom_families
-from shared.reports import Sample
+from shared.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
 
 CONFIG: dict[str, Any] = {
     "name": "m",
@@ -154,3 +154,27 @@ def test_metrics_of_a_model_are_reported_under_their_own_names() -> None:
         pb_utils.MetricFamily("model_level", "level", pb_utils.MetricFamily.COUNTER)
     with pytest.raises(pb_utils.TritonModelException, match="cannot be incremented by -1"):
         families[0].Metric({"kind": "a"}).increment(-1)
+
+
+def test_whatever_numbers_a_model_measures_can_be_reported() -> None:
+    numbers = [np.float32(2), np.float64(2), np.int64(2), torch.tensor(2.0)]
+    gauge = pb_utils.MetricFamily("any_level", "", pb_utils.MetricFamily.GAUGE)
+    counter = pb_utils.MetricFamily("any_calls", "", pb_utils.MetricFamily.COUNTER).Metric()
+    sizes = pb_utils.MetricFamily("any_sizes", "", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 10])
+    for index, number in enumerate(numbers):
+        gauge.Metric({"i": str(index)}).set(number)  # pyright: ignore[reportArgumentType]
+        counter.increment(number)  # pyright: ignore[reportArgumentType]
+        sizes.observe(number)  # pyright: ignore[reportArgumentType]
+
+    families = tuple(family for family in custom_families() if family.name.startswith("any_"))
+    report = decode_report(encode_report(ExecutorReport("e", "h", HostReport(0.0, 0, 0), families=families)))
+    values = {family.name: [sample.value for sample in family.samples if not sample.suffix] for family in families}
+
+    assert families == report.families
+    assert {"any_level": [2.0] * 4, "any_calls": [8.0], "any_sizes": []} == values
+
+
+@pytest.mark.parametrize(("name", "labels"), [("family", {"a": 1}), ("family", {1: "a"}), (5, {}), ("\ud800", {})])
+def test_what_could_not_be_reported_of_a_metric_is_refused(name: Any, labels: Any) -> None:
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        pb_utils.MetricFamily(name, "", pb_utils.MetricFamily.GAUGE).Metric(labels)
