@@ -6,6 +6,7 @@ per model version takes for all instances here: what one instance leaves, the ne
 
 What a dead executor held goes back to its old place once its lease has ended (never because it was merely silent), what
 a leaving one holds at once. A request may therefore run twice, but it is answered once: only its holder answers.
+One that kills whoever runs it does not go round for ever: after a few lost executors it is answered with an error.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shared.batch_shape import rows_of
 from shared.errors import Code
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
+from shared.limits import LOST_EXECUTORS_MAX
 from shared.link import Link
 from shared.messages import InferMessage, StepFlag, decode_infer
 from shared.response_cache import entry_name
@@ -79,6 +81,9 @@ class WorkModel:
             keys=keys,
         )
         self._too_late = refusal(Code.UNAVAILABLE, "Request timeout expired", version=served.version, executor=executor)
+        lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
+        text = f"request to model '{self.model}' was given up: {lost}"
+        self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
         self._messages: dict[RequestId, InferMessage] = {}
         self._idle = deque(served.workers)
         self._freed = asyncio.Event()
@@ -125,7 +130,7 @@ class WorkModel:
         """Puts back what executors without a lease held."""
         for holder in await takers_of(self._redis, self._keys, self.model, self.version):
             if holder not in alive and holder != self._executor:
-                requests = await self._source.hand_back(holder)
+                requests = await self._source.take_from(holder, given_up=self._given_up)
                 logs.info("work of a dead executor put back", model=self.model, holder=holder, requests=requests)
 
     # -- taking -----------------------------------------------------------------------------------------------------

@@ -150,9 +150,13 @@ class WorkSource:
         """Answers what this executor holds."""
         return self._carrier.send(self._work.finish(self._load, self._executor, done, execution=execution))
 
-    def hand_back(self, holder: ExecutorId | None = None) -> asyncio.Future[int]:
-        """Puts back what an executor holds: this one, which leaves, or one that is dead."""
-        return self._carrier.send(self._work.requeue(self._load, holder or self._executor))
+    def hand_back(self) -> asyncio.Future[int]:
+        """Puts back what this executor holds: it leaves."""
+        return self._carrier.send(self._work.requeue(self._load, self._executor))
+
+    def take_from(self, dead: ExecutorId, *, given_up: bytes) -> asyncio.Future[int]:
+        """Puts back what a dead executor held. given_up: answer of requests that have lost too many executors."""
+        return self._carrier.send(self._work.requeue(self._load, dead, given_up=given_up))
 
     async def wait(self, delay_s: float | None = None) -> None:
         """Returns when there may be something to take, or after the delay."""

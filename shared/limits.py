@@ -28,3 +28,6 @@ CONTROL_BYTES_MAX = 512 << 20
 
 LABEL_FILE_BYTES_MAX = 1 << 20
 """A file with the names of an output's classes: it travels to every gateway."""
+
+LOST_EXECUTORS_MAX = 3
+"""Executors that may be lost while they run a stateless request: then it is what kills them, and it is answered."""

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
-from shared.limits import SCRIPT_STEPS_MAX
+from shared.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
 from shared.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.scripts import Call
 from shared.tally import Load
@@ -237,9 +237,13 @@ class WorkScripts:
         cache = self._keys.cache(self._keys.home_shard(load.model))
         return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
 
-    def requeue(self, load: Load, executor: ExecutorId) -> Call[int]:
-        """Puts all that an executor holds back at its old places; returns how many."""
-        return Call("work_requeue", self._queue(load), [executor], int)
+    def requeue(self, load: Load, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
+        """Puts all that an executor holds back at its old places; returns how many requests that were.
+
+        given_up  of a dead executor: encoded reply of requests that have lost `LOST_EXECUTORS_MAX` executors
+        """
+        args: list[Any] = [executor, LOST_EXECUTORS_MAX if given_up else 0, self._replies(load), given_up]
+        return Call("work_requeue", [*self._queue(load), self._tally(load)], args, int)
 
     def withdraw(self, load: Load, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
         """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""

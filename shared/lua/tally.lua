@@ -20,7 +20,7 @@ local function tally(key, packed)
   counts[#counts + 1] = packed
 end
 
--- A request that a script itself refuses. reason: REJECTED or CANCELED; ms: since it was accepted.
+-- A request that a script itself refuses. reason: as in shared/tally.py; ms: since it was accepted.
 local function tally_refused(key, reason, ms)
   tally(key, cmsgpack.pack({ 'fail_count', 1, 'fail_ns', math.max(0, ms) * 1000000, 'fail_' .. reason, 1 }))
 end

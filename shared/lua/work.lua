@@ -1,7 +1,8 @@
 -- Prelude of the scripts of stateless work: one queue per model version, which every executor of it serves.
 --
 -- queue      sorted set, all scores 0, so ordered by member: `<level>.<1: delayed>.<number>.<id>`, as it is to run
--- meta       hash: id -> `<place> <arrived us> <deadline us, 0: none> <action R or D> <rows> <ordered 0 or 1> <shape>`
+-- meta       hash: id -> `<place> <arrived us> <deadline us, 0: none> <action R or D> <rows> <ordered 0 or 1>
+--            <executors lost with it> <shape>`
 -- messages   hash: id -> encoded InferMessage; meta and message stay until the request is answered
 -- held       hash: id -> executor that runs it; such a request is not in the queue
 -- takers     hash: executor -> `<tag> <id> <id> ...`, what its latest take got: a repeated take gets the same again
@@ -12,7 +13,7 @@
 -- An id is `<gateway>/<token>`: it says where the answer goes, and a request that is sent again is known by it.
 
 local WORK_KEYS = 10
-local PLACE = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) ?(.*)$'
+local META = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) (%d+) ?(.*)$'
 
 local function work_keys(index)
   local k = (index - 1) * WORK_KEYS
@@ -26,14 +27,14 @@ local function now_us()
 end
 
 local function meta_of(text)
-  local place, arrived, deadline, action, rows, ordered, shape = string.match(text, PLACE)
+  local place, arrived, deadline, action, rows, ordered, lost, shape = string.match(text, META)
   return { place = place, arrived = tonumber(arrived), deadline = deadline, action = action, rows = tonumber(rows),
-    ordered = ordered == '1', shape = shape }
+    ordered = ordered == '1', lost = tonumber(lost), shape = shape }
 end
 
 local function meta_text(meta)
   return meta.place .. ' ' .. string.format('%.0f', meta.arrived) .. ' ' .. meta.deadline .. ' ' .. meta.action .. ' ' ..
-    meta.rows .. ' ' .. (meta.ordered and '1' or '0') .. ' ' .. meta.shape
+    meta.rows .. ' ' .. (meta.ordered and '1' or '0') .. ' ' .. meta.lost .. ' ' .. meta.shape
 end
 
 local function member_of(meta, id)
@@ -87,7 +88,7 @@ local function send_ordered(keys)
   end
 end
 
--- A request in the queue is given up: it leaves every key, and the caller hears why, at once.
+-- A request that nobody holds is given up: it leaves every key, and the caller hears why, at once.
 local function give_up(keys, id, meta, reply)
   redis.call('ZREM', keys.queue, member_of(meta, id))
   redis.call('ZREM', keys.deadlines, id)

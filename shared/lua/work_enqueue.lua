@@ -71,7 +71,8 @@ local function enqueue(keys, counts, a, count, results)
       results[#results + 1] = 1
     else
       local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
-        action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, shape = ARGV[f + 8] }
+        action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, lost = 0,
+        shape = ARGV[f + 8] }
       if timeout > 0 then
         meta.deadline = string.format('%.0f', now + timeout)
         add(deadlines, meta.deadline, id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from executor.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.ids import GatewayId
 from shared.keyspace import Keyspace
+from shared.limits import LOST_EXECUTORS_MAX
 from shared.membership import Membership
 from shared.messages import InferMessage, ReplyMessage, encode
 from shared.redis_client import connect
@@ -440,6 +441,28 @@ class TestExecutors:
                 assert {b.id} == await callers.holders()
                 gate.release()
                 assert [2, 4] == await callers.doubles(1, 2)
+
+    async def test_a_request_that_kills_whoever_runs_it_is_answered_in_the_end(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        gate.hold(1)
+        await callers.send(1)
+        async with AsyncExitStack() as lives:
+            for life in range(1, LOST_EXECUTORS_MAX + 1):
+                one = await lives.enter_async_context(executor("a"))
+                await until(lambda: gate.batches.count([1]) == life, "it runs once more")  # noqa: B023 - at once
+                one.task.cancel()
+                await asyncio.gather(one.task, return_exceptions=True)
+                await callers.redis.delete(callers.mesh.keys.executor_lease(one.incarnation.executor))
+
+            await lives.enter_async_context(executor("b"))
+            await callers.send(2)
+            refused = await callers.reply(1)
+            gate.release()
+            assert [4] == await callers.doubles(2)
+        assert "INTERNAL" == refused.error_code
+        assert "request to model 'work' was given up: 3 executors were lost while they ran it" == refused.error
+        assert LOST_EXECUTORS_MAX == gate.batches.count([1])
 
     async def test_an_executor_whose_work_was_given_away_answers_nothing(
         self, callers: Callers, executor: Life, gate: Gate

@@ -293,6 +293,34 @@ class TestHolders:
         assert [] == holders_of(await queue.redis.hgetall(queue.keys.takers))
         assert ["urgent", "a", "b", "c"] == await queue.taken(BOB)
 
+    async def test_what_kills_its_executors_is_answered_in_the_end_and_takes_others_down_only_twice(
+        self, queue: Queue
+    ) -> None:
+        given_up = encode(ReplyMessage("1", error="given up"))
+
+        async def dies(executor: ExecutorId) -> int:
+            return await queue.call(queue.work.requeue(LOAD, executor, given_up=given_up))
+
+        await queue.enqueue("bad", "good", "late", ordered=True)
+        assert ["bad", "good"] == await queue.taken(requests=2)
+        assert (2, 0) == (await dies(ALICE), await dies(ALICE))
+        assert ["bad", "good", "late"] == await queue.taken(BOB)
+        assert 3 == await dies(BOB)
+        # Nobody shares a batch with those that two executors were lost with; leaving is no loss.
+        for executor in (ALICE, BOB):
+            assert ["bad"] == await queue.taken(executor)
+            assert 1 == await queue.call(queue.work.requeue(LOAD, executor))
+        assert ["bad"] == await queue.taken()
+        assert ["good"] == await queue.taken(BOB)
+        assert [True] == await queue.finish("good", executor=BOB)
+        assert ["late"] == await queue.taken(BOB)
+        assert 1 == await dies(ALICE)
+        assert [True] == await queue.finish("late", executor=BOB)
+
+        assert [("bad", "given up"), ("good", "answer good"), ("late", "answer late")] == await queue.answers()
+        assert 1 == await queue.refused("BACKEND")
+        assert {} == {name: size for name, size in (await queue.kept()).items() if name != "takers"}
+
     async def test_a_take_after_a_handover_gets_nothing_of_the_old(self, queue: Queue) -> None:
         await queue.enqueue("a")
         await queue.taken(ALICE, tag="x")
