@@ -251,9 +251,10 @@ class InstanceLoop:
 
     def _answer_void(self, owned: OwnedSequence, cause: VoidCause) -> None:
         queued = self._table.begin(owned)
-        entries = self._table.checkpointed(owned)
+        is_answered_now = queued.step.step > owned.replay_until
+        entries = self._table.checkpointed(owned) if is_answered_now else ()
         self._table.conclude(owned)
-        if queued.step.step > owned.replay_until:
+        if is_answered_now:
             self._put([self._commits.void(queued, cause, entries)])
 
     def _answer_cancelled(self, owned: OwnedSequence) -> None:

@@ -18,7 +18,7 @@ from executor.first_batch import Backlog
 from executor.instance_loop import InstanceLoop, Lane
 from executor.repository import ServedVersion
 from shared import logs
-from shared.ids import ExecutorId, SequenceId
+from shared.ids import ExecutorId
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, StepCommit
@@ -44,8 +44,8 @@ class SequenceModel:
         self.load = served.statistics.load
         self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
         self.table = SequenceTable()
-        self.restoring: list[SequenceId] = []
-        """Sequences whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""
+        self.restoring: list[OwnedSequence] = []
+        """Ownerships whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""
         self._tracing = tracing
         self._shape_keys = ShapeKeys(served.config)
         # Direct holds the first batch back over all instances; an oldest instance is a batcher of its own.
@@ -75,18 +75,19 @@ class SequenceModel:
             return
         if owned is not known:
             self._loops[owned.instance].vacate(owned.slot)
+            if known is not None:
+                self._loops[known.instance].vacate(known.slot)
             if owned.restoring:
-                self.restoring.append(owned.sequence)
+                self.restoring.append(owned)
         self._loops[owned.instance].offer(owned)
 
-    def restored(self, sequence: SequenceId, checkpoint: Checkpoint | None) -> None:
-        """Takes what Redis holds of a sequence that another executor ran before."""
-        owned = self.table.get(sequence)
-        if owned is None:
+    def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> None:
+        """Takes what Redis held of a sequence that another executor ran before; too late if it came here once more."""
+        if self.table.get(owned.sequence) is not owned:
             return
         if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
             # It is not ours any more; whoever owns it now has its steps.
-            self.table.drop(sequence, owned.epoch)
+            self.table.drop(owned.sequence, owned.epoch)
             return
         loop = self._loops[owned.instance]
         if not checkpoint.states:

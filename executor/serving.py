@@ -27,6 +27,7 @@ from executor.answers import unloaded_answer
 from executor.checkpoints import read_checkpoints
 from executor.committer import Committer
 from executor.connections import Connections, insist
+from executor.core.sequences import OwnedSequence
 from executor.first_batch import backlog_requests
 from executor.inbox import Inbox, Marks, entry_key
 from executor.repository import Repository, ServedVersion
@@ -298,10 +299,11 @@ class Serving:
                     wanted, model.restoring = model.restoring, []
                     await self._restore_all(model, wanted)
 
-    async def _restore_all(self, model: SequenceModel, wanted: Sequence[SequenceId]) -> None:
-        found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, wanted))
-        for sequence in wanted:
-            model.restored(sequence, found.get(sequence))
+    async def _restore_all(self, model: SequenceModel, wanted: Sequence[OwnedSequence]) -> None:
+        names = [owned.sequence for owned in wanted]
+        found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
+        for owned in wanted:
+            model.restored(owned, found.get(owned.sequence))
         logs.info("sequences restored", model=model.model, sequences=len(wanted))
 
     async def _claim_work(self) -> None:

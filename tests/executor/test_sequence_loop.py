@@ -13,6 +13,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from executor.checkpoints import Checkpoint
+from executor.core.sequences import Restored, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.first_batch import FirstBatch
 from executor.sequence_model import SequenceModel
@@ -115,6 +117,7 @@ class Stage:
         slot: int = 0,
         shape: tuple[int, ...] = (1, 1),
         own_sequence: bool = False,
+        epoch: int = 1,
     ) -> None:
         """A step comes out of the inbox."""
         tensor = Tensor("INPUT", "INT32", shape, bytes(4 * shape[-1]))
@@ -124,7 +127,7 @@ class Stage:
             sequence=sequence_id("m", "", correlation_id),
             step=StepNumber(number),
             flags=flags,
-            epoch=Epoch(1),
+            epoch=Epoch(epoch),
             instance=InstanceIndex(instance),
             slot=SlotIndex(slot),
             committed=StepNumber(0),
@@ -248,6 +251,50 @@ class TestCancelledSteps:
             await until(lambda: on.commits.outcome(3) is not None)
 
             assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+
+
+def checkpoint(*, epoch: int = 1, checkpointed: int, committed: int, void: VoidCause | None = None) -> Checkpoint:
+    restored = Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(1), void)
+    return Checkpoint(restored, {})
+
+
+class TestOwnership:
+    async def test_what_was_fetched_for_an_ownership_before_does_not_end_the_present_one(self) -> None:
+        """It was taken away and came back while its record was on its way."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(2, epoch=1)
+            on.step(2, epoch=3)
+            before, now = on.model.restoring
+
+            on.model.restored(before, checkpoint(epoch=1, checkpointed=1, committed=1))
+            on.model.restored(now, checkpoint(epoch=3, checkpointed=1, committed=1))
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(2) is not None)
+            assert [3] == [commit.epoch for commit in on.commits.steps]
+
+    async def test_a_sequence_that_comes_back_in_another_slot_leaves_nothing_in_the_old_one(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1, epoch=1)
+            on.step(1, START, correlation_id=2, slot=2, epoch=3)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert [2] == [row.slot for row in on.engines[0].batches[1]]
+
+    async def test_what_is_replayed_without_a_state_leaves_the_inbox_with_the_next_answer(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            for number in (2, 3, 4):
+                on.step(number)
+            (owned,) = on.model.restoring
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
+
+            (answered,) = on.commits.steps
+            assert (4, Outcome.VOID) == (answered.step, answered.outcome)
+            assert ["2-0", "3-0", "4-0"] == answered.entries
 
 
 class TestExpiry:
