@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from executor.core.sequences import VoidCause
 from executor.engine.base import RowError, RowResult
-from shared.errors import Code, Reason
+from shared.errors import Code, Reason, sendable
 from shared.ids import ExecutorId, SequenceId, correlation_id_of, model_of
 from shared.messages import ReplyMessage, encode
 
@@ -12,14 +12,15 @@ from shared.messages import ReplyMessage, encode
 def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, step: int = 0) -> bytes:
     """A row's result as an encoded reply. step: number since the sequence's START, 0 for a stateless request."""
     if isinstance(result, RowError):
-        return encode(ReplyMessage(version, error_code=result.code, error=result.message, step=step, executor=executor))
+        error = sendable(result.message)
+        return encode(ReplyMessage(version, error_code=result.code, error=error, step=step, executor=executor))
     parameters = dict(result.parameters)
     return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
 
 
 def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:
     """An error that the executor itself has to tell, encoded."""
-    return encode(ReplyMessage(version, error_code=code, error=message, executor=executor))
+    return encode(ReplyMessage(version, error_code=code, error=sendable(message), executor=executor))
 
 
 def cancelled_answer(*, version: str, executor: ExecutorId) -> bytes:

@@ -27,7 +27,7 @@ from executor.statistics import ModelStatistics
 from executor.warmup import warm_up
 from executor.worker import EngineWorker
 from shared import logs
-from shared.errors import Code, LoadError, MeshError
+from shared.errors import Code, LoadError, MeshError, sendable
 from shared.ids import InstanceIndex
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
 from shared.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
@@ -178,7 +178,7 @@ class Repository:
             self.failures.setdefault(name, Failure("", error.message))
             raise
         except Exception as error:  # Names, paths and texts are a caller's: none of them may end the executor.
-            self.failures[name] = Failure("", str(error))
+            self.failures[name] = Failure("", sendable(str(error)))
             message = f"failed to load '{name}', failed to poll from model repository: {error}"
             raise LoadError(message, Code.INTERNAL) from error
         finally:
@@ -341,7 +341,7 @@ class Repository:
         if isinstance(error, MeshError):
             reason = f"{CODE_NAMES[error.code]}: {error.message}"
         else:
-            reason = f"Internal: {type(error).__name__}: {error}"
+            reason = sendable(f"Internal: {type(error).__name__}: {error}")
         self.failures[name] = Failure(version, reason)
         return LoadError(
             f"load failed for model '{name}': version {version} is at UNAVAILABLE state: {reason};\n",

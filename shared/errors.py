@@ -44,6 +44,11 @@ class Reason(StrEnum):
     BACKLOG_FULL = "backlog_full"
 
 
+def sendable(text: str) -> str:
+    """A text that UTF-8 has a form for: a model's may hold half surrogate pairs, from bytes that were no text."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 class MeshError(Exception):
     """Base of every error that a caller may see.
 
@@ -54,8 +59,8 @@ class MeshError(Exception):
     accepted: bool = False
 
     def __init__(self, message: str, code: Code | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = sendable(message)
+        super().__init__(self.message)
         if code is not None:
             self.code = code
 

@@ -482,14 +482,27 @@ def response_parameters(said: object) -> Mapping[str, str | int | bool | float]:
         return NO_PARAMETERS
     if not isinstance(said, Mapping):
         raise WrongResponseError(f"the parameters of a response must be a dict, not {type(said).__name__}")
+    plain: dict[str, str | int | bool | float] = {}
     for key, value in cast("Mapping[object, object]", said).items():
-        fits = isinstance(value, (bool, float)) or (isinstance(value, int) and INT64_MIN <= value <= INT64_MAX)
-        if not is_text(key) or not (fits or is_text(value)):
+        found = _plain(value)
+        if not is_text(key) or found is None:
             raise WrongResponseError(
                 f"response parameter {key!r} has invalid type: keys must be str, values str, int (of 64 bits), bool or "
                 "float"
             )
-    return cast("Mapping[str, str | int | bool | float]", said)
+        plain[str(key)] = found
+    return plain
+
+
+def _plain(value: object) -> str | int | bool | float | None:
+    """The value itself, without what a subclass adds to it (numpy's float64 is a float); None for another type."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX:
+        return int(value)
+    return str(value) if is_text(value) else None
 
 
 def is_text(value: object) -> bool:

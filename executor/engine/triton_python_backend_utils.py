@@ -113,7 +113,8 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: str = INTERNAL) -> None:
-        self._message = message
+        # Models like to give the exception itself.
+        self._message = str(message)
         self._code = code
 
     def code(self) -> str:

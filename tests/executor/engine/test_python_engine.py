@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from executor.answers import answer
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.python_engine import PythonEngine
 from shared.errors import LoadError
+from shared.ids import ExecutorId
+from shared.messages import decode_reply
 from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
 from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
 from tests.executor.engine.model_workshop import (
@@ -500,6 +503,25 @@ def test_parameters_of_a_response_are_handed_on(workshop: Workshop) -> None:
     (result,) = results(workshop.load(echo_config()), [Row({"x": wire("x", [[1, 2]])})])
 
     assert told == result.parameters
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("parameters={np.str_('a'): np.float64(0.5), 'b': np.str_('c')}", ""),
+        ("error=pb_utils.TritonError(ValueError('\\udc80 is no text'))", "\\udc80 is no text"),
+        ("error='\\udc80'", "\\udc80"),
+    ],
+)
+def test_whatever_a_model_says_can_be_answered(workshop: Workshop, said: str, heard: str) -> None:
+    workshop.python("echo", echo(f"responses.append(pb_utils.InferenceResponse([], {said}))"))
+
+    (result,) = workshop.load(echo_config()).run([Row({"x": wire("x", [[1, 2]])})], [False]).rows
+    assert result is not None
+    reply = decode_reply(answer(result, version="1", executor=ExecutorId("e")))
+
+    assert heard == reply.error
+    assert ({} if heard else {"a": 0.5, "b": "c"}) == reply.parameters
 
 
 def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) -> None:
