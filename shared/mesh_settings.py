@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, WatchError
 
 from shared import log_settings, logs, trace_settings
 from shared.keyspace import Keyspace
@@ -49,9 +49,22 @@ class MeshSettings:
         """Sets a model's trace settings, or with model "" those of the mesh; None takes one back."""
         await self._write({f"trace:{name}:{model}": value for name, value in changes.items()})
 
-    async def count_traces(self, model: str, used: int) -> int:
-        """Takes traced requests off a scope's `trace_count`; returns what is left."""
-        return int(await self._redis.hincrby(self._key, f"trace:trace_count:{model}", -used))
+    async def count_traces(self, model: str, used: int) -> None:
+        """Takes traced requests off a scope's `trace_count`, if it still has one: never below 0, as -1 means all."""
+        field = f"trace:trace_count:{model}"
+        async with self._redis.pipeline(transaction=True) as together:
+            while True:
+                await together.watch(self._key)
+                left = msgspec.json.decode(await together.hget(self._key, field) or b"0", type=int)
+                if left <= 0:
+                    return
+                together.multi()
+                together.hset(self._key, field, msgspec.json.encode(max(0, left - used)))
+                try:
+                    await together.execute()
+                except WatchError:
+                    continue
+                return
 
     async def _write(self, fields: Mapping[str, object]) -> None:
         gone = [name for name, value in fields.items() if value is None]
@@ -93,6 +106,7 @@ class ProcessSettings:
         self._control = control
         self._logs = log_settings.of_level(level)
         self._seen = Picture()
+        self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
         """Applies the settings as they are now and whenever they change, for ever."""
@@ -105,14 +119,17 @@ class ProcessSettings:
 
     async def refresh(self) -> None:
         """Applies the settings as they are now. Raises what redis-py raises."""
-        for scope, used in self._control.used().items():
-            await self._settings.count_traces(scope, used)
-        picture = await self._settings.read()
-        if picture != self._seen:
-            self._seen = picture
-            self._control.apply(picture.traces)
-            logs.choose(self.logs.levels())
-            logs.debug("log settings", **msgspec.structs.asdict(self.logs))
+        async with self._refreshing:
+            used = self._control.used()
+            for scope, requests in used.items():
+                await self._settings.count_traces(scope, requests)
+            picture = await self._settings.read()
+            self._control.counted(used)
+            if picture != self._seen:
+                self._seen = picture
+                self._control.apply(picture.traces)
+                logs.choose(self.logs.levels())
+                logs.debug("log settings", **msgspec.structs.asdict(self.logs))
 
     @property
     def logs(self) -> LogSettings:

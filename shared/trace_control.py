@@ -61,9 +61,12 @@ class TraceControl:
         return True
 
     def used(self) -> dict[str, int]:
-        """What was taken since the last call, by scope: for the mesh's own count."""
-        used, self._used = dict(self._used), Counter()
-        return used
+        """What was taken, by scope, and is not in the mesh's own count yet."""
+        return {scope: used for scope, used in self._used.items() if used}
+
+    def counted(self, used: Mapping[str, int]) -> None:
+        """From now on the settings that are applied tell of what was used."""
+        self._used.subtract(used)
 
     def _rule(self, model: str) -> _Rule:
         rule = self._rules.get(model)

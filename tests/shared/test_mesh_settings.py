@@ -152,7 +152,8 @@ def test_a_count_is_used_up() -> None:
     assert traced(control, "m", 10) == 3
     assert traced(control, "own", 10) == 1
     assert control.used() == {"": 3, "own": 1}
-    assert control.used() == {}
+    control.counted({"": 2, "own": 1})
+    assert control.used() == {"": 1}
 
 
 def test_settings_reach_the_spans() -> None:
@@ -241,3 +242,34 @@ async def test_traced_requests_are_counted_over_all_gateways(
 
 def test_fields_of_a_newer_release_are_left_out() -> None:
     assert picture_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}) == Picture()
+
+
+async def test_a_count_that_several_gateways_use_up_never_becomes_unlimited(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO
+) -> None:
+    mesh = MeshSettings(redis, keys)
+    controls = [TraceControl(Sampler(), exporting=True) for _ in range(2)]
+    processes = [ProcessSettings(mesh, control, Level.INFO) for control in controls]
+    await mesh.change_traces("", {"trace_count": 1})
+    for process in processes:
+        await process.refresh()
+    assert [1, 1] == [traced(control, "m", 5) for control in controls], "each still has the one"
+    for _ in range(2):
+        await asyncio.gather(*(process.refresh() for process in processes))
+
+    assert [0, 0] == [traced(control, "m", 5) for control in controls]
+    assert ["0"] == controls[0].settings().texts()["trace_count"]
+
+
+async def test_a_count_that_was_taken_back_stays_away(redis: Redis, keys: Keyspace, own_logging: io.StringIO) -> None:
+    mesh = MeshSettings(redis, keys)
+    control = TraceControl(Sampler(), exporting=True)
+    process = ProcessSettings(mesh, control, Level.INFO)
+    await mesh.change_traces("m", {"trace_count": 5})
+    await process.refresh()
+    assert traced(control, "m", 3) == 3
+    await mesh.change_traces("m", {"trace_count": None})
+    await process.refresh()
+
+    assert Picture() == await mesh.read()
+    assert traced(control, "m", 10) == 10
