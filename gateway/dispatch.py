@@ -6,7 +6,7 @@ of the server's script cache.
 
 A connection that breaks while a round trip is out leaves its outcome unknown. Requests that the mesh can tell from a
 first attempt are sent again, in their place before everything newer; the others fail and say so. A step that is sent
-again says since when it has been on its way: if others' steps of its sequence came in meanwhile, its own trace may be
+again says since when it has been on its way: if other steps of its sequence came in meanwhile, its own trace may be
 gone, and it is refused instead of being run twice.
 
 Requests whose callers have left are withdrawn in the same way, after what was to be sent.

@@ -12,7 +12,7 @@
 --   be  entry id in the starts stream while waiting or moving
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
 --   ca  numbers of steps whose callers have gone
---   la  when and by which gateway its latest step was accepted: `<ms> <gateway>`
+--   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
 --   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
 --   a:<n> who of them has left

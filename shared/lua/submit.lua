@@ -3,13 +3,15 @@
 -- KEYS   per step: record, idle marker, parked steps, starts stream of the model
 -- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
 --        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state),
---                  request id or '', expected step since START or '', version, gateway, token, timeout us, message,
+--                  request id or '', expected step since START or '', version, gateway, token (a gateway counts
+--                  them upwards, hexadecimal, in the order in which it sends), timeout us, message,
 --                  when it was first sent (Redis clock, ms) if it is sent again without knowing what became of it, or -1
 -- reply  per step {code, step, extra}:
 --         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
 --         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full  -7 too many in flight
---        -8 wrong step  -9 cancelled  -11 late: steps of another gateway came in since it was first sent; for these, step is the last committed one (since START) and extra the one expected for -8
+--        -8 wrong step  -9 cancelled  -11 late: steps of another gateway, or later ones of its own, came in since it was
+--        first sent; for these, step is the last committed one (since START) and extra the one expected for -8
 -- atomic each step's number, its place in the inbox and the record change together.
 -- The inbox's key follows from the record (its owner); it carries the same hash tag as the declared keys.
 
@@ -25,9 +27,15 @@ local function park(step, n, flags)
     'g', step.gateway, 't', step.token, 'm', step.message)
 end
 
+-- Whether the latest step was accepted under this very token: its reply comes without being asked for again.
+local function is_latest(step, latest)
+  return string.match(latest or '', '^%S+ (.*)') == step.gateway .. ' ' .. step.token
+end
+
 -- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
 local function repeated(step, n, record)
   if n > record.cm then
+    if is_latest(step, record.latest) then return { 3, n, record.birth } end
     local field = 'j:' .. n
     local joined = redis.call('HGET', step.record, field) or ''
     redis.call('HSET', step.record, field, joined .. step.gateway .. ' ' .. step.token .. ';')
@@ -41,7 +49,7 @@ local function repeated(step, n, record)
 end
 
 local function accepted_now(step)
-  return clock_ms() .. ' ' .. step.gateway
+  return clock_ms() .. ' ' .. step.gateway .. ' ' .. step.token
 end
 
 local function patience_ms(step)
@@ -59,11 +67,12 @@ local function lower_deadline(step, record)
 end
 
 -- A step that is sent again although it is not known what became of it: what the record still holds of it was looked
--- for before. Once others' steps came in, its own trace may be gone.
+-- for before. Once other steps came in, its own trace may be gone.
 local function is_late(step, latest)
   if step.since < 0 or not latest then return false end
-  local ms, gateway = string.match(latest, '(%S+) (.*)')
-  return gateway ~= step.gateway and tonumber(ms) >= step.since
+  local ms, gateway, token = string.match(latest, '(%S+) (%S+) ?(%S*)')
+  if gateway ~= step.gateway then return tonumber(ms) >= step.since end
+  return (tonumber(token, 16) or -1) >= (tonumber(step.token, 16) or 0)
 end
 
 local function create(step, flags)
@@ -95,7 +104,7 @@ local function submit(step, flags)
   end
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
     cm = number(got[7]), start = number(got[9]), version = got[11],
-    birth = got[12] or '', waits = got[14], deadline = got[15], news = got[16] }
+    birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16] }
   local done = record.cm - record.start + 1
   if step.request_id ~= '' and got[10] then
     return repeated(step, number(got[10]), record)
@@ -105,7 +114,7 @@ local function submit(step, flags)
     if n >= record.start and n <= record.nx then return repeated(step, n, record) end
     if n ~= record.nx + 1 then return { -8, done, record.nx - record.start + 2 } end
   end
-  if is_late(step, got[13]) then return { -11, done, '' } end
+  if is_late(step, record.latest) then return { -11, done, '' } end
   if GONE[state] then
     if begins or has(flags, IMPLICIT) then return create(step, flags) end
     return { GONE[state], done, '' }

@@ -275,6 +275,31 @@ async def test_step_sent_again_after_another_gateways_step_is_refused_instead_of
     assert (Reason.LATE, Code.INVALID_ARG, 3) == (caught.value.reason, caught.value.code, caught.value.last_step)
 
 
+async def test_steps_sent_together_and_sent_again_together_run_once(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """Both were accepted and answered before the connections came back: what is kept tells of the second one only."""
+    monkeypatch.setattr("gateway.dispatch.LATE_PATIENCE_S", 60.0)
+    await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+    def cut_and_refuse(chunk: bytes) -> bool:
+        if not is_submit(chunk):
+            return False
+        proxy.refuses = True
+        asyncio.get_running_loop().call_soon(proxy.cut_all)
+        return True
+
+    proxy.cut_after = cut_and_refuse
+    again = [behind_proxy.inference.submit(step(value, request_id=str(value))) for value in (2, 4)]
+    while len(executor.received) < 3:
+        await asyncio.sleep(0.005)
+    proxy.refuses = False
+
+    assert [3, 7] == [total(answer) for answer in await asyncio.gather(*again)]
+    assert 3 == len(executor.received)
+    assert total(await behind_proxy.inference.submit(step(8, request_id="d"))) == 15
+
+
 async def test_beyond_the_bound_callers_are_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from redis.asyncio import Redis
@@ -570,6 +571,38 @@ class TestResent:
             mesh.submission(7, ONE, request_id="c", gateway="other", since_ms=latest + 60_000)
         )
         assert SubmitCode.DELIVERED is elsewhere.code
+
+    async def test_a_step_sent_again_with_those_behind_it_does_not_run_twice(self, mesh: ScriptedMesh) -> None:
+        """Both were answered, the replies were not read: only of the last one something is kept."""
+        first = msgspec.structs.replace(mesh.submission(7, ONE, START, request_id="a"), token="9")
+        second = msgspec.structs.replace(mesh.submission(7, ONE, request_id="b"), token="a")
+        await mesh.submit(first)
+        await mesh.submit(second)
+        await mesh.assign(7, ALICE)
+        for step, request_id in zip(await steps(mesh, ALICE), "ab", strict=True):
+            await commit(mesh, ALICE, step, request_id=request_id)
+
+        again = [await mesh.submit(msgspec.structs.replace(one, since_ms=0)) for one in (first, second)]
+
+        assert [SubmitCode.LATE, SubmitCode.REPEATED] == [one.code for one in again]
+        assert "2" == (await mesh.record(7))["nx"]
+
+    async def test_steps_sent_again_that_never_came_are_accepted_in_their_order(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+
+        for request_id, token in (("b", "ff"), ("c", "100")):
+            step = mesh.submission(7, ONE, request_id=request_id, since_ms=0)
+            outcome = await mesh.submit(msgspec.structs.replace(step, token=token))
+            assert SubmitCode.DELIVERED is outcome.code
+
+    async def test_a_step_sent_again_is_cancelled_with_its_only_caller(self, mesh: ScriptedMesh) -> None:
+        step = mesh.submission(7, ONE, START, request_id="a")
+        await mesh.submit(step)
+
+        again = await mesh.submit(msgspec.structs.replace(step, since_ms=0))
+
+        assert SubmitCode.JOINED is again.code
+        assert CancelCode.REMOVED is await mesh.cancel(step, again)
 
     async def test_what_is_known_of_it_comes_first(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
