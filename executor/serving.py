@@ -321,7 +321,11 @@ class Serving:
                 logs.warning("claims delayed", cause=str(error))
 
     async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
-        """Answers stateless requests of gateways that heard too late that nobody serves the version any more."""
+        """Answers stateless requests of gateways that heard too late that nobody serves the version any more.
+
+        An executor that had it can tell so at once, and for the requests of every gateway, those that have died
+        included; a gateway can only conclude it from a long absence (`gateway.unserved`).
+        """
         served = {(one.model, one.version) for member in members if member.alive for one in member.registration.models}
         for place, load in list(self._unloaded.items()):
             if place not in served:

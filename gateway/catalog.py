@@ -64,7 +64,7 @@ class Catalog:
         self._clock = clock
         self._picture = Picture()
         self._served_until: dict[tuple[str, str], float] = {}
-        self._unloaded_since: dict[tuple[str, str], float] = {}
+        self._unserved_since: dict[tuple[str, str], float] = {}
         self._open: dict[str, tuple[str, ...]] = {}
         self._refreshed_at: float | None = None
         self._asked = asyncio.Event()
@@ -121,10 +121,11 @@ class Catalog:
             return False
         return any(member.usable for member in self._picture.members)
 
-    def unloaded_for(self, seconds: float) -> set[tuple[str, str]]:
-        """Models and versions that have been unloaded everywhere, as this gateway has seen for so long."""
-        now = self._clock()
-        return {place for place, since in self._unloaded_since.items() if now - since >= seconds}
+    def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
+        """Models and versions that somebody served, and then nobody for so long, as this gateway has seen."""
+        if self._refreshed_at is None:
+            return set()
+        return {place for place, since in self._unserved_since.items() if self._refreshed_at - since >= seconds}
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
@@ -196,11 +197,8 @@ class Catalog:
             # What died before this gateway started is not known; let it count as having died just now.
             self._extend(now, [member for member in members if not member.alive])
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
-        self._unloaded_since = {
-            (line.model, line.version): self._unloaded_since.get((line.model, line.version), now)
-            for line in repository
-            if line.state == "UNAVAILABLE" and line.reason == "unloaded"
-        }
+        seen = self._unserved_since.keys() | offers_of(self._picture.members) | offers_of(members)
+        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
             served: until
@@ -223,6 +221,11 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
     for model, version in versions:
         found.setdefault(model, set()).add(version)
     return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def offers_of(members: Sequence[Member]) -> set[tuple[str, str]]:
+    """The models and versions that somebody of these takes requests for, also those that are being unloaded."""
+    return {(served.model, served.version) for member in members for served in member.registration.models}
 
 
 def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""Gives up stateless requests that nobody will take: their model was unloaded everywhere before an executor took them.
+"""Gives up stateless requests that nobody will take, as no executor is left that knows of their model version.
 
-A gateway may have accepted them because it looked at the mesh a moment ago, or because it was frozen meanwhile. What
-waits for a slot of an unloaded model is the scheduler's to refuse.
+What comes too late for a version that was unloaded is refused by the executors that had it, while one of them lives
+(`executor.serving`); this is for when none does: all were lost, for good. What waits for a slot is the scheduler's.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ from collections.abc import Callable, Sequence
 
 from gateway.catalog import Catalog
 from gateway.waiting import Waiting
-from shared.errors import UnavailableError
+from shared import logs
+from shared.errors import MeshError
 
 LOOK_S = 1.0
-UNLOADED_S = 3.0
-"""So long after every executor has said that it is gone, no answer can be on its way any more."""
+PATIENCE_S = 60.0
+"""Four times what executors that were killed need to be back: better late than refused."""
 
 
 class Unserved:
-    """Looks for such requests. waiting: those of this gateway; withdraw: takes one out of its queue."""
+    """Looks for such requests.
+
+    waiting   those of this gateway
+    withdraw  takes one out of its queue
+    patience_s  how long a version may be served by nobody
+    """
 
     def __init__(
-        self, catalog: Catalog, waiting: Callable[[], Sequence[Waiting]], withdraw: Callable[[Waiting], None]
+        self,
+        catalog: Catalog,
+        waiting: Callable[[], Sequence[Waiting]],
+        withdraw: Callable[[Waiting], None],
+        *,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._catalog = catalog
         self._waiting = waiting
         self._withdraw = withdraw
+        self._patience_s = patience_s
 
     async def run(self) -> None:
         """Looks until it is cancelled."""
@@ -36,17 +48,23 @@ class Unserved:
 
     def look(self) -> int:
         """Answers those that nobody will; how many."""
-        gone = self._catalog.unloaded_for(UNLOADED_S)
+        gone = self._catalog.unserved_for(self._patience_s)
         if not gone:
             return 0
         lost = [waiting for waiting in self._waiting() if is_stateless(waiting) and place_of(waiting) in gone]
         for waiting in lost:
-            model, version = place_of(waiting)
-            self._withdraw(waiting)
-            waiting.failed(
-                UnavailableError(f"Request for unknown model: '{model}' version {version} is not at ready state")
-            )
+            self._give_up(waiting)
         return len(lost)
+
+    def _give_up(self, waiting: Waiting) -> None:
+        """It hears what a request would hear that came now."""
+        model, version = place_of(waiting)
+        try:
+            self._catalog.find(model, version)
+        except MeshError as error:
+            logs.warning("request given up", model=model, version=version, cause=error.message)
+            self._withdraw(waiting)
+            waiting.failed(error)
 
 
 def is_stateless(waiting: Waiting) -> bool:

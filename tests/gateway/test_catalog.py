@@ -178,13 +178,15 @@ def test_index_takes_the_word_of_the_executor_that_is_furthest():
     )
 
 
-async def test_an_unloaded_version_is_told_from_when_it_was_first_seen_so():
+async def test_a_version_counts_as_unserved_from_when_nobody_was_seen_to_take_its_requests():
     mesh = Mesh()
-    line = RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded")
-    await mesh.at(100, member(repository=(line,)))
-    catalog = await mesh.at(104, member(repository=(line,)))
+    unloading = member("1", repository=(RepositoryEntry("m", "1", "UNLOADING"),))
+    assert set() == (await mesh.at(90, unloading)).unserved_for(0)
+    unloaded = member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),))
+    assert {("m", "1")} == (await mesh.at(100, unloaded)).unserved_for(0)
+    catalog = await mesh.at(104)
 
-    assert {("m", "1")} == catalog.unloaded_for(4)
-    assert set() == catalog.unloaded_for(5)
+    assert {("m", "1")} == catalog.unserved_for(4)
+    assert set() == catalog.unserved_for(5)
     catalog = await mesh.at(110, member("1"))
-    assert set() == catalog.unloaded_for(0)
+    assert set() == catalog.unserved_for(0)

@@ -1,9 +1,10 @@
-"""A stateless request that came too late for a model that is unloaded is answered, and leaves its queue."""
+"""A stateless request whose model nobody serves any more is answered, and leaves its queue."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gateway.admission import InferCall
 from gateway.service import Core
 from gateway.settings import GatewaySettings
+from gateway.unserved import Unserved
 from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
 from shared.messages import RepositoryEntry
@@ -22,12 +24,16 @@ CALL = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),)
 
 
 @pytest.fixture
-async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
+async def core(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Core]:
+    """A gateway that is not patient."""
+    monkeypatch.setattr("gateway.service.Unserved", partial(Unserved, patience_s=1))
     async with core_running(gateway_settings, keys) as running:
         yield running
 
 
-async def test_request_that_nobody_took_before_the_unload_is_refused(core: Core, executor: FakeExecutor):
+async def test_a_request_whose_model_nobody_serves_any_more_is_refused(core: Core, executor: FakeExecutor):
     await executor.pause()
     late = core.inference.submit(CALL)
     other = core.inference.submit(step(1, start=True, end=True))
