@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from redis.asyncio import Redis
+from redis.exceptions import OutOfMemoryError
 
 from shared import logs
 from shared.keyspace import Keyspace
@@ -39,10 +40,11 @@ class Connections:
 
 
 async def insist(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call that may be repeated until Redis answers. what: for the log, when it has to wait."""
+    """Repeats a call that may be repeated until Redis answers, and has memory for it. what: for the log, when it has
+    to wait."""
     while True:
         try:
             return await call()
-        except CONNECTION_LOST as error:
+        except (*CONNECTION_LOST, OutOfMemoryError) as error:
             logs.warning(f"{what} delayed", cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)

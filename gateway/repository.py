@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from gateway.catalog import Catalog
 from shared.errors import Code, LoadError, MeshError, RequestError, UnavailableError
@@ -98,6 +99,8 @@ class Repository:
                 pipe.xadd(self._keys.control, {"n": word.model}, maxlen=CONTROL_STREAM_ENTRIES, approximate=True)
                 _, entry = await pipe.execute()
             return await self._applied(entry.decode(), word), entry.decode()
+        except ResponseError as refused:
+            raise UnavailableError(f"Redis refused the change of '{word.model}': {refused}") from refused
         except CONNECTION_LOST as lost:
             raise UnavailableError(
                 f"Redis cannot be reached: {lost}; whether '{word.model}' changed is unknown"

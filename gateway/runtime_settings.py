@@ -5,13 +5,17 @@ A change is in Redis before it is answered; this gateway applies it at once, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+from redis.exceptions import ResponseError
 
 from gateway.catalog import Catalog
 from shared import log_settings, trace_settings
-from shared.errors import RequestError
+from shared.errors import RequestError, UnavailableError
 from shared.log_settings import LogSettings
 from shared.mesh_settings import MeshSettings, ProcessSettings
+from shared.redis_client import CONNECTION_LOST
 from shared.trace_control import TraceControl
 
 
@@ -25,19 +29,30 @@ class RuntimeSettings:
         self._catalog = catalog
 
     async def logs(self, changes: log_settings.Changes) -> LogSettings:
-        """The log settings after the changes, which may be none. Raises RequestError."""
+        """The log settings after the changes, which may be none. Raises RequestError, and UnavailableError."""
         log_settings.check(changes)
-        if changes:
-            await self._mesh.change_logs(changes)
-        await self._process.refresh()
+        with redis_needed():
+            if changes:
+                await self._mesh.change_logs(changes)
+            await self._process.refresh()
         return self._process.logs
 
     async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
-        """A model's trace settings after the changes, or with model "" those of the mesh. Raises RequestError."""
+        """A model's trace settings after the changes, or with model "" those of the mesh. Raises as `logs`."""
         if model and model not in self._catalog.picture.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
-        if parsed:
-            await self._mesh.change_traces(model, parsed)
-        await self._process.refresh()
+        with redis_needed():
+            if parsed:
+                await self._mesh.change_traces(model, parsed)
+            await self._process.refresh()
         return self._control.settings(model).texts()
+
+
+@contextmanager
+def redis_needed() -> Generator[None]:
+    """What Redis does not do is to be tried again later."""
+    try:
+        yield
+    except (*CONNECTION_LOST, ResponseError) as lost:
+        raise UnavailableError(f"Redis, which holds the settings, cannot be reached or refuses: {lost}") from lost

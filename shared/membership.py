@@ -54,7 +54,8 @@ class Membership:
 
     async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
         """Extends a lease that still holds; False when it has ended: then the executor must drop all it holds."""
-        return bool(await self._redis.set(self._keys.executor_lease(executor), "1", px=lease_ms, xx=True))
+        # Not SET, which a Redis without memory refuses.
+        return bool(await self._redis.pexpire(self._keys.executor_lease(executor), lease_ms))
 
     async def leave(self, registration: ExecutorRegistration) -> None:
         """Says that an executor has stopped; its sequences are taken over at once."""

@@ -193,14 +193,14 @@ async def test_polling_outlives_a_repository_that_cannot_be_read(
     polling = Polling(repository, 0.01, changed)
     looks = 0
 
-    def names() -> list[str]:
+    def names(_self: Repository) -> list[str]:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise OSError("Stale file handle")
         return ["running_sum"]
 
-    monkeypatch.setattr(Repository, "names", lambda _self: names())
+    monkeypatch.setattr(Repository, "names", names)
     async with asyncio.timeout(60):
         task = asyncio.create_task(polling.run())
         await changed.wait()

@@ -1,0 +1,83 @@
+"""A Redis without memory: what cannot be written waits or is refused, and nobody ends for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from deploy.embedded import EmbeddedRedis
+from executor.connections import insist
+from gateway.catalog import Catalog
+from gateway.repository import EXPLICIT, Repository
+from gateway.runtime_settings import RuntimeSettings
+from shared.errors import UnavailableError
+from shared.ids import ExecutorId
+from shared.keyspace import Keyspace
+from shared.logs import Level
+from shared.membership import Membership
+from shared.mesh_settings import MeshSettings, ProcessSettings
+from shared.messages import ExecutorRegistration
+from shared.trace_context import Sampler
+from shared.trace_control import TraceControl
+
+EXECUTOR = ExecutorId("a-1")
+REGISTRATION = ExecutorRegistration(EXECUTOR, "a", "host", 1, 1, control_mode=EXPLICIT)
+
+
+@pytest.fixture
+async def redis(private_server: EmbeddedRedis) -> AsyncIterator[Redis]:
+    redis = Redis.from_url(private_server.url)
+    yield redis
+    await redis.aclose()
+
+
+async def full(redis: Redis, *, is_full: bool = True) -> None:
+    await cast("Any", redis).config_set("maxmemory", int(is_full))
+
+
+async def test_a_lease_is_renewed_and_a_registration_waits(redis: Redis) -> None:
+    membership = Membership(redis, Keyspace())
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    await full(redis)
+
+    assert await membership.renew(EXECUTOR, lease_ms=600_000)
+    tries = 0
+    refused = asyncio.Event()
+
+    async def write() -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            refused.set()
+        await membership.update(REGISTRATION)
+
+    writing = asyncio.create_task(insist("registration", write))
+    async with asyncio.timeout(60):
+        await refused.wait()
+    await full(redis, is_full=False)
+    async with asyncio.timeout(60):
+        await writing
+
+    assert await cast("Any", redis).pttl(Keyspace().executor_lease(EXECUTOR)) > 60_000
+    assert not await membership.renew(ExecutorId("gone"), lease_ms=600_000)
+
+
+async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -> None:
+    keys = Keyspace()
+    membership = Membership(redis, keys)
+    await membership.register(REGISTRATION, lease_ms=60_000)
+    catalog = Catalog(membership)
+    mesh, control = MeshSettings(redis, keys), TraceControl(Sampler(), exporting=True)
+    settings = RuntimeSettings(mesh, ProcessSettings(mesh, control, Level.INFO), control, catalog)
+    await full(redis)
+
+    with pytest.raises(UnavailableError, match=r"Redis refused the change of 'm': .*maxmemory"):
+        await Repository(redis, keys, catalog).load("m")
+    with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
+        await settings.logs({"log_info": False})
+    with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
+        await settings.traces("", {"trace_rate": ["7"]})
