@@ -27,6 +27,7 @@ UINT64_MAX = (1 << 64) - 1
 INT64_MAX = (1 << 63) - 1
 VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
 START, END, IMPLICIT, DURABLE = map(int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE))
+ALONE = int(StepFlag.ALONE)
 
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -432,7 +433,7 @@ def _own_sequence(
 ) -> Admitted:
     """A request without a sequence, of an iterative model: a sequence of one step, begun and ended by the batcher under
     an id that no client hears of (triton-spec 1.10). Flags that the request came with do not count, as in Triton."""
-    flags = START | END | (DURABLE if config.state_in_mesh else 0)
+    flags = START | END | ALONE | (DURABLE if config.state_in_mesh else 0)
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),

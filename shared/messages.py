@@ -18,13 +18,22 @@ from shared.tensors import Tensor
 
 
 class StepFlag(IntFlag):
-    """Flags of a step, the same numbers as in `submit.lua`. Only START and END reach the executor's meaning."""
+    """Flags of a step, the same numbers as in `common.lua`. Only START and END have a meaning for the executor.
+
+    IMPLICIT  its sequence may begin without START     DURABLE  the mesh holds its state
+    ALONE     its sequence is of this one request, under an id that nobody knows
+    """
 
     NONE = 0
     START = 1
     END = 2
     IMPLICIT = 4
     DURABLE = 8
+    ALONE = 16
+
+
+EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
+"""Those that a step still has when it comes to its executor, which hands ALONE back with the commit."""
 
 
 class InferMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -228,7 +237,7 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | Inbo
         entry=entry.decode(),
         sequence=SequenceId(fields[b"q"].decode()),
         step=StepNumber(int(fields[b"n"])),
-        flags=StepFlag(int(fields[b"f"]) & 3),
+        flags=StepFlag(int(fields[b"f"]) & EXECUTOR_FLAGS),
         epoch=Epoch(int(fields[b"e"])),
         instance=InstanceIndex(int(fields[b"i"])),
         slot=SlotIndex(int(fields[b"l"])),

@@ -5,7 +5,8 @@
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms
 --        4 number of executions' packed counts, these counts (counted when this call commits anything at all)
---        per step: sequence id, epoch, step, flags (1 START, 2 END), outcome (0 done, 1 the model failed, 2 void,
+--        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
+--                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran: the steps behind it are void until a START),
 --                  gateway, token, reply, request id, 1 to keep the reply for a retry, packed counts,
 --                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
@@ -14,6 +15,9 @@
 --        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
 -- atomic everything of one step; and all replies for one gateway leave as one entry.
 -- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
+
+-- Three times what a gateway waits for Redis to come back.
+local RESENT_WITHIN_MS = 30000
 
 local outgoing, gateways = {}, {}
 
@@ -65,6 +69,13 @@ local function forget_cancelled(keys, list, n)
   end
 end
 
+-- Nobody asks again for a sequence whose id its gateway has made for one request; only the gateway itself may have to
+-- send the request again, and does so only where the client has named it.
+local function tombstone_ms(step)
+  if not has(step.flags, ALONE) then return ARGV[3] end
+  return step.keep and math.min(tonumber(ARGV[3]), RESENT_WITHIN_MS) or 0
+end
+
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca')
   if got[1] ~= 'l' or number(got[2]) ~= step.epoch then return -1 end
@@ -106,7 +117,7 @@ local function commit(keys, step)
   end
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
-    release(keys, step.sid, void and kind or 'e', step.epoch, ARGV[3])
+    release(keys, step.sid, void and kind or 'e', step.epoch, tombstone_ms(step))
     return 2
   end
   redis.call('SET', keys.idle, '1', 'PX', ARGV[2])

@@ -17,7 +17,7 @@
 --   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
 --   a:<n> who of them has left
 
-local START, END, IMPLICIT, DURABLE = 1, 2, 4, 8
+local START, END, IMPLICIT, DURABLE, ALONE = 1, 2, 4, 8, 16
 
 local function has(flags, bit_value)
   return bit.band(flags, bit_value) ~= 0

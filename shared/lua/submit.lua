@@ -2,7 +2,8 @@
 --
 -- KEYS   per step: record, idle marker, parked steps, starts stream of the model
 -- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
---        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state),
+--        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
+--                  16 the sequence is of this one request),
 --                  request id or '', expected step since START or '', version, gateway, token (a gateway counts
 --                  them upwards, hexadecimal, in the order in which it sends), timeout us, message,
 --                  when it was first sent (Redis clock, ms) if it is sent again without knowing what became of it, or -1

@@ -299,7 +299,7 @@ class TestIterativeSequences:
     def test_a_request_without_a_sequence_is_one_of_its_own(self) -> None:
         step = admitted(InferCall("m", inputs=(INT,)), model(iterative=True))
 
-        assert StepFlag.START | StepFlag.END == step.flags
+        assert StepFlag.START | StepFlag.END | StepFlag.ALONE == step.flags
         assert step.message.own_sequence
         assert isinstance(step.message.correlation_id, int)
         assert step.session_id is None

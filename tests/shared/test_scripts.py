@@ -255,6 +255,25 @@ class TestCommit:
         assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).record) <= 10_000
         assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
 
+    async def test_a_request_that_is_its_own_sequence_leaves_nothing_unless_it_may_be_sent_again(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        flags = START | END | StepFlag.ALONE
+        for identity, request_id in ((7, ""), (8, "r8")):
+            named = {"request_id": request_id} if request_id else {}
+            submission = mesh.submission(identity, ONE, flags, **named)
+            await mesh.submit(submission)
+            await mesh.assign(identity, ALICE)
+            (step,) = await steps(mesh, ALICE)
+            assert CommitCode.OVER is await commit(mesh, ALICE, step, request_id=request_id, tombstone_ms=3_600_000)
+            assert step.step == (await mesh.reply_to(submission.token)).step
+            assert CommitCode.REFUSED is await commit(mesh, ALICE, step, request_id=request_id)
+
+        assert {} == await mesh.record(7)
+        assert 0 < await mesh.redis.pttl(mesh.keys.sequence(mesh.sequence(8)).record) <= 30_000
+        again = await mesh.submit(mesh.submission(8, ONE, flags, request_id="r8"))
+        assert SubmitCode.REPEATED is again.code
+
     async def test_a_failed_start_closes_the_sequence_and_frees_its_slot(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
         await mesh.submit(mesh.submission(7, ONE))
