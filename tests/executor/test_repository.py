@@ -218,3 +218,30 @@ def test_a_folders_fingerprint_is_not_moved_by_what_python_leaves_there(folder: 
     assert before == folder_fingerprint(folder / "running_sum")
     (folder / "running_sum" / "labels.txt").write_text("a")
     assert before != folder_fingerprint(folder / "running_sum")
+
+
+async def test_cached_answers_belong_to_the_content_of_a_versions_files(tmp_path: Path) -> None:
+    scopes: list[dict[str, str]] = []
+    for folder, enabled in (("here", True), ("there", True), ("plain", False)):
+        model = tmp_path / folder / "add_sub"
+        shutil.copytree(SAMPLES / "add_sub", model, ignore=shutil.ignore_patterns("__pycache__"))
+        config = (model / "config.pbtxt").read_text() + "\nversion_policy { all { } }"
+        (model / "config.pbtxt").write_text(config + ("\nresponse_cache { enable: true }" if enabled else ""))
+        shutil.copytree(model / "1", model / "2")
+        repository = Repository((model.parent,), Devices())
+        before = repository.load("add_sub").record
+        code = model / "2" / "model.py"
+        code.write_text(code.read_text() + "\n# Changed.\n")
+        after = repository.load("add_sub", generation="2").record
+        # The other version goes on, and so does the load.
+        assert before.generation == after.generation
+        scopes += [before.cache_scopes, after.cache_scopes]
+        await repository.close()
+
+    here, changed, there, there_changed, *plain = scopes
+    assert {"1", "2"} == here.keys()
+    # Other times of change, as on another machine, make no difference.
+    assert (here, changed) == (there, there_changed)
+    assert here["1"] == changed["1"]
+    assert here["2"] != changed["2"]
+    assert [{}, {}] == plain
