@@ -178,8 +178,9 @@ class Catalog:
     async def refresh(self) -> None:
         """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
         self._asked.clear()
-        records = await self._membership.models()
+        # In this order: who is registered has published before.
         members = await self._membership.members()
+        records = await self._membership.models()
         self._accept(records, members)
 
     def _call_back(self) -> None:

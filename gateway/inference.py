@@ -58,6 +58,7 @@ class Inference:
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
+        self._held_models: set[str] = set()
         self.accepts = True
         self._cancellation = Cancellation(dispatch.withdraw, lambda: self.accepts)
 
@@ -69,7 +70,10 @@ class Inference:
     def submit(self, call: InferCall) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        if self._held and any(held.model == call.model for held, _ in self._held):
+        if self.in_flight >= self._in_flight_max:
+            text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
+            future.set_exception(UnavailableError(text))
+        elif call.model in self._held_models:
             self._hold(call, future)
         else:
             self._enter(call, future, may_hold=True)
@@ -77,10 +81,6 @@ class Inference:
 
     def _enter(self, call: InferCall, future: asyncio.Future[Answer], *, may_hold: bool) -> None:
         try:
-            if self.in_flight >= self._in_flight_max:
-                raise UnavailableError(
-                    f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
-                )
             try:
                 record, version = self._catalog.find(call.model, call.version)
             except MeshError:
@@ -94,10 +94,12 @@ class Inference:
 
     def _hold(self, call: InferCall, future: asyncio.Future[Answer]) -> None:
         self._held.append((call, future))
+        self._held_models.add(call.model)
 
     def _release(self) -> None:
         """The catalog was refreshed: whoever waited for that is decided now, in order."""
         held, self._held = self._held, deque()
+        self._held_models.clear()
         for call, future in held:
             if not future.done():
                 self._enter(call, future, may_hold=False)

@@ -190,3 +190,25 @@ async def test_a_version_counts_as_unserved_from_when_nobody_was_seen_to_take_it
     assert set() == catalog.unserved_for(5)
     catalog = await mesh.at(110, member("1"))
     assert set() == catalog.unserved_for(0)
+
+
+async def test_a_model_that_appears_while_the_mesh_is_read_has_a_record_once_it_is_ready() -> None:
+    class Joining:
+        """An executor joins right after the first answer."""
+
+        def __init__(self) -> None:
+            self.joined = False
+
+        async def models(self) -> Mapping[str, ModelRecord]:
+            joined, self.joined = self.joined, True
+            return {"m": ModelRecord(running_sum("m"), "{}", ("1",))} if joined else {}
+
+        async def members(self) -> Sequence[Member]:
+            joined, self.joined = self.joined, True
+            return [member("1")] if joined else []
+
+    catalog = Catalog(cast("Any", Joining()))
+    await catalog.refresh()
+
+    assert catalog.picture.ready.keys() <= catalog.picture.records.keys()
+    assert {"m"} == catalog.picture.records.keys()

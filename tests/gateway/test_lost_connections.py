@@ -15,10 +15,13 @@ import msgspec
 import pytest
 
 import gateway.replies
+from deploy.embedded import EmbeddedRedis
 from gateway.admission import InferCall
+from gateway.catalog import Catalog
 from gateway.service import Core, running_core
 from gateway.settings import GatewaySettings
-from shared.errors import Code, MeshError, Reason, SequenceError, UnavailableError
+from shared.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
+from shared.ids import GatewayId
 from shared.keyspace import Keyspace
 from shared.lifecycle import Tasks
 from shared.redis_client import connect
@@ -238,6 +241,27 @@ async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
         assert total(await core.inference.submit(step(2))) == 3
 
 
+async def test_reply_streams_are_kept_in_a_redis_without_memory(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 0.01)
+    redis: Any = connect(private_server.url)
+    keys, name = Keyspace(shards=1), GatewayId("g")
+    replies = gateway.replies.Replies(redis, keys, name)
+    await replies.open()
+    await redis.config_set("maxmemory", 1)
+    beats = asyncio.create_task(replies.heartbeat())
+    (shard,) = keys.shard_ids()
+    for _ in range(3):
+        await redis.pexpire(keys.replies(shard, name), 30_000)
+        while await redis.pttl(keys.replies(shard, name)) <= 30_000:
+            assert not beats.done()
+            await asyncio.sleep(0.005)
+    beats.cancel()
+    await replies.close()
+    await redis.aclose()
+
+
 async def test_step_sent_again_after_another_gateways_step_is_refused_instead_of_being_run_twice(
     behind_proxy: Core,
     proxy: Proxy,
@@ -312,6 +336,28 @@ async def test_beyond_the_bound_callers_are_refused_at_once(
         assert isinstance(refused.exception(), UnavailableError)
         executor.paused.clear()
         assert [total(await answer) for answer in taken] == [1, 1, 1]
+
+
+async def test_requests_for_an_unknown_model_wait_for_the_next_look_within_the_bound(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[Callable[[], None]] = []
+
+    def ask(_self: Catalog, then: Callable[[], None]) -> bool:
+        looks.append(then)
+        return True
+
+    async with core_running(dataclasses.replace(gateway_settings, max_requests_in_flight=3), keys) as core:
+        monkeypatch.setattr(Catalog, "ask", ask)
+        held = [core.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
+        beyond = core.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
+
+        assert isinstance(beyond.exception(), UnavailableError)
+        assert 3 == core.inference.in_flight
+        (then,) = looks
+        then()
+        assert {RequestError} == {type(error) for error in await asyncio.gather(*held, return_exceptions=True)}
+        assert 0 == core.inference.in_flight
 
 
 async def test_unanswered_request_fails_after_the_gateways_timeout(
