@@ -64,7 +64,7 @@ class Callers:
         self.keys = mesh.keys.work_queue(mesh.model, "1")
         self._work = WorkScripts(mesh.keys)
 
-    async def send(self, *values: int, size: int = 1, **fields: Any) -> list[bool]:
+    async def send(self, *values: int, size: int = 1, **fields: Any) -> list[bool | bytes]:
         """Puts requests in the queue. size: elements of the input."""
         items: list[WorkItem] = []
         for value in values:

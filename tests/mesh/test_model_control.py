@@ -134,6 +134,45 @@ async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(mesh: R
     await caller.close()
 
 
+async def test_requests_find_the_version_they_ask_for_and_sequences_stay_with_that_of_their_start(
+    mesh: RunningMesh, repository: Path
+) -> None:
+    model = add_sum_model(repository, "versioned_sum")
+    config = (repository / model / "config.pbtxt").read_text()
+    for version in (1, 2, 3):
+        (repository / model / f"{version}").mkdir(exist_ok=True)
+        (repository / model / f"{version}" / "model.py").write_text(sum_code(bonus=100 * version))
+
+    def serve(policy: str) -> None:
+        (repository / model / "config.pbtxt").write_text(f"{config}\nversion_policy: {{ {policy} }}\n")
+        load(mesh, model)
+
+    serve("specific: { versions: [ 1, 2 ] }")
+    await until_ready(mesh, f"{model}/versions/2")
+    caller = GrpcCaller(mesh.grpc(1))
+    assert 201 == await caller(model, Step("pinned", 1, start=True))
+    with pytest.raises(InferenceServerException, match=f"'{model}' version 3 is not"):
+        await caller(model, Step("early", 1, start=True, version="3"))
+
+    serve("all { }")
+    await until_ready(mesh, f"{model}/versions/3")
+    assert ["1", "2", "3"] == get(mesh.http(), f"/v2/models/{model}").document["versions"]
+    assert 402 == await caller(model, Step("pinned", 1))
+    for version, bonus in (("1", 100), ("2", 200), ("3", 300), ("", 300)):
+        assert bonus + 5 == await caller(model, Step("same id", 5, start=True, version=version))
+    for version, bonus in (("3", 300), ("", 300), ("1", 100), ("2", 200)):
+        assert 2 * bonus + 6 == await caller(model, Step("same id", 1, end=True, version=version))
+    assert 603 == await caller(model, Step("pinned", 1, end=True))
+    assert 301 == await caller(model, Step("pinned", 1, start=True, end=True))
+
+    serve("latest: { num_versions: 1 }")
+    await until_ready(mesh, f"{model}/versions/1", is_ready=False)
+    assert 301 == await caller(model, Step("last", 1, start=True, end=True))
+    with pytest.raises(InferenceServerException, match=f"'{model}' version 1 is not"):
+        await caller(model, Step("gone", 1, start=True, version="1"))
+    await caller.close()
+
+
 async def test_an_override_holds_until_the_next_load_also_for_executors_that_start_anew(mesh: RunningMesh) -> None:
     model = "overridden_sum"
     load(mesh, model)

@@ -55,6 +55,7 @@ class Step:
     start: bool = False
     end: bool = False
     request_id: str = ""
+    version: str = ""
 
 
 def make_plans(chance: random.Random, count: int, *, shortest: int = 1, longest: int = 12) -> list[Plan]:
@@ -98,6 +99,7 @@ class Caller:
             model,
             [tensor(self.library.InferInput, step.value)],
             request_id=step.request_id,
+            model_version=step.version,
             sequence_id=step.id,
             sequence_start=step.start,
             sequence_end=step.end,

@@ -260,8 +260,7 @@ class TestCommit:
     ) -> None:
         flags = START | END | StepFlag.ALONE
         for identity, request_id in ((7, ""), (8, "r8")):
-            named = {"request_id": request_id} if request_id else {}
-            submission = mesh.submission(identity, ONE, flags, **named)
+            submission = mesh.submission(identity, ONE, flags, request_id=request_id)
             await mesh.submit(submission)
             await mesh.assign(identity, ALICE)
             (step,) = await steps(mesh, ALICE)
