@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from redis.exceptions import ResponseError
+
 from shared.ids import SchedulerId, Term
 from shared.scripts import Scripts
 
@@ -19,10 +21,12 @@ FREE = Term(0)
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What one round brought: models that are led from now on, with the term, and models that are led no more."""
+    """What one round brought: models that are led from now on, with the term, models that are led no more, and what
+    Redis refused to say."""
 
     gained: dict[str, Term]
     lost: list[str]
+    refused: dict[str, ResponseError]
 
 
 class Leadership:
@@ -55,12 +59,16 @@ class Leadership:
             ]
         )
         self._unheard.clear()
-        self._held_until = asked_at + self._lease_ms / 1000
-        contest = Contest({}, [])
+        contest = Contest({}, [], {})
         for name, outcome in zip(names, outcomes, strict=True):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, ResponseError):
+                contest.refused[name] = outcome
+            elif isinstance(outcome, Exception):
                 raise outcome
-            self._count(name, outcome, contest)
+            else:
+                self._count(name, outcome, contest)
+        if contest.refused.keys().isdisjoint(self.terms):
+            self._held_until = asked_at + self._lease_ms / 1000
         return contest
 
     def _count(self, model: str, term: Term, contest: Contest) -> None:

@@ -151,8 +151,19 @@ class Scheduler:
             self._stop_leading(model, "another scheduler leads")
         for model, term in contest.gained.items():
             self._leading[model] = self._tasks.start(self._lead(model, term), name=f"lead {model}")
+        for model, error in contest.refused.items():
+            logs.warning("lease refused", model=model, cause=error)
+        await self._show_life()
+
+    async def _show_life(self) -> None:
         sign = ",".join(sorted(self._leadership.terms))
-        await self._mesh.redis.set(self._mesh.keys.scheduler(self._name), sign, px=max(self._settings.lease_ms, 1000))
+        try:
+            await self._mesh.redis.set(
+                self._mesh.keys.scheduler(self._name), sign, px=max(self._settings.lease_ms, 1000)
+            )
+        except ResponseError as error:
+            # A Redis without memory needs schedulers more than ever: they end what is idle.
+            logs.warning("sign of life not written", cause=error)
 
     async def _watch(self) -> None:
         asked_at = self._clock()

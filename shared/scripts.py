@@ -188,13 +188,29 @@ CACHING = frozenset({"work_enqueue", "work_finish"})
 """Those of them that know the response cache."""
 
 
+ACCEPTING = frozenset({"submit", "work_enqueue"})
+"""Scripts that a Redis without memory refuses before they do anything."""
+
+FINISHING = frozenset(
+    {"assign", "cancel", "commit", "drain", "expire", "lead", "reclaim", "reject", "resign", *WORK} - ACCEPTING
+)
+"""Scripts that it carries out nevertheless: they finish what was accepted, and that makes room."""
+
+
 def script_source(name: str) -> str:
     """A script with its preludes."""
     folder = resources.files("shared") / "lua"
     parts = ("common", "tally", name) if name in COUNTING else ("common", name)
     if name in WORK:
         parts = ("common", "tally", "work", *(("cache",) if name in CACHING else ()), name)
-    return "".join((folder / f"{part}.lua").read_text() for part in parts)
+    return _shebang(name) + "".join((folder / f"{part}.lua").read_text() for part in parts)
+
+
+def _shebang(name: str) -> str:
+    """What Redis is told of a script; without it, it goes by the first command in the script that writes."""
+    if name in ACCEPTING:
+        return "#!lua\n"
+    return "#!lua flags=allow-oom\n" if name in FINISHING else ""
 
 
 T = TypeVar("T")

@@ -293,3 +293,53 @@ async def test_leader_survives_a_restart_of_redis(private_server: EmbeddedRedis)
 
     assert before[0] == after[0]
     assert "1" == after[1]["sl"]
+
+
+async def test_redis_without_memory_finishes_what_was_accepted(private_server: EmbeddedRedis) -> None:
+    """Only what is new is refused: the rest gets its slots, is answered, ends and expires, also under a leader that has
+    begun meanwhile. Otherwise nothing would ever make room."""
+    stage = Stage(private_server.url, "full")
+    await stage.publish()
+    executor = await stage.join("e1", slots=1)
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await stage.submit(2, start=True, end=True)
+
+    await stage.commands.config_set("maxmemory", 1)
+    async with stage.scheduler():
+        with pytest.raises(ResponseError, match="maxmemory"):
+            await stage.submit(3, start=True)
+        assert [1] == await stage.commit(await stage.inbox(executor), executor, idle_ms=1)
+        await stage.live(2)
+        assert "x" == (await stage.record(1))["st"]
+        assert [2] == await stage.commit(await stage.inbox(executor), executor)
+    await stage.commands.config_set("maxmemory", 0)
+    await stage.close()
+
+
+class Refusing(Scripts):
+    """Scripts of which Redis refuses the calls for one model."""
+
+    refused = ""
+
+    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+        """As `Scripts.run_all`."""
+        outcomes = iter(await super().run_all([call for call in calls if call.args[0] != self.refused], link))
+        return [ResponseError("refused") if call.args[0] == self.refused else next(outcomes) for call in calls]
+
+
+async def test_one_refused_lease_hides_nothing_of_the_others(stage: Stage) -> None:
+    """What was gained is led, and what could not be renewed counts as lost in time."""
+    now = 0.0
+    scripts = Refusing(stage.redis, stage.keys)
+    leadership = Leadership(scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: now)
+
+    scripts.refused = "other"
+    contest = await leadership.contend([MODEL, "other"])
+    assert ({MODEL: Term(1)}, ["other"]) == (contest.gained, list(contest.refused))
+    scripts.refused = MODEL
+    now = 59.0
+    assert ["other"] == list((await leadership.contend([MODEL, "other"])).gained)
+    now = 60.0
+    assert leadership.expired()
