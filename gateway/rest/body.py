@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope
 
 from gateway.rest.compression import too_large, unpack
+from gateway.rest.json_values import Json, parse_object
 from shared.errors import Code, MeshError, RequestError
 
+BULKY_BYTES = 1 << 18
+"""JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
 LINGER_S = 2.0
 """How long a client may go on sending after its request was refused."""
 NUMBER_DIGITS_MAX = 20
@@ -85,6 +88,17 @@ async def read_body(receive: Receive, headers: Headers, *, size_max: int) -> byt
         # A few bytes may become many: nobody else should wait for them.
         return await asyncio.to_thread(unpack, body, headers.content_encoding, size_max=size_max)
     return body
+
+
+async def read_object(scope: Scope, receive: Receive, *, size_max: int, optional: bool = False) -> Json:
+    """The members of a JSON body. optional: nothing but spaces is an object without any.
+
+    raises  as `read_body` and `parse_object`
+    """
+    body = await read_body(receive, read_headers(scope), size_max=size_max)
+    if optional and not body.strip():
+        return {}
+    return await asyncio.to_thread(parse_object, body) if len(body) > BULKY_BYTES else parse_object(body)
 
 
 async def discard(receive: Receive) -> None:

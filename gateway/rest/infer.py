@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.admission import InferCall
 from gateway.catalog import Catalog
 from gateway.inference import Answer, Inference
-from gateway.rest.body import ClientLeftError, Headers, read_body, read_headers
+from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
 from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
@@ -19,8 +19,6 @@ from gateway.rest.response import encode_answer
 from shared.errors import Code, RequestError
 
 GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
-BULKY_BYTES = 1 << 18
-"""JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
 WATCH_AFTER_S = 1.0
 """Only a request that takes longer than this is watched for a client that leaves: the watch costs a task."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 
@@ -10,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.catalog import Catalog
 from gateway.metadata import TensorMetadata, platform_of, tensor_metadata
 from gateway.repository import Repository
-from gateway.rest.body import read_body, read_headers
-from gateway.rest.json_values import Json, JsonError, bool_of, members, parse_object
+from gateway.rest.body import read_object
+from gateway.rest.json_values import Json, JsonError, bool_of, members
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from gateway.statistics import Statistics
 from shared.errors import Code, RequestError
@@ -72,7 +73,9 @@ class Models:
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/load."""
-        config_json, files = load_parameters(parameters_of(await self._document(scope, receive)))
+        parameters = parameters_of(await self._document(scope, receive))
+        # Decodes files, which may be large.
+        config_json, files = await asyncio.to_thread(load_parameters, parameters)
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
         await send_bytes(send, 200, b"")
 
@@ -88,8 +91,7 @@ class Models:
         raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)
 
     async def _document(self, scope: Scope, receive: Receive) -> Json:
-        body = await read_body(receive, read_headers(scope), size_max=self._size_max)
-        return parse_object(body) if body.strip() else {}
+        return await read_object(scope, receive, size_max=self._size_max, optional=True)
 
 
 def model_and_version(scope: Scope) -> tuple[str, str]:

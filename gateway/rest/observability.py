@@ -7,8 +7,8 @@ from typing import cast
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.rest.body import read_body, read_headers
-from gateway.rest.json_values import Json, JsonError, parse_object
+from gateway.rest.body import read_object
+from gateway.rest.json_values import Json, JsonError
 from gateway.rest.reply import send_json
 from gateway.runtime_settings import RuntimeSettings
 from shared.log_settings import BOOLEANS
@@ -36,7 +36,7 @@ class Observability:
     async def _document(self, scope: Scope, receive: Receive) -> Json:
         if scope["method"] == "GET":
             return {}
-        return parse_object(await read_body(receive, read_headers(scope), size_max=self._size_max))
+        return await read_object(scope, receive, size_max=self._size_max)
 
 
 def trace_changes(document: Json) -> dict[str, list[str] | None]:

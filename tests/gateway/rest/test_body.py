@@ -1,0 +1,31 @@
+"""Reading bodies: what takes long is done beside the event loop."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from gateway.rest import body
+from gateway.rest.json_values import Json, parse_object
+
+
+@pytest.mark.parametrize(("size", "is_beside"), [(100, False), (body.BULKY_BYTES, True)])
+async def test_a_bulky_document_does_not_hold_up_the_loop(
+    size: int, is_beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noticed(text: bytes) -> Json:
+        threads.append(threading.get_ident())
+        return parse_object(text)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b'{"a": "' + b"x" * size + b'"}'}
+
+    monkeypatch.setattr(body, "parse_object", noticed)
+    document = await body.read_object({"type": "http", "headers": []}, receive, size_max=2 * body.BULKY_BYTES)
+
+    assert {"a": "x" * size} == document
+    assert [is_beside] == [thread != threading.get_ident() for thread in threads]
