@@ -330,13 +330,13 @@ class Repository:
                 scope = fingerprint(loaded, number, by_content=True).content if cached else ""
                 made.append(replace(self._serve(loaded, load, mark), files=holder, cache_scope=scope))
                 versions.append(made[-1])
-            except Exception as error:  # A model's own code runs here; whatever it raises, the load failed.
+            except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
                 for served in made:
                     close_now(served)
                 raise self._failed(name, version, error) from error
         return versions
 
-    def _failed(self, name: str, version: str, error: Exception) -> LoadError:
+    def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
         """What is said of a version that could not be loaded, in Triton's words."""
         if isinstance(error, MeshError):
             reason = f"{CODE_NAMES[error.code]}: {error.message}"

@@ -46,9 +46,9 @@ class EngineWorker:
         """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows, want_state)
-        except Exception as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
-            error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {failure}")
+            error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
             return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:

@@ -186,6 +186,15 @@ async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
     assert set() == repository.loading
 
 
+async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
+    repository: Repository, folder: Path
+) -> None:
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE + "\nraise SystemExit(3)\n")
+
+    with pytest.raises(LoadError, match="is at UNAVAILABLE state: Internal: SystemExit: 3"):
+        repository.load("running_sum")
+
+
 async def test_polling_outlives_a_repository_that_cannot_be_read(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
