@@ -19,6 +19,18 @@
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
 
+-- Lua hands no more than 8000 values on at once.
+local PIECE = 1000
+
+-- Pieces of a list, for `unpack`.
+local function pieces(list)
+  local from = 1 - PIECE
+  return function()
+    from = from + PIECE
+    if from <= #list then return list, from, math.min(from + PIECE - 1, #list) end
+  end
+end
+
 local outgoing, gateways = {}, {}
 
 local function answer(gateway, token, reply)
@@ -92,7 +104,7 @@ local function commit(keys, step)
   end
   if #step.entries > 0 then
     redis.call('HSET', keys.record, 'cm', step.n, 'ck', step.n)
-    redis.call('XDEL', keys.inbox, unpack(step.entries))
+    for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
   else
     redis.call('HSET', keys.record, 'cm', step.n)
   end
@@ -153,6 +165,8 @@ if committed_any then
 end
 tally_all()
 for _, gateway in ipairs(gateways) do
-  redis.call('XADD', ARGV[1] .. gateway, 'NOMKSTREAM', '*', unpack(outgoing[gateway]))
+  for replies, from, to in pieces(outgoing[gateway]) do
+    redis.call('XADD', ARGV[1] .. gateway, 'NOMKSTREAM', '*', unpack(replies, from, to))
+  end
 end
 return results

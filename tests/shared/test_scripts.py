@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +23,7 @@ from shared.scripts import (
     StepCommit,
     SubmitCode,
 )
-from tests.scripted_mesh import ScriptedMesh
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -63,6 +64,7 @@ async def commit(
     idle_ms: int = 60_000,
     tombstone_ms: int = 10_000,
     checkpoint: bool = True,
+    entries: Sequence[str] = (),
 ) -> CommitCode:
     final = StepCommit(
         sequence=step.sequence,
@@ -75,7 +77,7 @@ async def commit(
         reply=encode(ReplyMessage("1", step=step.step)),
         request_id=request_id,
         keep_reply=bool(request_id),
-        entries=[step.entry] if checkpoint else [],
+        entries=entries or ([step.entry] if checkpoint else []),
         checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
     )
     shard = mesh.keys.shard_of(step.sequence)
@@ -295,6 +297,22 @@ class TestCommit:
 
         assert before < await mesh.assign(7, ALICE)
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
+
+    async def test_thousands_of_open_entries_and_of_callers_are_no_bound(self, mesh: ScriptedMesh) -> None:
+        """A model with a large checkpoint interval, and a client that retries all the time."""
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        record = mesh.keys.sequence(step.sequence).record
+        await cast("Any", mesh.redis).hset(record, "j:1", "".join(f"{GATEWAY} t{n};" for n in range(9_000)))
+        entries = [*(f"1-{n}" for n in range(1, 9_000)), step.entry]
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, entries=entries)
+
+        assert [] == await steps(mesh, ALICE)
+        for token in (step.token, "t0", "t8999"):
+            await mesh.reply_to(token)
+        assert 9_001 == len(mesh.heard)
 
     async def test_a_step_that_skips_one_changes_nothing(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
