@@ -326,12 +326,15 @@ class Serving:
         An executor that had it can tell so at once, and for the requests of every gateway, those that have died
         included; a gateway can only conclude it from a long absence (`gateway.unserved`).
         """
-        served = {(one.model, one.version) for member in members if member.alive for one in member.registration.models}
+        living = [member.registration for member in members if member.alive]
+        served = {(one.model, one.version) for registration in living for one in registration.models}
+        alive = {registration.executor for registration in living}
         for place, load in list(self._unloaded.items()):
             if place not in served:
                 others = any(model == load.model for model, _ in served)
                 reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
-                await refuse_waiting(self._connections.scripts, self._keys, load, reply)
+                redis, scripts = self._connections.commands, self._connections.scripts
+                await refuse_waiting(redis, scripts, self._keys, load, reply, alive=alive)
 
     async def _watch_readiness(self) -> None:
         """Has announced what models say of their readiness, when they say something else than before."""

@@ -13,6 +13,7 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -213,7 +214,12 @@ async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> lis
     return holders_of(await redis.hgetall(keys.work_queue(model, version).takers))
 
 
-async def refuse_waiting(scripts: Scripts, keys: Keyspace, load: Load, reply: bytes) -> None:
-    """Answers everything in a queue that nobody serves any more. reply: encoded."""
+async def refuse_waiting(
+    redis: Any, scripts: Scripts, keys: Keyspace, load: Load, reply: bytes, *, alive: AbstractSet[str]
+) -> None:
+    """Answers everything in a queue that nobody serves any more, also what dead executors held. reply: encoded."""
+    for holder in await takers_of(redis, keys, load.model, load.version):
+        if holder not in alive:
+            await scripts.run(WorkScripts(keys).requeue(load, holder))
     while await scripts.run(WorkScripts(keys).refuse(load, reply)):
         logs.info("requests to an unloaded model refused", model=load.model, version=load.version)
