@@ -62,6 +62,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         StepNumber(start),
         void,
         traceparent=fields.get(TRACE_FIELD.encode(), b"").decode(),
+        cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
     )
     return Checkpoint(restored, states)
 
@@ -73,7 +74,7 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk"])
+            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca"])
             cast(Any, pipe).hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}

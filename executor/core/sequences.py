@@ -96,6 +96,7 @@ class Restored:
 
     checkpointed  the step whose state the checkpoint holds; committed: the last step that was answered
     traceparent   trace context of the checkpointed step, "" when it was not traced
+    cancelled     steps whose callers have gone, however long ago that was said here
     """
 
     epoch: Epoch
@@ -104,6 +105,7 @@ class Restored:
     start_step: StepNumber
     void: VoidCause | None
     traceparent: str = ""
+    cancelled: frozenset[StepNumber] = frozenset()
 
 
 class SequenceTable:
@@ -179,6 +181,7 @@ class SequenceTable:
         owned.replay_until = found.committed
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
         owned.void = found.void
+        owned.cancelled |= found.cancelled
         for step in [number for number in owned.steps if number < owned.next_step]:
             del owned.steps[step]
         return owned

@@ -253,9 +253,12 @@ class TestCancelledSteps:
             assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
 
 
-def checkpoint(*, epoch: int = 1, checkpointed: int, committed: int, void: VoidCause | None = None) -> Checkpoint:
-    restored = Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(1), void)
-    return Checkpoint(restored, {})
+def checkpoint(
+    *, epoch: int = 1, checkpointed: int, committed: int, void: VoidCause | None = None, cancelled: Sequence[int] = ()
+) -> Checkpoint:
+    gone = frozenset(map(StepNumber, cancelled))
+    before, last, start = StepNumber(checkpointed), StepNumber(committed), StepNumber(1)
+    return Checkpoint(Restored(Epoch(epoch), before, last, start, void, cancelled=gone), {})
 
 
 class TestOwnership:
@@ -283,6 +286,18 @@ class TestOwnership:
 
             await until(lambda: on.commits.outcome(1, 2) is not None)
             assert [2] == [row.slot for row in on.engines[0].batches[1]]
+
+    async def test_a_step_that_comes_out_of_the_inbox_again_is_still_cancelled(self) -> None:
+        """What told of it has left the inbox when it was heard, by the model as it was then."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(2)
+            on.step(3)
+            (owned,) = on.model.restoring
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1, cancelled=[3]))
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(3) is not None)
+            assert [Outcome.DONE, Outcome.CANCELLED] == [on.commits.outcome(n) for n in (2, 3)]
 
     async def test_what_is_replayed_without_a_state_leaves_the_inbox_with_the_next_answer(self) -> None:
         async with stage(config(Oldest(4))) as on:

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from executor.checkpoints import read_checkpoints
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
@@ -492,6 +493,16 @@ class TestCancel:
         assert CommitCode.OVER is await commit(mesh, ALICE, third, outcome=Outcome.VOID)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE, START))).code
+
+    async def test_an_owner_that_fetches_the_record_finds_what_it_was_told(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        submission = mesh.submission(7, ONE)
+        await mesh.cancel(submission, await mesh.submit(submission))
+
+        found = await read_checkpoints(mesh.redis, mesh.keys, [submission.sequence])
+
+        assert {2} == found[submission.sequence].restored.cancelled
 
     async def test_a_start_behind_a_cancelled_step_begins_anew(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
