@@ -67,25 +67,27 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end
 
--- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays.
+-- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays. Steps
+-- that were answered before and are kept for their state get none.
 -- keys: record, idle, parked, checkpoint, starts. refused(version, ms): told of each step, with the time it waited.
 -- Returns the number of steps.
 local function refuse_waiting(keys, replies_prefix, reply, refused)
-  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr')
-  local steps = redis.call('XRANGE', keys.parked, '-', '+')
-  for _, entry in ipairs(steps) do
+  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm')
+  local count = 0
+  local function refuse(fields, since_ms)
+    count = count + 1
+    redis.call('XADD', replies_prefix .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
+    refused(got[3], clock_ms() - since_ms)
+    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. fields.n) or '', '(%S+) (%S+);') do
+      redis.call('XADD', replies_prefix .. gateway, 'NOMKSTREAM', '*', token, reply)
+    end
+  end
+  for _, entry in ipairs(redis.call('XRANGE', keys.parked, '-', '+')) do
     local fields = {}
     for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
-    redis.call('XADD', replies_prefix .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
-    refused(got[3], clock_ms() - tonumber(string.match(entry[1], '^%d+')))
-    local joined = redis.call('HGET', keys.record, 'j:' .. fields.n)
-    if joined then
-      for gateway, token in string.gmatch(joined, '(%S+) (%S+);') do
-        redis.call('XADD', replies_prefix .. gateway, 'NOMKSTREAM', '*', token, reply)
-      end
-    end
+    if number(fields.n) > number(got[4]) then refuse(fields, tonumber(string.match(entry[1], '^%d+'))) end
   end
   redis.call('XDEL', keys.starts, got[1], got[2] or got[1])
   redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
-  return #steps
+  return count
 end

@@ -443,6 +443,23 @@ class TestReject:
         assert {} == await mesh.record(7)
         assert Epoch(0) == await mesh.assign(7, ALICE)
 
+    async def test_steps_that_are_kept_for_their_state_were_answered_before(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, checkpoint=False)
+        last = mesh.submission(7, ONE)
+        await mesh.submit(last)
+        await mesh.take_over(ALICE)
+        refusal = Rejection(step.sequence, (await mesh.record(7))["be"], REPLY)
+
+        shard = mesh.keys.shard_of(step.sequence)
+        (answered,) = await mesh.scripts.run(mesh.scripts.reject([refusal], shard=shard, model="sum", term=Term(1)))
+
+        await mesh.reply(last)
+        assert 1 == answered
+        assert 1 == mesh.heard.count(step.token)
+
 
 class TestCancel:
     async def test_a_waiting_sequence_goes_with_all_its_steps(self, mesh: ScriptedMesh) -> None:
