@@ -6,6 +6,7 @@ from executor.core.sequences import VoidCause
 from executor.engine.base import RowError, RowResult
 from shared.errors import Code, Reason, sendable
 from shared.ids import ExecutorId, SequenceId, correlation_id_of, model_of
+from shared.limits import LOST_OWNERS_MAX
 from shared.messages import ReplyMessage, encode
 
 
@@ -26,6 +27,19 @@ def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> 
 def cancelled_answer(*, version: str, executor: ExecutorId) -> bytes:
     """What a step hears that was cancelled before it ran, or that was queued behind such a one (triton-spec 1.8)."""
     return refusal(Code.CANCELLED, "", version=version, executor=executor)
+
+
+def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
+    """What a step hears that too many executors were lost with; its sequence has no state from here on."""
+    message = (
+        f"sequence {correlation_id_of(sequence)} of model '{model_of(sequence)}' was given up: {LOST_OWNERS_MAX} "
+        "executors were lost with its next step"
+    )
+    return encode(
+        ReplyMessage(
+            version, error_code=Code.INTERNAL, error=message, reason=Reason.LOST, step=last_step, executor=executor
+        )
+    )
 
 
 def unloaded_answer(model: str, version: str, *, others: bool, executor: ExecutorId) -> bytes:

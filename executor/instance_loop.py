@@ -261,8 +261,9 @@ class InstanceLoop:
         """The sequence has no state from here on; a START behind this step begins anew."""
         queued = self._table.begin(owned)
         entries = self._table.checkpointed(owned)
-        self._table.conclude(owned, cancelled=True)
-        self._put([self._commits.cancelled(queued, entries)])
+        given_up = queued.step.given_up
+        self._table.conclude(owned, dropped=VoidCause.LOST if given_up else VoidCause.CANCELLED)
+        self._put([self._commits.given_up(queued, entries) if given_up else self._commits.cancelled(queued, entries)])
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
         """The step's spans up to here; `checkpoint` follows when its commit comes back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from executor.answers import answer, cancelled_answer, void_answer
+from executor.answers import answer, cancelled_answer, given_up_answer, void_answer
 from executor.checkpoints import checkpoint_fields
 from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
@@ -75,6 +75,17 @@ class StepCommits:
         reply = cancelled_answer(version=self._version, executor=self._executor)
         counts = self.refused(queued, Reason.CANCELED)
         return _commit(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
+
+    def given_up(self, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
+        """A step that was not run, because it is likely to kill whoever runs it."""
+        reply = given_up_answer(
+            queued.step.sequence,
+            version=self._version,
+            executor=self._executor,
+            last_step=StepNumber(queued.step.step - 1),
+        )
+        counts = self.refused(queued, Reason.BACKEND)
+        return _commit(queued, Outcome.GIVEN_UP, reply, entries=entries, counts=counts)
 
     def refused(self, queued: QueuedStep, reason: Reason) -> bytes:
         """The counts of a step that is answered without the model."""

@@ -156,7 +156,9 @@ class Performer:
         is what makes it complete: after the first part no step is put there any more.
         """
         begin = time.monotonic()
-        sequences = await self._reclaim(executor, only)
+        # One that leaves still has its lease; what a reload ends is nobody's loss.
+        lost = not only and not await self._redis.exists(self._keys.executor_lease(executor))
+        sequences = await self._reclaim(executor, only, lost=lost)
         steps = await self._drain(executor, alive=bool(only))
         if sequences or steps:
             logs.info(
@@ -168,7 +170,7 @@ class Performer:
                 ms=round((time.monotonic() - begin) * 1000),
             )
 
-    async def _reclaim(self, executor: ExecutorId, only: Floors) -> int:
+    async def _reclaim(self, executor: ExecutorId, only: Floors, *, lost: bool) -> int:
         total, shards = 0, self._keys.shard_ids()
         while shards:
             calls = [
@@ -180,6 +182,7 @@ class Performer:
                     count=RECLAIM_COUNT,
                     tombstone_ms=self._tombstone_ms,
                     only={version: floors[shard] if floors else None for version, floors in only},
+                    lost=lost,
                 )
                 for shard in shards
             ]

@@ -31,3 +31,6 @@ LABEL_FILE_BYTES_MAX = 1 << 20
 
 LOST_EXECUTORS_MAX = 3
 """Executors that may be lost while they run a stateless request: then it is what kills them, and it is answered."""
+
+LOST_OWNERS_MAX = 5
+"""Owners of a sequence that may be lost, one after the other, with the same next step: then that step is given up."""

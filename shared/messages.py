@@ -191,6 +191,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     committed  the last committed step when it was delivered
     version    the one that the sequence was pinned to at START, whatever the step's own message says
     cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
+    given_up   too many executors were lost that had it: it is not to be run
     """
 
     entry: str
@@ -206,6 +207,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     token: str
     message: bytes
     cancelled: bool = False
+    given_up: bool = False
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
@@ -246,7 +248,8 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | Inbo
         gateway=fields[b"g"].decode(),
         token=fields[b"t"].decode(),
         message=fields[b"m"],
-        cancelled=b"x" in fields,
+        cancelled=fields.get(b"x") == b"1",
+        given_up=fields.get(b"x") == b"2",
     )
 
 

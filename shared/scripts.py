@@ -20,6 +20,7 @@ from redis.exceptions import NoScriptError
 
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
+from shared.limits import LOST_OWNERS_MAX
 from shared.link import Link
 from shared.messages import StepFlag
 from shared.tally import Load
@@ -116,12 +117,14 @@ class CancelCode(IntEnum):
 
 class Outcome(IntEnum):
     """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state.
-    CANCELLED: it was not run, because its caller has gone; the steps behind it are void."""
+    CANCELLED: it was not run, because its caller has gone; the steps behind it are void. GIVEN_UP: so too, because too
+    many executors were lost that were to run it."""
 
     DONE = 0
     FAILED = 1
     VOID = 2
     CANCELLED = 3
+    GIVEN_UP = 4
 
 
 class CommitCode(IntEnum):
@@ -421,10 +424,12 @@ class Scripts:
         count: int,
         tombstone_ms: int,
         only: Mapping[str, int | None] | None = None,
+        lost: bool = False,
     ) -> Call[int]:
         """Takes up to `count` sequences from an executor; returns how many it took or looked at, 0 when none is left.
 
         only  of these versions alone: up to that epoch, as sequences whose state is over, or (None) all of them
+        lost  it is dead: a step that `LOST_OWNERS_MAX` owners in a row were lost with is given up
         """
         keys = [
             self._keys.fence(shard, model),
@@ -435,7 +440,8 @@ class Scripts:
             self._keys.feed(shard, model),
         ]
         wanted = [word for version, floor in (only or {}).items() for word in (version, "" if floor is None else floor)]
-        return Call("reclaim", keys, [term, executor, count, tombstone_ms, self._keys.base(shard), *wanted], int)
+        args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *wanted]
+        return Call("reclaim", keys, args, int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False

@@ -127,12 +127,12 @@ class ScriptedMesh:
         (epoch,) = await self.scripts.run(call)
         return epoch
 
-    async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000) -> None:
+    async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""
         for shard in self.keys.shard_ids():
             while await self.scripts.run(
                 self.scripts.reclaim(
-                    dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms
+                    dead, shard=shard, model=self.model, term=self.term, count=2, tombstone_ms=tombstone_ms, lost=lost
                 )
             ):
                 pass

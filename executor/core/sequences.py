@@ -154,7 +154,7 @@ class SequenceTable:
         if step.step in owned.steps:
             return None
         owned.steps[step.step] = queued
-        if step.cancelled:
+        if step.cancelled or step.given_up:
             owned.cancelled.add(step.step)
         return owned
 
@@ -206,17 +206,22 @@ class SequenceTable:
         owned.passes += 1
 
     def conclude(
-        self, owned: OwnedSequence, *, failed_start: bool = False, started: bool = False, cancelled: bool = False
+        self,
+        owned: OwnedSequence,
+        *,
+        failed_start: bool = False,
+        started: bool = False,
+        dropped: VoidCause | None = None,
     ) -> None:
-        """The running step is done; the next one may run. cancelled: it was not run, nor will those behind it be."""
+        """The running step is done; the next one may run. dropped: it was not run, nor will those behind it be."""
         assert owned.running, f"{owned.sequence}: no step is running"
         owned.running = False
         owned.passes = 0
         del owned.steps[owned.next_step]
         owned.cancelled.discard(owned.next_step)
         owned.next_step = StepNumber(owned.next_step + 1)
-        if cancelled:
-            owned.void = VoidCause.CANCELLED
+        if dropped is not None:
+            owned.void = dropped
         elif failed_start:
             owned.void = VoidCause.FAILED
         elif started:

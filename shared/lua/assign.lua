@@ -10,7 +10,7 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn')
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu')
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
@@ -28,6 +28,9 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
     if got[5] and listed(got[5], fields[4]) then
       fields[#fields + 1] = 'x'
       fields[#fields + 1] = '1'
+    elseif got[7] == fields[4] then
+      fields[#fields + 1] = 'x'
+      fields[#fields + 1] = '2'
     end
     redis.call('XADD', inbox, '*', unpack(fields))
   end

@@ -7,7 +7,7 @@
 --        4 number of executions' packed counts, these counts (counted when this call commits anything at all)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
---                  3 cancelled before it ran: the steps behind it are void until a START),
+--                  3 cancelled before it ran, 4 given up: the steps behind it are void until a START),
 --                  gateway, token, reply, request id, 1 to keep the reply for a retry, packed counts,
 --                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
@@ -113,9 +113,9 @@ local function commit(keys, step)
   tally(keys.tally, step.counts)
 
   local void, kind = got[7], got[8] or 'f'
-  if step.outcome == 3 then
-    void, kind = step.n, 'c'
-    redis.call('HSET', keys.record, 'vd', step.n, 'vk', 'c')
+  if step.outcome >= 3 then
+    void, kind = step.n, step.outcome == 3 and 'c' or 'o'
+    redis.call('HSET', keys.record, 'vd', step.n, 'vk', kind)
     if number(got[6]) <= step.n then redis.call('HSET', keys.record, 'cl', 1) end
   elseif has(step.flags, START) then
     if step.outcome == 0 then

@@ -12,6 +12,7 @@
 --   be  entry id in the starts stream while waiting or moving
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
 --   ca  numbers of steps whose callers have gone
+--   tk  `<step> <count>`: owners that were lost while this was the next step   gu  the step that too many were lost with
 --   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
 --   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
@@ -62,7 +63,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('ZREM', keys.deadlines, sid)
   redis.call('SREM', keys.owned, sid)
   redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca', 'tk', 'gu')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -18,7 +18,11 @@ end
 
 local function forward(fields, inbox, got)
   local out = { 'e', got[3], 'i', got[4], 'l', got[5], 'c', got[7] }
-  if listed(got[9], field(fields, 'n')) then out = { 'x', '1', unpack(out) } end
+  if listed(got[9], field(fields, 'n')) then
+    out = { 'x', '1', unpack(out) }
+  elseif got[10] == field(fields, 'n') then
+    out = { 'x', '2', unpack(out) }
+  end
   for i = 1, #fields, 2 do
     if not string.find(' e i l c x ', ' ' .. fields[i] .. ' ', 1, true) then
       out[#out + 1] = fields[i]
@@ -32,7 +36,7 @@ local function stays(fields)
   local sid = field(fields, 'q')
   local n = number(field(fields, 'n'))
   if n == 0 then return ARGV[5] == '1' end
-  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca')
+  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu')
   local epoch = number(field(fields, 'e'))
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end

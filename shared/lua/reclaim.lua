@@ -4,6 +4,7 @@
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
 --        5 deadlines   6 feed
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
+--        6 owners that may be lost with the same next step, then it is given up (0: this executor leaves, it is not lost)
 --        then, to take some of them only: version, epoch up to which a reload has ended its sequences, or '' for all
 -- reply  number of sequences taken or looked at; 0 when the executor owns none (of those) any more
 -- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
@@ -12,9 +13,17 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local floors = nil
-for i = 6, #ARGV, 2 do
+for i = 7, #ARGV, 2 do
   floors = floors or {}
   floors[ARGV[i]] = ARGV[i + 1]
+end
+
+-- The next step may be what the owner died of.
+local function count_lost(record, step)
+  local n, count = string.match(redis.call('HGET', record, 'tk') or '', '(%d+) (%d+)')
+  count = tonumber(n) == step and tonumber(count) + 1 or 1
+  redis.call('HSET', record, 'tk', step .. ' ' .. count)
+  if count >= tonumber(ARGV[6]) then redis.call('HSET', record, 'gu', step) end
 end
 
 local function reclaim(sid)
@@ -37,6 +46,7 @@ local function reclaim(sid)
     redis.call('HSET', keys.record, 'vd', committed, 'vk', 'o')
     if start <= committed then redis.call('HSET', keys.record, 'cl', 1) end
   end
+  if ARGV[6] ~= '0' and accepted > committed then count_lost(keys.record, committed + 1) end
   local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl')

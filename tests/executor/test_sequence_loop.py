@@ -20,6 +20,7 @@ from executor.first_batch import FirstBatch
 from executor.sequence_model import SequenceModel
 from executor.statistics import ModelStatistics
 from executor.worker import EngineWorker
+from shared.errors import Code, Reason
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply
 from shared.model_config.values import (
@@ -117,6 +118,7 @@ class Stage:
         slot: int = 0,
         shape: tuple[int, ...] = (1, 1),
         own_sequence: bool = False,
+        given_up: bool = False,
         epoch: int = 1,
     ) -> None:
         """A step comes out of the inbox."""
@@ -135,6 +137,7 @@ class Stage:
             gateway="g",
             token=str(number),
             message=b"",
+            given_up=given_up,
         )
         self.model.accept(inbox, message)
 
@@ -251,6 +254,23 @@ class TestCancelledSteps:
             await until(lambda: on.commits.outcome(3) is not None)
 
             assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+
+
+async def test_a_step_that_executors_were_lost_with_is_answered_without_the_model() -> None:
+    async with stage(config(Oldest(4))) as on:
+        on.step(1, START, given_up=True)
+        on.step(2)
+        on.step(3, START)
+        await on.begun(1)
+        on.engines[0].let_go(1)
+        await until(lambda: on.commits.outcome(3) is not None)
+
+        assert [Outcome.GIVEN_UP, Outcome.VOID, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+        replies = [decode_reply(step.reply) for step in on.commits.steps[:2]]
+        assert [Code.INTERNAL, Code.INVALID_ARG] == [reply.error_code for reply in replies]
+        assert [Reason.LOST] * 2 == [reply.reason for reply in replies]
+        assert "sequence 7 of model 'm' was given up: 5 executors were lost with its next step" == replies[0].error
+        assert 1 == len(on.engines[0].batches)
 
 
 def checkpoint(

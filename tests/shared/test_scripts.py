@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 from executor.checkpoints import read_checkpoints
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
+from shared.limits import LOST_OWNERS_MAX
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.scripts import (
     Assignment,
@@ -575,6 +576,40 @@ class TestCancel:
         for step in sorted(await steps(mesh, BOB), key=lambda one: one.step):
             await commit(mesh, BOB, step)
         assert "ca" not in await mesh.record(7), "numbers of steps that are over are forgotten"
+
+
+async def test_a_step_that_kills_its_owners_is_given_up_and_with_it_the_sequence(mesh: ScriptedMesh) -> None:
+    await start(mesh)
+    for _ in range(2):
+        await mesh.submit(mesh.submission(7, ONE))
+
+    async def taken_over(*, lost: bool = True) -> list[bool]:
+        """Both steps, at the next owner: whether they are to be given up."""
+        await mesh.take_over(ALICE, lost=lost)
+        await mesh.assign(7, ALICE)
+        here = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+        return [step.given_up for step in here[-2:]]
+
+    for _ in range(LOST_OWNERS_MAX - 1):
+        assert [False, False] == await taken_over()
+    # Executors that leave are not lost, and a step that was committed was not what killed them.
+    assert [False, False] == await taken_over(lost=False)
+    second, third = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+    assert CommitCode.COMMITTED is await commit(mesh, ALICE, second)
+    for _ in range(LOST_OWNERS_MAX - 1):
+        await taken_over()
+        assert [(3, False)] == [(step.step, step.given_up) for step in await steps(mesh, ALICE)]
+    await mesh.submit(mesh.submission(7, ONE))
+    assert [True, False] == await taken_over()
+
+    third, fourth = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
+    assert (3, False) == (third.step, third.cancelled)
+    assert CommitCode.COMMITTED is await commit(mesh, ALICE, third, outcome=Outcome.GIVEN_UP)
+    assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
+    assert CommitCode.OVER is await commit(mesh, ALICE, fourth, outcome=Outcome.VOID)
+    assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
+    assert {"tk", "gu"}.isdisjoint(await mesh.record(7))
+    assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE, START))).code
 
 
 class TestPatience:

@@ -230,7 +230,7 @@ def test_a_cancelled_head_is_not_to_be_run_and_voids_what_is_behind_it() -> None
     assert owned.head_is_cancelled
 
     table.begin(owned)
-    table.conclude(owned, cancelled=True)
+    table.conclude(owned, dropped=VoidCause.CANCELLED)
 
     assert not owned.head_is_cancelled
     assert VoidCause.CANCELLED is owned.void
