@@ -16,7 +16,7 @@ from deploy.embedded import ServerNotFoundError
 from deploy.launcher import LauncherError, up
 from deploy.settings import UpSettings
 from shared.settings import settings_command
-from shared.tracing import describe
+from shared.traces.tracing import describe
 
 UP_HELP = """A whole mesh on this machine: gateways, schedulers, executors, and a Redis unless --redis-url is given.
 

@@ -17,23 +17,23 @@ from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
-from executor.committer import Committer
 from executor.connections import Connections, insist
-from executor.host import Host
-from executor.inbox import BEGINNING, Inbox
-from executor.nvml import load_nvml
-from executor.reports import Reporter
-from executor.repository import Repository
-from executor.serving import Serving
+from executor.models.repository import Repository
+from executor.models.serving import Serving
+from executor.reporting.host import Host
+from executor.reporting.nvml import load_nvml
+from executor.reporting.reports import Reporter
+from executor.sequences.committer import Committer
+from executor.sequences.inbox import BEGINNING, Inbox
 from executor.settings import ExecutorSettings
 from shared import logs
 from shared.ids import ExecutorId
 from shared.link import Link
 from shared.messages import ExecutorRegistration, InboxCancelled, InboxStep, LoadFailure, decode_infer, inbox_entry
 from shared.redis_client import CONNECTION_LOST
-from shared.reporting import Reports
-from shared.totals import Tallies
-from shared.tracing import Tracing
+from shared.statistics.reporting import Reports
+from shared.statistics.totals import Tallies
+from shared.traces.tracing import Tracing
 
 RENEWALS_PER_LEASE = 6
 COUNTS_INTERVAL_S = 1.0

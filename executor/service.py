@@ -8,20 +8,20 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from executor.connections import Connections
-from executor.control import Control
 from executor.devices import find_devices
 from executor.incarnation import Applied, Incarnation, LeaseLostError
-from executor.polling import Polling
-from executor.repository import Repository
+from executor.models.control import Control
+from executor.models.polling import Polling
+from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
-from shared.tracing import Tracing, setup
+from shared.statistics.metrics_config import parse_metrics_config
+from shared.traces.tracing import Tracing, setup
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""

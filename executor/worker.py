@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from executor.engine.base import BatchResult, ChecksReadiness, Engine, MeasuresMemory, Row, RowError, Timings
 from executor.first_batch import FirstBatch
-from executor.readiness import Readiness
+from executor.models.readiness import Readiness
 from shared import logs
 from shared.errors import Code
 from shared.ids import InstanceIndex, SlotIndex
-from shared.tally import MemoryUse
+from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
 

@@ -41,7 +41,7 @@ from shared.messages import ReplyMessage, encode
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.scripts import Cancellation as CancelledStep
-from shared.tally import Load as ModelLoad
+from shared.statistics.tally import Load as ModelLoad
 from shared.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0

@@ -23,7 +23,7 @@ from gateway.waiting import Answer, Waiting
 from shared.errors import MeshError, UnavailableError
 from shared.keyspace import Keyspace
 from shared.messages import ModelRecord, StepFlag
-from shared.tracing import NO_STEP, StepSpan, Tracing
+from shared.traces.tracing import NO_STEP, StepSpan, Tracing
 
 __all__ = ["Answer", "Inference"]
 

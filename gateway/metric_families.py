@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gateway.observation import Observed, Place, each_model
 from shared.messages import ModelRecord
-from shared.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
-from shared.reports import GpuReport, merged_families
-from shared.tally import ModelStatistics, first_response_of, sketch_of
+from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
+from shared.statistics.reports import GpuReport, merged_families
+from shared.statistics.tally import ModelStatistics, first_response_of, sketch_of
 
 Labels = Mapping[str, str]
 

@@ -26,7 +26,7 @@ from gateway.observation import Observation
 from gateway.statistics import Statistics
 from shared import logs
 from shared.errors import MeshError
-from shared.metrics_config import MetricsConfig
+from shared.statistics.metrics_config import MetricsConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from gateway.catalog import Catalog
 from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
 from shared.redis_client import CONNECTION_LOST
-from shared.reporting import Reports
-from shared.reports import ExecutorReport, ModelReport
 from shared.scripts import Scripts
-from shared.tally import MemoryUse
+from shared.statistics.reporting import Reports
+from shared.statistics.reports import ExecutorReport, ModelReport
+from shared.statistics.tally import MemoryUse
 
 Place = tuple[str, str]
 """Model and version."""

@@ -2,7 +2,7 @@
 
 A load is a word on a model, kept in Redis (`keyspace.wanted`), and a message to every executor that it is new; it is
 finished when every living one has carried it out, or could not. An executor that dies meanwhile is not waited for; one
-that joins meanwhile finds the word when it starts (`executor.control`).
+that joins meanwhile finds the word when it starts (`executor.models.control`).
 """
 
 from __future__ import annotations

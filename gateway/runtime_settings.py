@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from redis.exceptions import ResponseError
 
 from gateway.catalog import Catalog
-from shared import log_settings, trace_settings
+from shared import log_settings
 from shared.errors import RequestError, UnavailableError
 from shared.log_settings import LogSettings
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import CONNECTION_LOST
-from shared.trace_control import TraceControl
+from shared.traces import settings as trace_settings
+from shared.traces.control import TraceControl
 
 
 class RuntimeSettings:

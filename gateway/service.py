@@ -48,12 +48,12 @@ from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.metrics_config import parse_metrics_config
 from shared.redis_client import connect, join_mesh
 from shared.response_cache import parse_cache_config
 from shared.scripts import Scripts
-from shared.totals import Tallies
-from shared.tracing import Tracing, setup
+from shared.statistics.metrics_config import parse_metrics_config
+from shared.statistics.totals import Tallies
+from shared.traces.tracing import Tracing, setup
 
 
 @dataclass(frozen=True, slots=True)

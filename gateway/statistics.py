@@ -12,8 +12,8 @@ from gateway.catalog import Catalog
 from gateway.observation import Observation, memory_of
 from shared.errors import RequestError, UnavailableError
 from shared.redis_client import CONNECTION_LOST
-from shared.tally import Load, ModelStatistics, statistics_of
-from shared.totals import Tallies
+from shared.statistics.tally import Load, ModelStatistics, statistics_of
+from shared.statistics.totals import Tallies
 
 
 class Statistics:

@@ -1,7 +1,8 @@
 """Gives up stateless requests that nobody will take, as no executor is left that knows of their model version.
 
 What comes too late for a version that was unloaded is refused by the executors that had it, while one of them lives
-(`executor.serving`); this is for when none does: all were lost, for good. What waits for a slot is the scheduler's.
+(`executor.models.serving`); this is for when none does: all were lost, for good. What waits for a slot is the
+scheduler's.
 """
 
 from __future__ import annotations

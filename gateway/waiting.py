@@ -16,7 +16,7 @@ from gateway.admission import Admitted, InferCall, Parameter
 from shared.errors import Code, MeshError, ModelError, Reason, RequestError, SequenceError, UnavailableError
 from shared.ids import ShardId
 from shared.messages import ModelRecord, ReplyMessage, decode_reply
-from shared.tracing import NO_STEP, StepSpan
+from shared.traces.tracing import NO_STEP, StepSpan
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from shared.link import Link
 from shared.membership import Membership
 from shared.messages import ReplyMessage, encode
 from shared.scripts import Assignment, Call, Rejection, Scripts
-from shared.tracing import SpanName, Tracing
+from shared.traces.tracing import SpanName, Tracing
 
 RECLAIM_COUNT = 256
 """Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""

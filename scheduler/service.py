@@ -34,7 +34,7 @@ from shared.membership import Member, Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import CONNECTION_LOST, connect, join_mesh
 from shared.scripts import Scripts
-from shared.tracing import setup
+from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6
 """How often in a lease's time it is renewed, or asked for: a few lost rounds must not cost the lease."""

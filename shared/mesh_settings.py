@@ -14,10 +14,11 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
-from shared import log_settings, logs, trace_settings
+from shared import log_settings, logs
 from shared.keyspace import Keyspace
 from shared.log_settings import LogSettings
-from shared.trace_control import TraceControl
+from shared.traces import settings as trace_settings
+from shared.traces.control import TraceControl
 
 POLL_INTERVAL_S = 0.5
 

@@ -23,7 +23,7 @@ from shared.keyspace import Keyspace
 from shared.limits import LOST_OWNERS_MAX
 from shared.link import Link
 from shared.messages import StepFlag
-from shared.tally import Load
+from shared.statistics.tally import Load
 
 
 class SubmitCode(IntEnum):
@@ -145,7 +145,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     entries     inbox entries that this step's checkpoint makes unnecessary; empty: no checkpoint with this step
     checkpoint  state tensors by name, encoded; empty when the state did not change
     traceparent  of the step's span; stays with the caller
-    counts      packed (`shared.tally`) counts of this request, counted if this very call commits the step
+    counts      packed (`shared.statistics.tally`) counts of this request, counted if this very call commits the step
     execution   packed counts of the model's run, given to the first step of its batch; counted if this call commits
                 any step at all
     """

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 
-from shared.metrics_config import parse_metrics_config
+from shared.statistics.metrics_config import parse_metrics_config
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"

@@ -15,9 +15,9 @@ import msgspec
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
-from shared.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.scripts import Call
-from shared.tally import Load
+from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
+from shared.statistics.tally import Load
 
 LEVEL_DIGITS = 20
 """Of a priority level in the order of a queue: levels are uint64."""
@@ -75,8 +75,8 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 
 class WorkDone(msgspec.Struct, frozen=True):
-    """A stateless request's answer. counts: packed (`shared.tally`), counted if this call answers it; stored: where it
-    goes in the response cache then, if it does."""
+    """A stateless request's answer. counts: packed (`shared.statistics.tally`), counted if this call answers it;
+    stored: where it goes in the response cache then, if it does."""
 
     id: RequestId
     reply: bytes

@@ -20,7 +20,7 @@ import msgspec
 
 from shared.ids import CorrelationId
 from shared.model_config.values import ModelConfig
-from shared.tally import MemoryUse
+from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
 

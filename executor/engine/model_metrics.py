@@ -11,7 +11,7 @@ import bisect
 import threading
 from collections.abc import Mapping, Sequence
 
-from shared.reports import CustomFamily, Sample
+from shared.statistics.reports import CustomFamily, Sample
 
 Labels = tuple[tuple[str, str], ...]
 

@@ -42,7 +42,7 @@ from executor.engine.torch_signature import is_fixed, load_program, model_file, 
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.errors import Code, LoadError
 from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
-from shared.tally import MemoryUse
+from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
 ERROR_TEXT_MAX = 4096

@@ -17,7 +17,7 @@ from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from gateway.statistics import Statistics
 from shared.errors import Code, RequestError
 from shared.messages import RepositoryEntry
-from shared.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
+from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"
 

@@ -12,7 +12,7 @@ from gateway.rest.json_values import Json, JsonError
 from gateway.rest.reply import send_json
 from gateway.runtime_settings import RuntimeSettings
 from shared.log_settings import BOOLEANS
-from shared.trace_settings import NUMBERS
+from shared.traces.settings import NUMBERS
 
 
 class Observability:

@@ -9,7 +9,7 @@ from gateway.rpc.pb import AnyMessage, pb
 from shared.errors import RequestError
 from shared.messages import ModelRecord, RepositoryEntry
 from shared.model_config.values import ModelConfig, TensorSpec
-from shared.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
+from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"
 

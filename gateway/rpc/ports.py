@@ -12,7 +12,7 @@ from gateway.metadata import SERVER_NAME
 from gateway.waiting import Answer
 from shared.log_settings import LogSettings
 from shared.messages import ModelRecord, RepositoryEntry
-from shared.tally import ModelStatistics
+from shared.statistics.tally import ModelStatistics
 
 
 class Inference(Protocol):

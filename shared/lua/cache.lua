@@ -53,8 +53,8 @@ local function cache_put(cache, name, reply, bound, now)
   cache_renew(cache)
 end
 
--- Counts a lookup (shared/tally.py says what the fields mean). us: since the request arrived at its gateway;
--- base: of the summaries' buckets (shared/metrics_config.py), 0: there are none.
+-- Counts a lookup (shared/statistics/tally.py says what the fields mean). us: since the request arrived at its gateway;
+-- base: of the summaries' buckets (shared/statistics/metrics_config.py), 0: there are none.
 local function tally_lookup(key, hit, us, base, bucket_max)
   local ns = math.max(0, us) * 1000
   local counts = { 'cache_miss_count', 1, 'cache_miss_ns', ns }

@@ -1,6 +1,6 @@
 -- Prelude of the scripts that answer requests: statistics leave with the answer, so that they count it exactly once.
 --
--- Counts are packed by shared/tally.py (msgpack array: field, increment, field, increment, ...) and only appended here,
+-- Counts are packed by shared/statistics/tally.py (msgpack array: field, increment, field, increment, ...) and only appended here,
 -- to the model version's tally (list). `total` adds a tally up into the hash of counts, later, many at once: one RPUSH
 -- per call costs an answer a tenth of what it costs to increment a dozen fields.
 
@@ -20,7 +20,7 @@ local function tally(key, packed)
   counts[#counts + 1] = packed
 end
 
--- A request that a script itself refuses. reason: as in shared/tally.py; ms: since it was accepted.
+-- A request that a script itself refuses. reason: as in shared/statistics/tally.py; ms: since it was accepted.
 local function tally_refused(key, reason, ms)
   tally(key, cmsgpack.pack({ 'fail_count', 1, 'fail_ns', math.max(0, ms) * 1000000, 'fail_' .. reason, 1 }))
 end

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from deploy import cli
 from deploy.settings import UpSettings
 from shared.ids import sequence_id
-from shared.trace_context import sequence_trace_id
+from shared.traces.context import sequence_trace_id
 
 
 def test_the_help_names_every_command() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from executor.devices import Devices
-from executor.repository import Repository
+from executor.models.repository import Repository
 from shared.errors import LoadError
 
 MODEL = """

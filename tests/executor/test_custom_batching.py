@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.custom_batching import HOOKS, PATH_PARAMETER, BatchStrategy, find_strategy
+from executor.work.custom_batching import HOOKS, PATH_PARAMETER, BatchStrategy, find_strategy
 from shared.errors import LoadError
 from shared.model_config.values import Direct, DynamicBatching, ModelConfig, SequenceBatching
 

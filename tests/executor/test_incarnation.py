@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from executor.connections import Connections
 from executor.devices import Devices
 from executor.incarnation import Applied, Incarnation, LeaseLostError
-from executor.repository import Repository
+from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.errors import LoadError
 from shared.ids import ExecutorId
@@ -25,10 +25,10 @@ from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag
 from shared.redis_client import connect
 from shared.scripts import CancelCode
-from shared.tally import Load
+from shared.statistics.tally import Load
+from shared.statistics.totals import Tallies
 from shared.tensors import to_numpy
-from shared.totals import Tallies
-from shared.tracing import Tracing
+from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE

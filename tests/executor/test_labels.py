@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.labels import read_labels
+from executor.models.labels import read_labels
 from shared.errors import LoadError
 from shared.limits import LABEL_FILE_BYTES_MAX
 from shared.model_config.values import ModelConfig, TensorSpec

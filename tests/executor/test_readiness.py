@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from executor.readiness import Readiness
+from executor.models.readiness import Readiness
 
 
 async def test_a_model_is_as_ready_as_it_says() -> None:

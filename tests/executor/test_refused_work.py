@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from executor.work_source import refuse_waiting
+from executor.work.work_source import refuse_waiting
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.messages import ReplyMessage, encode
-from shared.tally import Load
+from shared.statistics.tally import Load
 from shared.work_scripts import Take, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from executor import reports
-from executor.host import Host
-from executor.nvml import Nvml, load_nvml
+from executor.reporting import reports
+from executor.reporting.host import Host
+from executor.reporting.nvml import Nvml, load_nvml
 from shared.ids import ExecutorId
-from shared.reports import ExecutorReport, GpuReport, HostReport
+from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:        100 kB\nMemAvailable:   400 kB\nHugePages_Total:  0\n"
 

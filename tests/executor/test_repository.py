@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from executor.devices import Devices
-from executor.fingerprints import folder_fingerprint
-from executor.polling import Polling
-from executor.repository import NoSuchModelError, Repository
+from executor.models.fingerprints import folder_fingerprint
+from executor.models.polling import Polling
+from executor.models.repository import NoSuchModelError, Repository
 from shared.errors import Code, LoadError
 from tests.mesh.model_repository import SAMPLES
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from executor.checkpoints import Checkpoint
 from executor.core.sequences import Restored, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.first_batch import FirstBatch
-from executor.sequence_model import SequenceModel
-from executor.statistics import ModelStatistics
+from executor.reporting.statistics import ModelStatistics
+from executor.sequences.checkpoints import Checkpoint
+from executor.sequences.sequence_model import SequenceModel
 from executor.worker import EngineWorker
 from shared.errors import Code, Reason
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
@@ -33,9 +33,9 @@ from shared.model_config.values import (
     TensorSpec,
 )
 from shared.scripts import CommitCode, Outcome, StepCommit
-from shared.tally import Load, unpacked
+from shared.statistics.tally import Load, unpacked
 from shared.tensors import Tensor, to_numpy
-from shared.tracing import Tracing
+from shared.traces.tracing import Tracing
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
 PATIENCE_S = 20.0

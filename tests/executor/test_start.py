@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.devices import Devices
-from executor.repository import Repository
+from executor.models.repository import Repository
 from executor.service import load_models
 from executor.settings import ExecutorSettings
 from shared.errors import MeshError

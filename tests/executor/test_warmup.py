@@ -11,8 +11,8 @@ import pytest
 
 from executor.devices import Devices
 from executor.engine.base import RowResult
-from executor.repository import LoadedModel, Repository
-from executor.warmup import warmup_row
+from executor.models.repository import LoadedModel, Repository
+from executor.models.warmup import warmup_row
 from shared.errors import LoadError
 from shared.model_config.values import (
     ControlKind,

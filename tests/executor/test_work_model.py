@@ -14,10 +14,10 @@ import pytest
 from redis.asyncio import Redis
 
 from executor.connections import Connections
-from executor.control import Applied
 from executor.devices import Devices
 from executor.incarnation import Incarnation
-from executor.repository import Repository
+from executor.models.control import Applied
+from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.ids import GatewayId
 from shared.keyspace import Keyspace
@@ -25,9 +25,9 @@ from shared.limits import LOST_EXECUTORS_MAX
 from shared.membership import Membership
 from shared.messages import InferMessage, ReplyMessage, encode
 from shared.redis_client import connect
-from shared.tally import Load
+from shared.statistics.tally import Load
 from shared.tensors import from_numpy, to_numpy
-from shared.tracing import Tracing
+from shared.traces.tracing import Tracing
 from shared.work_scripts import WorkItem, WorkScripts
 from tests.executor.work_gate import Gate, new_gate
 from tests.scripted_mesh import GATEWAY, ScriptedMesh

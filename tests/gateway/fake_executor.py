@@ -41,7 +41,7 @@ from shared.model_config.values import (
     TensorSpec,
 )
 from shared.scripts import Assignment, Outcome, Scripts, StepCommit
-from shared.tally import Load
+from shared.statistics.tally import Load
 from shared.tensors import Tensor, from_numpy, to_numpy
 from shared.work_scripts import Take, Taken, WorkDone, WorkScripts
 

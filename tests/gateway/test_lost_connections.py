@@ -26,7 +26,7 @@ from shared.keyspace import Keyspace
 from shared.lifecycle import Tasks
 from shared.redis_client import connect
 from shared.tensors import Tensor
-from shared.tracing import Tracing
+from shared.traces.tracing import Tracing
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
 
 

@@ -17,11 +17,11 @@ from gateway.metric_families import (
 )
 from gateway.observation import CacheUse, Observed, memory_of
 from shared.messages import ModelRecord
-from shared.metrics_config import FIRST_RESPONSE, MetricsConfig
 from shared.model_config.values import ModelConfig
-from shared.reports import CustomFamily, ExecutorReport, GpuReport, HostReport, ModelReport
-from shared.reports import Sample as CustomSample
-from shared.tally import (
+from shared.statistics.metrics_config import FIRST_RESPONSE, MetricsConfig
+from shared.statistics.reports import CustomFamily, ExecutorReport, GpuReport, HostReport, ModelReport
+from shared.statistics.reports import Sample as CustomSample
+from shared.statistics.tally import (
     Compute,
     MemoryUse,
     Reason,

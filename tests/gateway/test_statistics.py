@@ -16,11 +16,11 @@ from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ModelRecord
-from shared.metrics_config import MetricsConfig
 from shared.model_config.values import ModelConfig
 from shared.scripts import Scripts
-from shared.tally import Load, Reason, failure, packed
-from shared.totals import Tallies
+from shared.statistics.metrics_config import MetricsConfig
+from shared.statistics.tally import Load, Reason, failure, packed
+from shared.statistics.totals import Tallies
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
 

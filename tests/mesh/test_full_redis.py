@@ -21,8 +21,8 @@ from shared.logs import Level
 from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.messages import ExecutorRegistration
-from shared.trace_context import Sampler
-from shared.trace_control import TraceControl
+from shared.traces.context import Sampler
+from shared.traces.control import TraceControl
 
 EXECUTOR = ExecutorId("a-1")
 REGISTRATION = ExecutorRegistration(EXECUTOR, "a", "host", 1, 1, control_mode=EXPLICIT)

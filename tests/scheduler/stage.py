@@ -42,7 +42,7 @@ from shared.scripts import (
     SubmitCode,
     Submitted,
 )
-from shared.tracing import Tracing
+from shared.traces.tracing import Tracing
 
 MODEL = "sum"
 LEASE_MS = 1_000

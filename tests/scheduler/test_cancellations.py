@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from executor.checkpoints import read_checkpoints
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
+from executor.sequences.checkpoints import read_checkpoints
 from shared.errors import Code
 from shared.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.keyspace import Keyspace

@@ -22,8 +22,8 @@ from shared.scripts import (
     Rejection,
     StepCommit,
 )
-from shared.tally import Compute, Load, execution, packed, statistics_of, success
-from shared.totals import Tallies
+from shared.statistics.tally import Compute, Load, execution, packed, statistics_of, success
+from shared.statistics.totals import Tallies
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from shared import log_settings, logs, trace_settings
+from shared import log_settings, logs
 from shared.errors import Code, RequestError
 from shared.keyspace import Keyspace
 from shared.log_settings import LogSettings
 from shared.logs import Level
 from shared.mesh_settings import MeshSettings, Picture, ProcessSettings, picture_of
-from shared.spans import FinishedSpan
-from shared.trace_context import ALWAYS, Sampler, new_trace_id
-from shared.trace_control import TraceControl
-from shared.tracing import NO_STEP, Tracing
+from shared.traces import settings as trace_settings
+from shared.traces.context import ALWAYS, Sampler, new_trace_id
+from shared.traces.control import TraceControl
+from shared.traces.spans import FinishedSpan
+from shared.traces.tracing import NO_STEP, Tracing
 
 
 class Spans:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.metrics_config import (
+from shared.statistics.metrics_config import (
     SKETCH_BASE,
     SKETCH_BUCKET_MAX,
     SKETCH_US_MAX,

@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.messages import InferMessage
-from shared.metrics_config import sketch_bucket
 from shared.response_cache import entry_name, parse_cache_config, request_digest
 from shared.scripts import Scripts
-from shared.tally import Load, added, unpacked
+from shared.statistics.metrics_config import sketch_bucket
+from shared.statistics.tally import Load, added, unpacked
 from shared.tensors import Tensor
 from shared.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
 

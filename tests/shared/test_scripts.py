@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from executor.checkpoints import read_checkpoints
+from executor.sequences.checkpoints import read_checkpoints
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
 from shared.limits import LOST_OWNERS_MAX

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.tally import (
+from shared.statistics.tally import (
     COMPUTE,
     DURATIONS,
     BatchStatistics,

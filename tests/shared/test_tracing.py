@@ -14,11 +14,11 @@ from itertools import pairwise
 
 import pytest
 
-from shared import tracing
 from shared.ids import Epoch, SequenceId, sequence_id
-from shared.trace_context import Sampler
-from shared.trace_export import SdkSink
-from shared.tracing import NO_STEP, FinishedSpan, SpanName, Tracing
+from shared.traces import tracing
+from shared.traces.context import Sampler
+from shared.traces.export import SdkSink
+from shared.traces.tracing import NO_STEP, FinishedSpan, SpanName, Tracing
 from tests.otlp_receiver import OtlpReceiver, Protocol, ReceivedSpan
 
 CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -13,7 +13,7 @@ from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.messages import ReplyMessage, decode_reply, encode
 from shared.scripts import Call, Scripts
-from shared.tally import Load, unpacked
+from shared.statistics.tally import Load, unpacked
 from shared.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, holders_of, request_id
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 

@@ -12,7 +12,7 @@ import torch
 
 from executor.engine import triton_python_backend_utils as pb_utils
 from executor.engine.model_metrics import custom_families
-from shared.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
+from shared.statistics.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
 
 CONFIG: dict[str, Any] = {
     "name": "m",

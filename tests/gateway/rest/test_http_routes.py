@@ -19,7 +19,7 @@ from gateway.rest.server import Server
 from gateway.settings import GatewaySettings
 from shared.lifecycle import Stop
 from shared.messages import ControlMessage, LoadFailure, RepositoryEntry
-from shared.tally import packed
+from shared.statistics.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 ONE = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}

@@ -19,7 +19,7 @@ from shared.errors import Code, LoadError, MeshError, RequestError
 from shared.log_settings import LogSettings
 from shared.messages import ModelRecord, ReplyMessage, RepositoryEntry
 from shared.model_config.values import ModelConfig, TensorSpec
-from shared.tally import BatchStatistics, Duration, ModelStatistics
+from shared.statistics.tally import BatchStatistics, Duration, ModelStatistics
 from shared.tensors import Tensor
 
 RECORD = ModelRecord(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shared.ids import ShardId
 from shared.keyspace import Keyspace
 from shared.scripts import TOTAL_MAX, Call, Scripts, Totals
-from shared.tally import Load, added
+from shared.statistics.tally import Load, added
 
 LOADS_PER_CALL = 64
 """Model versions that one call of the script reads: its reply stays small."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shared.errors import Code, RequestError
-from shared.trace_context import ALWAYS, Sampler
+from shared.traces.context import ALWAYS, Sampler
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 LEVELS = (OFF, TIMESTAMPS, TENSORS)

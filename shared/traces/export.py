@@ -30,7 +30,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from shared import logs
-from shared.spans import FinishedSpan
+from shared.traces.spans import FinishedSpan
 
 QUEUE_SPANS = 8192
 """Spans that wait for the exporter, at most (OTEL_BSP_MAX_QUEUE_SIZE): about 1 s of a busy gateway, 10 MB."""

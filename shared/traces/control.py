@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.trace_context import Sampler
-from shared.trace_settings import UNLIMITED, Overrides, TraceSettings, of_sampler, overridden
+from shared.traces.context import Sampler
+from shared.traces.settings import UNLIMITED, Overrides, TraceSettings, of_sampler, overridden
 
 MESH = ""
 """The scope of settings that belong to no model."""

@@ -24,7 +24,7 @@ from shared.keyspace import Keyspace
 from shared.link import REPLY_TIMEOUT_S, Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, Scripts
-from shared.tally import Load
+from shared.statistics.tally import Load
 from shared.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
 
 WAKE_BLOCK_S = 1

@@ -9,20 +9,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from executor.checkpoints import Checkpoint
 from executor.clock import monotonic_us
-from executor.committer import Committer
 from executor.core.batching import ShapeKeys
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
 from executor.first_batch import Backlog
-from executor.instance_loop import InstanceLoop, Lane
-from executor.repository import ServedVersion
+from executor.models.repository import ServedVersion
+from executor.sequences.checkpoints import Checkpoint
+from executor.sequences.committer import Committer
+from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
 from shared.ids import ExecutorId
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, StepCommit
-from shared.tracing import SpanName, Tracing
+from shared.traces.tracing import SpanName, Tracing
 
 
 class SequenceModel:

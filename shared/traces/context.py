@@ -7,7 +7,7 @@ comes to the same answer, and a sequence is sampled whole or not at all.
 
 A client that uses one correlation id for sequence after sequence gets one trace for all of them, because the id is
 all that the client will have when it looks the trace up. Each of these runs is told apart by its own `sequence.start`
-span (see `shared.tracing`).
+span (see `shared.traces.tracing`).
 
 Source: https://www.w3.org/TR/trace-context/ (traceparent), OpenTelemetry's TraceIdRatioBased (sampling by the low 64
 bits of the trace id), https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/

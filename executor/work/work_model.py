@@ -22,11 +22,11 @@ from redis.asyncio import Redis
 from executor.answers import answer, refusal
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from executor.custom_batching import StrategyError
 from executor.engine.base import Row, RowError
 from executor.first_batch import POLL_S
-from executor.repository import ServedVersion
-from executor.work_source import WorkSource, takers_of
+from executor.models.repository import ServedVersion
+from executor.work.custom_batching import StrategyError
+from executor.work.work_source import WorkSource, takers_of
 from executor.worker import EngineWorker
 from shared import logs
 from shared.batch_shape import rows_of
@@ -38,8 +38,8 @@ from shared.link import Link
 from shared.messages import InferMessage, StepFlag, decode_infer
 from shared.response_cache import entry_name
 from shared.scripts import Scripts
-from shared.tally import Reason
-from shared.tracing import SpanName, Tracing
+from shared.statistics.tally import Reason
+from shared.traces.tracing import SpanName, Tracing
 from shared.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone
 
 SWEEP_S = 0.5

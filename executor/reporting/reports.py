@@ -1,5 +1,5 @@
 """Tells the mesh, about once a second, what only this process knows: memory, hardware, what waits here, and the metrics
-that models make for themselves. Gateways show it (`shared.reports`).
+that models make for themselves. Gateways show it (`shared.statistics.reports`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from redis.exceptions import ResponseError
 
 from executor.engine.model_metrics import custom_families
-from executor.host import Host
-from executor.nvml import Nvml
+from executor.reporting.host import Host
+from executor.reporting.nvml import Nvml
 from shared import logs
 from shared.ids import ExecutorId
 from shared.redis_client import CONNECTION_LOST
-from shared.reporting import Reports
-from shared.reports import ExecutorReport, ModelReport
+from shared.statistics.reporting import Reports
+from shared.statistics.reports import ExecutorReport, ModelReport
 
 REPORT_INTERVAL_S = 1.0
 

@@ -20,7 +20,7 @@ from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, CommitCode, Scripts, StepCommit
-from shared.tally import Load
+from shared.statistics.tally import Load
 
 OPEN_STEPS_MAX = 4096
 """Computed steps that may wait for their commit, over all models: then computing waits for Redis."""

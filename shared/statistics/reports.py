@@ -1,7 +1,7 @@
 """What an executor tells of itself while it lives, about once a second: gauges, which are not worth a stream.
 
-Counts do not travel here: a killed executor would take them with it (`shared.tally`). Where a report lies, and for how
-long: `shared.reporting`. Pure.
+Counts do not travel here: a killed executor would take them with it (`shared.statistics.tally`). Where a report lies,
+and for how long: `shared.statistics.reporting`. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.tally import MemoryUse
+from shared.statistics.tally import MemoryUse
 
 Labels = dict[str, str]
 

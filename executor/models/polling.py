@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from executor.fingerprints import folder_fingerprint
-from executor.repository import Repository
+from executor.models.fingerprints import folder_fingerprint
+from executor.models.repository import Repository
 from shared import logs
 from shared.errors import MeshError
 

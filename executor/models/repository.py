@@ -1,8 +1,8 @@
 """The models of this executor: found in the repository's folders, loaded, and kept with what became of each.
 
 A model that fails to load does not stop the others, and not its own predecessor: that goes on serving, as in Triton. A
-load changes only what differs (`executor.fingerprints`): of a model of which nothing changed every version stays as it
-is. Everything here is slow (files, weights) and runs on a thread; nothing here knows of Redis.
+load changes only what differs (`executor.models.fingerprints`): of a model of which nothing changed every version stays
+as it is. Everything here is slow (files, weights) and runs on a thread; nothing here knows of Redis.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from executor.custom_batching import BatchStrategy, find_strategy
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.model_completion import LIMIT_S
-from executor.fingerprints import Fingerprint, fingerprint
-from executor.labels import read_labels
-from executor.readiness import Readiness
-from executor.statistics import ModelStatistics
-from executor.warmup import warm_up
+from executor.models.fingerprints import Fingerprint, fingerprint
+from executor.models.labels import read_labels
+from executor.models.readiness import Readiness
+from executor.models.warmup import warm_up
+from executor.reporting.statistics import ModelStatistics
+from executor.work.custom_batching import BatchStrategy, find_strategy
 from executor.worker import EngineWorker
 from shared import logs
 from shared.errors import Code, LoadError, MeshError, sendable
 from shared.ids import InstanceIndex
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
-from shared.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.model_config.load import LoadedConfig, load_model_config
 from shared.model_config.values import ModelConfig
-from shared.reports import ModelReport
-from shared.tally import Load
+from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
+from shared.statistics.reports import ModelReport
+from shared.statistics.tally import Load
 
 UNLOADED = "unloaded"
 """Triton's reason of a version that was taken out of service."""

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 from executor.answers import answer, cancelled_answer, given_up_answer, void_answer
-from executor.checkpoints import checkpoint_fields
 from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
-from executor.statistics import ModelStatistics
+from executor.reporting.statistics import ModelStatistics
+from executor.sequences.checkpoints import checkpoint_fields
 from shared.ids import ExecutorId, StepNumber
 from shared.scripts import Outcome, StepCommit
-from shared.tally import Reason, added, packed, unpacked
+from shared.statistics.tally import Reason, added, packed, unpacked
 
 
 class StepCommits:

@@ -24,24 +24,24 @@ from typing import Any, cast
 import msgspec
 
 from executor.answers import unloaded_answer
-from executor.checkpoints import read_checkpoints
-from executor.committer import Committer
 from executor.connections import Connections, insist
 from executor.core.sequences import OwnedSequence
 from executor.first_batch import backlog_requests
-from executor.inbox import Inbox, Marks, entry_key
-from executor.repository import Repository, ServedVersion
-from executor.sequence_model import SequenceModel
-from executor.work_model import WorkModel
-from executor.work_source import refuse_waiting
+from executor.models.repository import Repository, ServedVersion
+from executor.sequences.checkpoints import read_checkpoints
+from executor.sequences.committer import Committer
+from executor.sequences.inbox import Inbox, Marks, entry_key
+from executor.sequences.sequence_model import SequenceModel
+from executor.work.work_model import WorkModel
+from executor.work.work_source import refuse_waiting
 from shared import logs
 from shared.ids import ExecutorId, SequenceId, model_of
 from shared.membership import Member
 from shared.messages import InboxStep, InferMessage, ServedModel
 from shared.redis_client import CONNECTION_LOST
-from shared.reports import ModelReport
-from shared.tally import Load
-from shared.tracing import Tracing
+from shared.statistics.reports import ModelReport
+from shared.statistics.tally import Load
+from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0
 """How long an unloaded model still takes steps: twice the time after which a gateway looks at the mesh again."""

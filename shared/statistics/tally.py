@@ -23,7 +23,7 @@ from enum import StrEnum
 
 import msgspec
 
-from shared.metrics_config import sketch_bucket
+from shared.statistics.metrics_config import sketch_bucket
 
 Counts = Mapping[str, int]
 """Field -> increment, or field -> sum."""

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from executor.clock import monotonic_us
-from executor.committer import CommitOwner, Committer
 from executor.core.batching import Wait
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.first_batch import Backlog, FirstBatch
-from executor.rows import RowMaker
-from executor.statistics import ModelStatistics
-from executor.step_commits import StepCommits
+from executor.reporting.statistics import ModelStatistics
+from executor.sequences.committer import CommitOwner, Committer
+from executor.sequences.rows import RowMaker
+from executor.sequences.step_commits import StepCommits
 from executor.worker import EngineWorker
 from shared.errors import Code
 from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig, Oldest
 from shared.scripts import StepCommit
-from shared.tally import Reason
-from shared.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
+from shared.statistics.tally import Reason
+from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Counts of what one model version did (triton-spec 5.7), packed for the commit or answer that they travel with.
 
-Nothing is kept here: what is counted is counted in Redis, with the answer (`shared.tally`).
+Nothing is kept here: what is counted is counted in Redis, with the answer (`shared.statistics.tally`).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from executor.engine.base import RowError, RowResult, Timings
-from shared.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
-from shared.tally import Compute, Load, Reason, execution, failure, first_response, packed, sketches, success
+from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
+from shared.statistics.tally import Compute, Load, Reason, execution, failure, first_response, packed, sketches, success
 
 DEFAULT = MetricsConfig()
 

@@ -19,9 +19,9 @@ from typing import Any, cast
 import msgspec
 
 from executor.connections import RETRY_DELAY_S, Connections, insist
-from executor.inbox import BEGINNING
 from executor.incarnation import Applied
-from executor.repository import NoSuchModelError, Repository
+from executor.models.repository import NoSuchModelError, Repository
+from executor.sequences.inbox import BEGINNING
 from shared import logs
 from shared.errors import MeshError
 from shared.messages import ControlMessage, LoadFailure, encode

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from shared.reports import GpuReport
+from shared.statistics.reports import GpuReport
 
 LIBRARY = "libnvidia-ml.so.1"
 UUID_CHARACTERS = 96

@@ -1,6 +1,6 @@
 """What the mesh records about a request and a sequence, as OpenTelemetry spans.
 
-One trace per sequence; its ids follow from the sequence id (`shared.trace_context`), so that it can be looked up from
+One trace per sequence; its ids follow from the sequence id (`shared.traces.context`), so that it can be looked up from
 the first step on. Spans are recorded when they are over, with the times they really had, and leave at once: the trace
 of a sequence that is still running is as complete as its last step.
 
@@ -27,7 +27,7 @@ root; a START that continues a live record is a child of it with an id of its ow
 tombstone has gone or been replaced, the root is recorded again, with the same id and new times: the gateway cannot
 know of the earlier run, and the steps of both must find their parent without asking anyone.
 
-The mesh's trace settings may change all that while it runs (`shared.trace_control`): rates, counts, single models.
+The mesh's trace settings may change all that while it runs (`shared.traces.control`): rates, counts, single models.
 
 The decision comes first: nothing is built for what nobody will see. Off, or not sampled, `begin_step` hands out one
 shared object that does nothing, its traceparent is "", and a "" parent makes `record` return at once. Tracing is off
@@ -44,8 +44,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shared.ids import Epoch, SequenceId, model_of
-from shared.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
-from shared.trace_context import (
+from shared.traces.context import (
     ClientContext,
     Sampler,
     client_context,
@@ -61,7 +60,8 @@ from shared.trace_context import (
     takeover_traceparent,
     traceparent,
 )
-from shared.trace_control import TraceControl
+from shared.traces.control import TraceControl
+from shared.traces.spans import AttributeValue, FinishedSpan, SpanName, SpanSink
 
 __all__ = [
     "NO_STEP",
@@ -409,7 +409,7 @@ def setup(service: str, instance: str) -> Tracing:
     if not exporters:
         return Tracing()
     # The SDK costs 100 ms and 20 MB: a mesh that is not traced does not even import it.
-    from shared.trace_export import open_sink  # noqa: PLC0415
+    from shared.traces.export import open_sink  # noqa: PLC0415
 
     sink = open_sink(exporters, service, instance)
     return Tracing(sink, sampler_from(os.environ)) if sink is not None else Tracing()

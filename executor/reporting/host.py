@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.reports import HostReport
+from shared.statistics.reports import HostReport
 
 PROC = Path("/proc")
 IDLE_COLUMNS = (3, 4)

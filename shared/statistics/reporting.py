@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
-from shared.reports import ExecutorReport, decode_report, encode_report
+from shared.statistics.reports import ExecutorReport, decode_report, encode_report
 
 REPORT_TTL_MS = 10_000
 """Ten reports may be missed; then the executor's numbers are not shown any more."""

@@ -1,0 +1,1 @@
+"""Stateless requests on an executor: which of the queue run together, and their answers."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of sequences: what is recorded, which of them, and where they go."""
