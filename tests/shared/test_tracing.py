@@ -366,7 +366,7 @@ def test_a_ratio_that_is_none_is_logged_and_taken_for_one(ratio: str, caplog: py
 )
 def test_off_it_imports_no_sdk_and_starts_no_thread(variables: dict[str, str]) -> None:
     program = (
-        "import sys, threading; from shared import tracing; t = tracing.setup('gateway', 'g');"
+        "import sys, threading; from shared.traces import tracing; t = tracing.setup('gateway', 'g');"
         "assert not t.enabled; assert threading.active_count() == 1;"
         "assert not [m for m in sys.modules if m.startswith(('opentelemetry', 'grpc'))]; t.shutdown()"
     )
@@ -511,7 +511,8 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
 def test_the_log_names_the_reason_of_an_outage_and_spares_the_exporters_own_lines(closed_endpoint: str) -> None:
     """One or more come with every attempt. (A process of its own: pytest's log capture is louder than a service's.)"""
     program = (
-        "import sys, time; from shared import logs, tracing; logs.configure('debug', 'text', stream=sys.stdout);"
+        "import sys, time; from shared import logs; from shared.traces import tracing;"
+        "logs.configure('debug', 'text', stream=sys.stdout);"
         "t = tracing.setup('gateway', 'g'); begin = lambda: t.begin_step('m||i1', 'm', start=True, trace_headers={});\n"
         "for lost in (2, 4):\n"
         "    begin().end()\n"
