@@ -19,31 +19,6 @@
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
 
--- Lua hands no more than 8000 values on at once.
-local PIECE = 1000
-
--- Pieces of a list, for `unpack`.
-local function pieces(list)
-  local from = 1 - PIECE
-  return function()
-    from = from + PIECE
-    if from <= #list then return list, from, math.min(from + PIECE - 1, #list) end
-  end
-end
-
-local outgoing, gateways = {}, {}
-
-local function answer(gateway, token, reply)
-  local fields = outgoing[gateway]
-  if not fields then
-    fields = {}
-    outgoing[gateway] = fields
-    gateways[#gateways + 1] = gateway
-  end
-  fields[#fields + 1] = token
-  fields[#fields + 1] = reply
-end
-
 local function answer_all(keys, step)
   if step.gateway ~= '' then answer(step.gateway, step.token, step.reply) end
   if step.joined then
@@ -164,9 +139,5 @@ if committed_any then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end
 tally_all()
-for _, gateway in ipairs(gateways) do
-  for replies, from, to in pieces(outgoing[gateway]) do
-    redis.call('XADD', ARGV[1] .. gateway, 'NOMKSTREAM', '*', unpack(replies, from, to))
-  end
-end
+send_answers(ARGV[1])
 return results

@@ -44,6 +44,41 @@ local function clock_ms()
   return now_ms
 end
 
+-- Lua hands no more than 8000 values on at once.
+local PIECE = 1000
+
+-- Pieces of a list, for `unpack`; pairs stay together.
+local function pieces(list)
+  local from = 1 - PIECE
+  return function()
+    from = from + PIECE
+    if from <= #list then return list, from, math.min(from + PIECE - 1, #list) end
+  end
+end
+
+-- Answers to callers gather while a script runs; those for one gateway leave together, if it still listens.
+local outgoing, gateways = {}, {}
+
+local function answer(gateway, token, reply)
+  local fields = outgoing[gateway]
+  if not fields then
+    fields = {}
+    outgoing[gateway] = fields
+    gateways[#gateways + 1] = gateway
+  end
+  fields[#fields + 1] = token
+  fields[#fields + 1] = reply
+end
+
+-- To be called once, at the end of a script that answers. prefix: of this shard's reply streams.
+local function send_answers(prefix)
+  for _, gateway in ipairs(gateways) do
+    for fields, from, to in pieces(outgoing[gateway]) do
+      redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(fields, from, to))
+    end
+  end
+end
+
 -- Leadership: a scheduler whose term is older than the newest seen in this shard may not decide any more.
 local function fence(key, term)
   local seen = number(redis.call('GET', key))

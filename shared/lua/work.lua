@@ -62,18 +62,9 @@ end
 
 -- -- answers ----------------------------------------------------------------------------------------------------------
 
-local outgoing, gateways = {}, {}
-
 local function send(id, reply)
   local gateway, token = string.match(id, '^(.*)/([^/]*)$')
-  local fields = outgoing[gateway]
-  if not fields then
-    fields = {}
-    outgoing[gateway] = fields
-    gateways[#gateways + 1] = gateway
-  end
-  fields[#fields + 1] = token
-  fields[#fields + 1] = reply
+  answer(gateway, token, reply)
 end
 
 -- Sends what was held back for the order and may leave now.
@@ -97,20 +88,6 @@ local function give_up(keys, id, meta, reply)
   if meta.ordered then redis.call('ZREM', keys.order, id) end
   send(id, reply)
   if meta.ordered then send_ordered(keys) end
-end
-
--- Tokens and answers of one entry: Lua's stack holds 8000 arguments of a call, and an order may let any number go.
-local ENTRY_FIELDS_MAX = 2000
-
--- To be called once, at the end of a script. The answers for one gateway leave together, if it still listens.
-local function send_all(prefix)
-  for _, gateway in ipairs(gateways) do
-    local fields = outgoing[gateway]
-    for first = 1, #fields, ENTRY_FIELDS_MAX do
-      local last = math.min(first + ENTRY_FIELDS_MAX - 1, #fields)
-      redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(fields, first, last))
-    end
-  end
 end
 
 -- -- deadlines --------------------------------------------------------------------------------------------------------

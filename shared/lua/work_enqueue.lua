@@ -103,6 +103,6 @@ for i = 1, queues do
   enqueue(work_keys(i), KEYS[queues * WORK_KEYS + i], a + 1, count, results)
   a = a + 1 + count * FIELDS
 end
-send_all(ARGV[2])
+send_answers(ARGV[2])
 tally_all()
 return results

@@ -42,7 +42,7 @@ for i, id in ipairs(done) do
   tally(counts, ARGV[f + 3])
 end
 if ordered then send_ordered(keys) end
-send_all(ARGV[1])
+send_answers(ARGV[1])
 tally_all()
 for _, f in ipairs(stored) do
   cache_put(cache_keys(), ARGV[f + 4], ARGV[f + 2], tonumber(ARGV[f + 5]), now_us())

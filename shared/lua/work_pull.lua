@@ -16,7 +16,7 @@ local executor, tag, most, rows_max = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonum
 local delay, may_take = tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local function finish(reply)
-  send_all(ARGV[1])
+  send_answers(ARGV[1])
   tally_all()
   return reply
 end

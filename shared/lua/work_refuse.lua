@@ -14,6 +14,6 @@ for _, member in ipairs(members) do
   tally_refused(KEYS[WORK_KEYS + 1], 'OTHER', math.floor((now - meta.arrived) / 1000))
 end
 redis.call('DEL', keys.wake)
-send_all(ARGV[1])
+send_answers(ARGV[1])
 tally_all()
 return #members

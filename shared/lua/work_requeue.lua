@@ -42,6 +42,6 @@ for i = 1, #held, 2 do
   end
 end
 if queued > 0 then wake(keys) end
-send_all(ARGV[3])
+send_answers(ARGV[3])
 tally_all()
 return count

@@ -17,6 +17,6 @@ for i = 3, #ARGV do
     results[i - 2] = 0
   end
 end
-send_all(ARGV[1])
+send_answers(ARGV[1])
 tally_all()
 return results
