@@ -32,10 +32,11 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = replace(settings, name=settings.name_of("executor"))
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url)
+    patient = connect(settings.redis_url, name=settings.name)
     await join_mesh(patient, keys)
     await patient.aclose()
-    connections = Connections(connect(settings.redis_url, retries=0), connect(settings.redis_url, retries=0), keys)
+    commands, blocking = (connect(settings.redis_url, retries=0, name=settings.name) for _ in range(2))
+    connections = Connections(commands, blocking, keys)
     tracing = setup("executor", settings.name)
     repository = Repository(
         settings.models,

@@ -94,13 +94,13 @@ async def serve(
     """
     name = settings.name_of("gateway")
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url)
+    patient = connect(settings.redis_url, name=name)
     try:
         await join_mesh(patient, keys)
     finally:
         await patient.aclose()
     # Nothing is repeated by the connection itself: whether a request may be sent twice is for `dispatch` to say.
-    redis = connect(settings.redis_url, retries=0)
+    redis = connect(settings.redis_url, retries=0, name=name)
     tracing = setup("gateway", name)
     try:
         async with running_core(settings, name, redis, keys, tracing, tasks) as core:

@@ -49,10 +49,10 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs a scheduler until it is told to stop; then its leases are given back."""
     name = settings.name_of("scheduler")
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url)
+    patient = connect(settings.redis_url, name=name)
     await join_mesh(patient, keys)
     await patient.aclose()
-    redis = connect(settings.redis_url, retries=0)
+    redis = connect(settings.redis_url, retries=0, name=name)
     tracing = setup("scheduler", name)
     mesh = Mesh(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
     scheduler = Scheduler(settings, name, mesh, tasks)

@@ -7,6 +7,7 @@ Lost connections are retried with jittered back-off; what a lost call had alread
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
@@ -33,6 +34,8 @@ KEEPALIVE = {
 }
 """A silent host counts as lost after about 20 s: probes every 3 s after 10 s of silence, unacknowledged data for 15 s.
 Options that this system does not know are left out."""
+NOT_IN_A_NAME = re.compile(r"[^!-~]")
+"""What Redis takes in no connection's name."""
 MINIMUM_VERSION = (7, 0)
 """Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
 
@@ -44,10 +47,11 @@ class UnfitRedisError(MeshError):
     """This Redis cannot hold this mesh; the message says what to change."""
 
 
-def connect(url: str, *, retries: int = RETRIES) -> Redis:
+def connect(url: str, *, retries: int = RETRIES, name: str = "") -> Redis:
     """A client with a pool of its own; bytes in, bytes out.
 
     retries  0 for calls that must not be repeated by themselves
+    name     of this process: what CLIENT LIST shows of its connections
     """
     # A host that is gone is found out by the kernel. redis-py's own socket timeout would wrap each write in
     # asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end would go on for ever.
@@ -56,6 +60,7 @@ def connect(url: str, *, retries: int = RETRIES) -> Redis:
         url,
         decode_responses=False,
         protocol=2,
+        client_name=NOT_IN_A_NAME.sub("-", name) or None,
         socket_timeout=None,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
         **({} if url.startswith("unix:") else keepalive),

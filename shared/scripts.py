@@ -260,6 +260,10 @@ class Scripts:
         self._sources = {name: script_source(name) for name in NAMES}
         self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._sources.items()}
 
+    def digest(self, name: str) -> str:
+        """What a script is called by."""
+        return self._digests[name]
+
     async def run(self, call: Call[T]) -> T:
         """Sends one call."""
         (outcome,) = await self.run_all([call])
