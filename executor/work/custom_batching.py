@@ -48,6 +48,9 @@ HOOKS = (
     "model_batcher_finalize",
 )
 
+HOOK_FAILURES = (Exception, SystemExit)
+"""What a hook may end with: `sys.exit()` in a model's own file must not end the executor."""
+
 _modules = itertools.count(1)
 
 
@@ -101,7 +104,7 @@ class BatchStrategy:
         self._hooks: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in HOOKS}
         try:
             self._batcher = self._hooks["model_batcher_initialize"](config)
-        except Exception as failure:
+        except HOOK_FAILURES as failure:
             raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
 
     async def decide(
@@ -140,13 +143,13 @@ class BatchStrategy:
     def _call(self, hook: str, request: RequestId, *arguments: Any) -> Any:
         try:
             return self._hooks[hook](*arguments)
-        except Exception as failure:
+        except HOOK_FAILURES as failure:
             raise StrategyError(f"{self._blame(hook)}: {_reason(failure)}", request) from failure
 
     def _quietly(self, hook: str, argument: Any) -> None:
         try:
             self._hooks[hook](argument)
-        except Exception as failure:  # noqa: BLE001 - nobody waits for this hook; the operator is told
+        except HOOK_FAILURES as failure:  # nobody waits for this hook; the operator is told
             logs.error("batch strategy failed", failure, model=self._model, hook=hook)
 
     def _import(self, path: Path) -> ModuleType:
@@ -158,7 +161,7 @@ class BatchStrategy:
         sys.modules[spec.name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as failure:
+        except HOOK_FAILURES as failure:
             del sys.modules[spec.name]
             raise LoadError(
                 f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"
@@ -207,5 +210,5 @@ def _request(seen: Seen, message: InferMessage) -> BatchRequest:
     )
 
 
-def _reason(failure: Exception) -> str:
+def _reason(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"

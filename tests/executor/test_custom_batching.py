@@ -72,9 +72,14 @@ def test_a_model_without_dynamic_batching_has_none(tmp_path: Path) -> None:
     [
         ("raise RuntimeError('broken')", "cannot be imported: RuntimeError: broken"),
         (WHOLE.replace("def model_batch_finalize", "def other"), "has no model_batch_finalize"),
+        ("import sys; sys.exit('gone')", "cannot be imported: SystemExit: gone"),
         (
             WHOLE.replace("return __file__", "return 1 / 0"),
             "model_batcher_initialize of the batch strategy of model 'm'",
+        ),
+        (
+            WHOLE.replace("return __file__", "raise SystemExit('gone')"),
+            "model_batcher_initialize of the batch strategy of model 'm' failed: SystemExit: gone",
         ),
     ],
 )
@@ -110,3 +115,14 @@ def test_its_batcher_is_made_when_it_is_loaded_and_finalized_when_the_model_is_u
     assert not (tmp_path / "m").exists()
     strategy.close_now()
     assert (tmp_path / "m").exists()
+
+
+def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(tmp_path / "own.py", WHOLE + "\ndef model_batcher_finalize(batcher): raise SystemExit('gone')")
+    strategy = BatchStrategy(path, PLAIN)
+
+    strategy.close_now()
+
+    assert "batch strategy failed" in caplog.messages

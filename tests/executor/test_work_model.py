@@ -376,6 +376,8 @@ def model_batch_include_request(request, batch):
     value = int(request.as_numpy("INPUT")[0, 0])
     if value == 13:
         raise ValueError("thirteen")
+    if value == 14:
+        raise SystemExit("fourteen")
     batch.append(value)
     return sum(batch) <= 5
 
@@ -420,6 +422,19 @@ class TestStrategies:
             )
             await callers.doubles(1, 2)
         assert [[1, 2]] == gate.batches
+
+    async def test_one_that_leaves_the_process_is_an_error_of_the_request_and_the_executor_lives(
+        self, callers: Callers, executor: Life, gate: Gate
+    ) -> None:
+        await callers.send(1, 14, 2)
+        async with executor("a"):
+            failed = await callers.reply(14)
+
+            assert failed.error == (
+                "model_batch_include_request of the batch strategy of model 'work' failed: SystemExit: fourteen"
+            )
+            await callers.doubles(1, 2)
+            assert [[1, 2]] == gate.batches
 
 
 class TestExecutors:
