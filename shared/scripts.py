@@ -118,13 +118,14 @@ class CancelCode(IntEnum):
 class Outcome(IntEnum):
     """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state.
     CANCELLED: it was not run, because its caller has gone; the steps behind it are void. GIVEN_UP: so too, because too
-    many executors were lost that were to run it."""
+    many executors were lost that were to run it. LOST: so too, because the sequence's state could not be kept."""
 
     DONE = 0
     FAILED = 1
     VOID = 2
     CANCELLED = 3
     GIVEN_UP = 4
+    LOST = 5
 
 
 class CommitCode(IntEnum):
@@ -142,7 +143,9 @@ class StepCommit(msgspec.Struct, frozen=True):
     """One step to be made final.
 
     reply       encoded `ReplyMessage`, sent on by the script; gateway "" sends it nowhere
-    entries     inbox entries that this step's checkpoint makes unnecessary; empty: no checkpoint with this step
+    entries     inbox entries that are not needed any more
+    base        the step behind which a takeover replays from now on, 0: the one before; None: this step, if entries go.
+                A step that failed and is no base is remembered as such, and never replayed
     checkpoint  state tensors by name, encoded; empty when the state did not change
     traceparent  of the step's span; stays with the caller
     counts      packed (`shared.statistics.tally`) counts of this request, counted if this very call commits the step
@@ -165,6 +168,14 @@ class StepCommit(msgspec.Struct, frozen=True):
     traceparent: str = ""
     counts: bytes = b""
     execution: bytes = b""
+    base: StepNumber | None = None
+
+    @property
+    def replays_behind(self) -> int:
+        """The base as the script takes it."""
+        if self.base is None:
+            return self.step if self.entries else 0
+        return self.base
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -392,6 +403,7 @@ class Scripts:
                 step.request_id,
                 1 if step.keep_reply else 0,
                 step.counts,
+                step.replays_behind,
                 len(step.entries),
                 *step.entries,
                 2 * len(step.checkpoint),

@@ -18,12 +18,15 @@ Must never touch Redis or tensors: restoring, running and committing are the cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.messages import InboxStep, InferMessage, StepFlag
+
+Range = tuple[StepNumber, StepNumber]
+"""Steps from the first to the last."""
 
 
 class VoidCause(StrEnum):
@@ -57,6 +60,7 @@ class OwnedSequence:
     taken_over      another executor ran it before, and no step of it has run here yet
     predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
     cancelled       steps that are not to be run when their turn comes: their callers have gone
+    failed          of the steps to be replayed, those that failed: they are passed over
     """
 
     sequence: SequenceId
@@ -76,6 +80,12 @@ class OwnedSequence:
     open_entries: list[str] = field(default_factory=list[str])
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
     cancelled: set[StepNumber] = field(default_factory=set[StepNumber])
+    failed: tuple[Range, ...] = ()
+
+    @property
+    def replays(self) -> bool:
+        """Whether the next step was committed before."""
+        return self.next_step <= self.replay_until
 
     @property
     def head(self) -> QueuedStep | None:
@@ -87,7 +97,7 @@ class OwnedSequence:
     @property
     def head_is_cancelled(self) -> bool:
         """Whether the step that may run now is not to be run. One that was answered before runs again for its state."""
-        return self.next_step in self.cancelled and self.next_step > self.replay_until and self.head is not None
+        return self.next_step in self.cancelled and not self.replays and self.head is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class Restored:
     checkpointed  the step whose state the checkpoint holds; committed: the last step that was answered
     traceparent   trace context of the checkpointed step, "" when it was not traced
     cancelled     steps whose callers have gone, however long ago that was said here
+    failed        steps behind the checkpoint that failed, rising: they did not move the state, nor may they now
     """
 
     epoch: Epoch
@@ -106,6 +117,15 @@ class Restored:
     void: VoidCause | None
     traceparent: str = ""
     cancelled: frozenset[StepNumber] = frozenset()
+    failed: tuple[Range, ...] = ()
+
+
+def _past(failed: Sequence[Range], step: int) -> StepNumber:
+    """The first step from this one on that did not fail."""
+    for first, last in failed:
+        if first <= step <= last:
+            step = last + 1
+    return StepNumber(step)
 
 
 class SequenceTable:
@@ -177,7 +197,8 @@ class SequenceTable:
         owned.restoring = False
         owned.taken_over = True
         owned.predecessor = found.traceparent
-        owned.next_step = StepNumber(found.checkpointed + 1)
+        owned.failed = found.failed
+        owned.next_step = _past(found.failed, found.checkpointed + 1)
         owned.replay_until = found.committed
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
         owned.void = found.void
@@ -219,7 +240,7 @@ class SequenceTable:
         owned.passes = 0
         del owned.steps[owned.next_step]
         owned.cancelled.discard(owned.next_step)
-        owned.next_step = StepNumber(owned.next_step + 1)
+        owned.next_step = _past(owned.failed, owned.next_step + 1)
         if dropped is not None:
             owned.void = dropped
         elif failed_start:
@@ -232,6 +253,11 @@ class SequenceTable:
         entries, owned.open_entries = owned.open_entries, []
         owned.since_checkpoint = 0
         return entries
+
+    def passed_over(self, owned: OwnedSequence) -> list[str]:
+        """Takes the inbox entry of the present step, which failed: nothing will ever run it again."""
+        owned.since_checkpoint -= 1
+        return [owned.open_entries.pop()]
 
     def drop(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
         """Forgets a sequence, if it still is the one of that epoch."""

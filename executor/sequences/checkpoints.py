@@ -50,6 +50,9 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         return None
     epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
     void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
+    if int(record[8] or 0) == committed + 1:
+        # The next step is not to be run: then nothing that could be what killed its owners is done for it.
+        void = void or VoidCause.LOST
     states = {
         name.decode().removeprefix(STATE_FIELD): decode_tensor(data)
         for name, data in fields.items()
@@ -63,8 +66,14 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         void,
         traceparent=fields.get(TRACE_FIELD.encode(), b"").decode(),
         cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
+        failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
     return Checkpoint(restored, states)
+
+
+def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
+    first, _, last = text.partition(b"-")
+    return StepNumber(int(first)), StepNumber(int(last))
 
 
 async def read_checkpoints(
@@ -74,7 +83,7 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca"])
+            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu"])
             cast(Any, pipe).hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}

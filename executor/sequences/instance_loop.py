@@ -23,8 +23,9 @@ from executor.sequences.committer import CommitOwner, Committer
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_commits import StepCommits
 from executor.worker import EngineWorker
+from shared import logs
 from shared.errors import Code
-from shared.ids import ExecutorId, SlotIndex
+from shared.ids import ExecutorId, SlotIndex, StepNumber
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig, Oldest
 from shared.scripts import StepCommit
@@ -166,7 +167,11 @@ class InstanceLoop:
             for member in members
         ]
         want_state = [
-            member is not None and member.due and self._durable and StepFlag.END not in member.queued.step.flags
+            member is not None
+            and member.due
+            and self._durable
+            and not member.owned.replays
+            and StepFlag.END not in member.queued.step.flags
             for member in members
         ]
         began_ns = time.time_ns()
@@ -220,15 +225,23 @@ class InstanceLoop:
 
     def _settle(self, member: Member, row: RowResult | RowError) -> bool:
         """Concludes a step; False when it was committed before and ran again for its state alone."""
-        ok = isinstance(row, RowResult)
+        ok, owned = isinstance(row, RowResult), member.owned
         begins = StepFlag.START in member.queued.step.flags
-        self._table.conclude(member.owned, failed_start=begins and not ok, started=begins and ok)
-        return member.queued.step.step > member.owned.replay_until
+        if owned.replays:
+            if isinstance(row, RowError):
+                logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
+            # It succeeded the first time. What comes behind it would build on another state than its caller has seen.
+            self._table.conclude(owned, started=begins and ok, dropped=None if ok else VoidCause.LOST)
+            return False
+        self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok)
+        return True
 
     def _commit(self, member: Member, row: RowResult | RowError, counts: bytes) -> StepCommit:
-        closes = self._closes(member, ok=isinstance(row, RowResult))
-        entries = self._table.checkpointed(member.owned) if closes else ()
-        return self._commits.run(member.owned, member.queued, row, counts, entries)
+        ok = isinstance(row, RowResult)
+        if self._closes(member, ok=ok):
+            return self._commits.run(member.owned, member.queued, row, counts, self._table.checkpointed(member.owned))
+        entries = () if ok else self._table.passed_over(member.owned)
+        return self._commits.run(member.owned, member.queued, row, counts, entries, StepNumber(0))
 
     def _put(self, commits: Sequence[StepCommit]) -> None:
         self._answered = self._lane.committer.put(self._lane.owner, commits)
@@ -251,7 +264,7 @@ class InstanceLoop:
 
     def _answer_void(self, owned: OwnedSequence, cause: VoidCause) -> None:
         queued = self._table.begin(owned)
-        is_answered_now = queued.step.step > owned.replay_until
+        is_answered_now = not owned.replays
         entries = self._table.checkpointed(owned) if is_answered_now else ()
         self._table.conclude(owned)
         if is_answered_now:

@@ -90,7 +90,7 @@ class SequenceModel:
             self.table.drop(owned.sequence, owned.epoch)
             return
         loop = self._loops[owned.instance]
-        if not checkpoint.states:
+        if not checkpoint.states or checkpoint.restored.void is not None:
             self._resume(owned, checkpoint.restored)
             return
         # The sequence stays `restoring`, and none of its steps runs, until its state is in the arena.

@@ -41,8 +41,9 @@ class StepCommits:
         row: RowResult | RowError,
         counts: bytes,
         entries: Sequence[str],
+        base: StepNumber | None = None,
     ) -> StepCommit:
-        """A step that the model was given, or could not be given. entries: that its checkpoint makes unnecessary."""
+        """A step that the model was given, or could not be given. entries, base: see `StepCommit`."""
         # A request of its own is no step to its caller.
         counted = owned.start_step and not queued.message.own_sequence
         since_start = queued.step.step - owned.start_step + 1 if counted else 0
@@ -52,6 +53,7 @@ class StepCommits:
             Outcome.DONE if isinstance(row, RowResult) else Outcome.FAILED,
             answer(row, version=self._version, executor=self._executor, step=since_start),
             entries=entries,
+            base=base,
             checkpoint=checkpoint_fields(row.states, queued.message.traceparent) if isinstance(row, RowResult) else (),
             traceparent=queued.message.traceparent,
             counts=counts,
@@ -68,7 +70,9 @@ class StepCommits:
             last_step=StepNumber(queued.step.step - 1),
         )
         reason = Reason.CANCELED if cause is VoidCause.CANCELLED else Reason.OTHER
-        return _commit(queued, Outcome.VOID, reply, entries=entries, counts=self.refused(queued, reason))
+        # Where it was found here that the state is lost, the next owner is not to find otherwise.
+        outcome = Outcome.LOST if cause is VoidCause.LOST else Outcome.VOID
+        return _commit(queued, outcome, reply, entries=entries, counts=self.refused(queued, reason))
 
     def cancelled(self, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
         """A step that was not run, because its caller has gone."""
@@ -99,6 +103,7 @@ def _commit(
     *,
     entries: Sequence[str],
     counts: bytes,
+    base: StepNumber | None = None,
     checkpoint: Sequence[tuple[str, bytes]] = (),
     traceparent: str = "",
     execution: bytes = b"",
@@ -116,6 +121,7 @@ def _commit(
         request_id=message.request_id,
         keep_reply=message.keep_reply,
         entries=entries,
+        base=base,
         checkpoint=checkpoint,
         traceparent=traceparent,
         counts=counts,

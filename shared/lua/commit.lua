@@ -7,9 +7,10 @@
 --        4 number of executions' packed counts, these counts (counted when this call commits anything at all)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
---                  3 cancelled before it ran, 4 given up: the steps behind it are void until a START),
+--                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
 --                  gateway, token, reply, request id, 1 to keep the reply for a retry, packed counts,
---                  number of inbox entries to remove (0: this step is not a checkpoint), these entry ids,
+--                  step behind which a takeover replays from now on (0: as before), number of inbox entries to remove,
+--                  these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
 -- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused,
 --        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
@@ -56,6 +57,26 @@ local function forget_cancelled(keys, list, n)
   end
 end
 
+-- What failed is history: run once more after a takeover, it could succeed. Ranges, because failures in a row may be many.
+local function append_failed(list, n)
+  local before, first, last = string.match(list or '', '^(.-)(%d+)%-(%d+)$')
+  if tonumber(last) == n - 1 then return before .. first .. '-' .. n end
+  return (list and list .. ' ' or '') .. n .. '-' .. n
+end
+
+-- How far Redis has come: the step itself, and behind which one a takeover replays.
+local function advance(keys, step, failed)
+  if step.base > 0 then
+    redis.call('HSET', keys.record, 'cm', step.n, 'ck', step.base)
+    if failed then redis.call('HDEL', keys.record, 'fl') end
+  elseif step.outcome == 1 then
+    redis.call('HSET', keys.record, 'cm', step.n, 'fl', append_failed(failed, step.n))
+  else
+    redis.call('HSET', keys.record, 'cm', step.n)
+  end
+  for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
+end
+
 -- Nobody asks again for a sequence whose id its gateway has made for one request; only the gateway itself may have to
 -- send the request again, and does so only where the client has named it.
 local function tombstone_ms(step)
@@ -64,7 +85,7 @@ local function tombstone_ms(step)
 end
 
 local function commit(keys, step)
-  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca')
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl')
   if got[1] ~= 'l' or number(got[2]) ~= step.epoch then return -1 end
   local accepted, committed = number(got[3]), number(got[4])
   if step.n <= committed then return 0 end
@@ -77,12 +98,7 @@ local function commit(keys, step)
   if #step.checkpoint > 0 then
     redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
   end
-  if #step.entries > 0 then
-    redis.call('HSET', keys.record, 'cm', step.n, 'ck', step.n)
-    for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
-  else
-    redis.call('HSET', keys.record, 'cm', step.n)
-  end
+  advance(keys, step, got[11])
   keep_reply(keys, step, got[5])
   answer_all(keys, step)
   tally(keys.tally, step.counts)
@@ -126,10 +142,10 @@ for i = 1, (#KEYS - 5) / 4 do
   local k = 5 + (i - 1) * 4
   local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
-  local fixed = take(11)
+  local fixed = take(12)
   local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
     outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8], request_id = fixed[9],
-    keep = fixed[10] == '1', counts = fixed[11] }
+    keep = fixed[10] == '1', counts = fixed[11], base = tonumber(fixed[12]) }
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   results[i] = commit(keys, step)

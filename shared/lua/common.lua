@@ -3,7 +3,8 @@
 -- Record of a sequence (hash):
 --   st  state: w waiting, l live, m moving; tombstones: e ended, x expired, f failed at START, o lost, c cancelled
 --   ow  owner (executor id)        in  instance           sl  slot              ep  epoch
---   nx  last accepted step         cm  last committed     ck  last checkpointed step
+--   nx  last accepted step         cm  last committed     ck  last checkpointed step: a takeover replays those behind it
+--   fl  `<first>-<last> ...`: steps behind ck that failed, rising; a takeover passes over them
 --   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
 --   vk  why it is void: f failed START, o lost, c cancelled
@@ -98,7 +99,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('ZREM', keys.deadlines, sid)
   redis.call('SREM', keys.owned, sid)
   redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca', 'tk', 'gu')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca', 'tk', 'gu', 'fl')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

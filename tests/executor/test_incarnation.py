@@ -22,12 +22,12 @@ from shared.errors import LoadError
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
-from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag
+from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.redis_client import connect
 from shared.scripts import CancelCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
-from shared.tensors import to_numpy
+from shared.tensors import Tensor, to_numpy
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
@@ -41,7 +41,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    '''A running sum; -1 fails, and so does a START of 0. 777 lasts until the gate is opened.'''
+    '''A running sum; -1 fails, and so does a START of 0. 777 lasts until the gate is opened, 778 fails until then, and
+    779 fails from then on.'''
 
     def execute(self, requests):
         responses = []
@@ -51,7 +52,7 @@ class TritonPythonModel:
             while value[0, 0] == 777 and not os.path.exists("GATE"):
                 open("GATE.waits", "w").close()
                 time.sleep(0.005)
-            if value[0, 0] == -1 or (start and value[0, 0] == 0):
+            if value[0, 0] in (-1, 779 if os.path.exists("GATE") else 778) or (start and value[0, 0] == 0):
                 responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")))
                 continue
             total = pb_utils.get_input_tensor_by_name(request, "SUM_IN").as_numpy() + value
@@ -239,6 +240,81 @@ async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMes
 
         assert [21, 28] == [total(await mesh.reply(in_flight)), total(await mesh.reply(after))]
         assert 28 == await end(mesh, 7)
+
+
+@pytest.mark.parametrize("interval", [3])
+async def test_a_step_that_failed_does_not_succeed_when_others_are_replayed(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """Its caller has heard that it failed; also the second time that the window is replayed."""
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 778, 778, 2, 778)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        replies = [await mesh.reply(submission) for submission in steps]
+        assert [1, "no", "no", 3, "no"] == [reply.error or total(reply) for reply in replies]
+    (tmp_path / "gate").touch()
+
+    before = a.executor
+    for slot, name in enumerate("bc"):
+        step = mesh.submission(7, value(-1))
+        await mesh.submit(step)
+        await mesh.take_over(before)
+        async with executor(name) as running:
+            before = running.executor
+            await mesh.assign(7, before, slot=slot)
+            assert "no" == (await mesh.reply(step)).error
+            if name == "c":
+                assert 3 == await end(mesh, 7)
+
+
+@pytest.mark.parametrize("interval", [3])
+async def test_a_step_that_does_not_succeed_again_when_it_is_replayed_ends_in_a_lost_sequence(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """Nobody gets an answer that builds on another state than the answers before it; the next owner says the same."""
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 779)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert [1, 780] == [total(await mesh.reply(submission)) for submission in steps]
+    (tmp_path / "gate").touch()
+    step = mesh.submission(7, value(1))
+    await mesh.submit(step)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        assert "lost" == (await mesh.reply(step)).reason
+    record = await mesh.record(7)
+    assert ("o", "3") == (record["st"], record["cm"])
+    anew = mesh.submission(7, value(1), START)
+    await mesh.submit(anew)
+    async with executor("c") as c:
+        await mesh.assign(7, c.executor)
+        assert 1 == total(await mesh.reply(anew))
+        await end(mesh, 7)
+
+
+async def test_a_sequence_with_an_unusable_checkpoint_is_lost_for_good(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        begin = mesh.submission(7, value(5), START)
+        await mesh.submit(begin)
+        await mesh.assign(7, a.executor)
+        assert 5 == total(await mesh.reply(begin))
+    checkpoint = mesh.keys.sequence(mesh.sequence(7)).checkpoint
+    await cast(Any, mesh.redis).hset(checkpoint, "s:SUM_IN", encode(Tensor("SUM_IN", "INT32", (1,), b"four")))
+    steps = [mesh.submission(7, value(1)), mesh.submission(7, value(1))]
+    for submission in steps:
+        await mesh.submit(submission)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        assert ["lost"] * 2 == [(await mesh.reply(submission)).reason for submission in steps]
+    assert "o" == (await mesh.record(7))["st"]
 
 
 async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:

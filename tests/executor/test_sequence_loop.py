@@ -265,7 +265,7 @@ async def test_a_step_that_executors_were_lost_with_is_answered_without_the_mode
         on.engines[0].let_go(1)
         await until(lambda: on.commits.outcome(3) is not None)
 
-        assert [Outcome.GIVEN_UP, Outcome.VOID, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+        assert [Outcome.GIVEN_UP, Outcome.LOST, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
         replies = [decode_reply(step.reply) for step in on.commits.steps[:2]]
         assert [Code.INTERNAL, Code.INVALID_ARG] == [reply.error_code for reply in replies]
         assert [Reason.LOST] * 2 == [reply.reason for reply in replies]
@@ -328,7 +328,7 @@ class TestOwnership:
             on.model.restored(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
 
             (answered,) = on.commits.steps
-            assert (4, Outcome.VOID) == (answered.step, answered.outcome)
+            assert (4, Outcome.LOST) == (answered.step, answered.outcome)
             assert ["2-0", "3-0", "4-0"] == answered.entries
 
 

@@ -67,6 +67,7 @@ async def commit(
     tombstone_ms: int = 10_000,
     checkpoint: bool = True,
     entries: Sequence[str] = (),
+    base: int | None = None,
 ) -> CommitCode:
     final = StepCommit(
         sequence=step.sequence,
@@ -81,6 +82,7 @@ async def commit(
         keep_reply=bool(request_id),
         entries=entries or ([step.entry] if checkpoint else []),
         checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
+        base=None if base is None else StepNumber(base),
     )
     shard = mesh.keys.shard_of(step.sequence)
     (code,) = await mesh.scripts.run(
@@ -364,6 +366,47 @@ class TestTakeover:
         assert [2] == [s.step for s in await steps(mesh, BOB)]
         record = await mesh.record(7)
         assert ("2", "1") == (record["cm"], record["ck"])
+
+    async def test_steps_that_failed_behind_the_checkpoint_are_remembered_until_the_next_one(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        """As ranges: a client may fail as often as it likes."""
+        await start(mesh)
+        for _ in range(8):
+            await mesh.submit(mesh.submission(7, ONE))
+        entries = await steps(mesh, ALICE)
+        for step in entries[:-1]:
+            failed = step.step not in (2, 4)
+            outcome = Outcome.FAILED if failed else Outcome.DONE
+            gone = [step.entry] if failed else []
+            code = await commit(mesh, ALICE, step, outcome=outcome, checkpoint=False, entries=gone, base=0)
+            assert CommitCode.COMMITTED is code
+            assert CommitCode.BEFORE is await commit(mesh, ALICE, step, outcome=outcome, checkpoint=False, base=0)
+
+        assert [2, 4, 9] == [step.step for step in await steps(mesh, ALICE)]
+        record = await mesh.record(7)
+        assert ("8", "1", "3-3 5-8") == (record["cm"], record["ck"], record["fl"])
+        await commit(mesh, ALICE, entries[-1])
+        record = await mesh.record(7)
+        assert ("9", "9", None) == (record["cm"], record["ck"], record.get("fl"))
+
+    async def test_a_state_that_was_lost_with_a_living_owner_is_lost_for_the_next_one_too(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.submit(mesh.submission(7, ONE))
+        step, _ = await steps(mesh, ALICE)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, outcome=Outcome.LOST)
+
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+
+        record = await mesh.record(7)
+        assert ("2", "o", "1") == (record["vd"], record["vk"], record["cl"])
+        (step,) = await steps(mesh, BOB)
+        assert CommitCode.OVER is await commit(mesh, BOB, step, outcome=Outcome.LOST)
+        assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
 
     async def test_a_sequence_whose_state_only_the_dead_process_held_is_lost_and_says_so(
         self, mesh: ScriptedMesh

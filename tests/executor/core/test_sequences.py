@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,19 @@ def test_steps_between_checkpoint_and_commit_are_replayed() -> None:
     assert owned is not None
     assert StepNumber(4) == owned.replay_until
     assert [3, 4, 5] == run_all(table, owned)
+
+
+def test_steps_that_failed_are_passed_over_when_others_are_replayed() -> None:
+    """Their entries have left the inbox."""
+    table = SequenceTable()
+    for number in (4, 7, 9):
+        table.accept(step(number, committed=8))
+    failed = ((StepNumber(3), StepNumber(3)), (StepNumber(5), StepNumber(6)), (StepNumber(8), StepNumber(8)))
+
+    owned = table.restored(SEQUENCE, replace(found(checkpointed=2, committed=8), failed=failed))
+
+    assert owned is not None
+    assert [4, 7, 9] == run_all(table, owned)
 
 
 def test_what_redis_has_committed_does_not_run_again() -> None:
