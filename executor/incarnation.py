@@ -29,7 +29,16 @@ from executor.settings import ExecutorSettings
 from shared import logs
 from shared.ids import ExecutorId
 from shared.link import Link
-from shared.messages import ExecutorRegistration, InboxCancelled, InboxStep, LoadFailure, decode_infer, inbox_entry
+from shared.messages import (
+    ExecutorRegistration,
+    InboxCancelled,
+    InboxExpired,
+    InboxStep,
+    InboxVacated,
+    LoadFailure,
+    decode_infer,
+    inbox_entry,
+)
 from shared.redis_client import CONNECTION_LOST
 from shared.statistics.reporting import Reports
 from shared.statistics.totals import Tallies
@@ -166,10 +175,13 @@ class Incarnation:
             self.serving.accept(item, decode_infer(item.message))
             return False
         for model in self.serving.models_of(item.sequence):
-            if isinstance(item, InboxCancelled):
-                model.cancelled(item)
-            else:
-                await model.expired(item)
+            match item:
+                case InboxCancelled():
+                    model.cancelled(item)
+                case InboxVacated():
+                    model.vacated(item)
+                case InboxExpired():
+                    await model.expired(item)
         return True
 
     async def _add_up_counts(self) -> None:

@@ -22,6 +22,7 @@ class StepFlag(IntFlag):
 
     IMPLICIT  its sequence may begin without START     DURABLE  the mesh holds its state
     ALONE     its sequence is of this one request, under an id that nobody knows
+    PAGEABLE  its sequence gives up its slot between two steps while others wait
     """
 
     NONE = 0
@@ -30,6 +31,7 @@ class StepFlag(IntFlag):
     IMPLICIT = 4
     DURABLE = 8
     ALONE = 16
+    PAGEABLE = 32
 
 
 EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
@@ -228,19 +230,40 @@ class InboxCancelled(msgspec.Struct, frozen=True):
     step: StepNumber
 
 
-def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxStep | InboxExpired | InboxCancelled:
+class InboxVacated(msgspec.Struct, frozen=True):
+    """Control message: the sequence of that epoch has given up its slot between two steps; whoever runs its next one
+    restores it."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+
+
+InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated
+"""What an inbox holds."""
+
+
+def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
     """Reads an inbox entry (see `submit.lua` for the fields)."""
-    if fields.get(b"k") == b"expired":
-        return InboxExpired(entry.decode(), SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"])))
-    if fields.get(b"k") == b"cancelled":
-        sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
-        return InboxCancelled(entry.decode(), sequence, epoch, StepNumber(int(fields[b"s"])))
+    sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
+    match fields.get(b"k"):
+        case b"expired":
+            return InboxExpired(entry.decode(), sequence, epoch)
+        case b"vacated":
+            return InboxVacated(entry.decode(), sequence, epoch)
+        case b"cancelled":
+            return InboxCancelled(entry.decode(), sequence, epoch, StepNumber(int(fields[b"s"])))
+        case _:
+            return _inbox_step(entry, sequence, epoch, fields)
+
+
+def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mapping[bytes, bytes]) -> InboxStep:
     return InboxStep(
         entry=entry.decode(),
-        sequence=SequenceId(fields[b"q"].decode()),
+        sequence=sequence,
         step=StepNumber(int(fields[b"n"])),
         flags=StepFlag(int(fields[b"f"]) & EXECUTOR_FLAGS),
-        epoch=Epoch(int(fields[b"e"])),
+        epoch=epoch,
         instance=InstanceIndex(int(fields[b"i"])),
         slot=SlotIndex(int(fields[b"l"])),
         committed=StepNumber(int(fields[b"c"])),

@@ -94,6 +94,27 @@ class Rejection(msgspec.Struct, frozen=True):
     reply: bytes
 
 
+class Vacation(msgspec.Struct, frozen=True):
+    """A live sequence that is to give up its slot, if nothing of it is in flight.
+
+    epoch   in which it was seen in that slot
+    moving  it is to get another slot at once; else it is paged until its next step
+    """
+
+    sequence: SequenceId
+    epoch: Epoch
+    moving: bool = False
+
+
+class VacateCode(IntEnum):
+    """KEPT: it is not what it was thought to be, or a step of it is in flight. VACATED: its slot is free. UNDRAINED: so
+    too, but steps since its checkpoint lie in its owner's inbox, to be drained."""
+
+    KEPT = 0
+    VACATED = 1
+    UNDRAINED = 2
+
+
 class Cancellation(msgspec.Struct, frozen=True):
     """An accepted step whose caller has gone. birth, step: as `Submitted` told."""
 
@@ -206,7 +227,8 @@ ACCEPTING = frozenset({"submit", "work_enqueue"})
 """Scripts that a Redis without memory refuses before they do anything."""
 
 FINISHING = frozenset(
-    {"assign", "cancel", "commit", "drain", "expire", "lead", "reclaim", "reject", "resign", *WORK} - ACCEPTING
+    {"assign", "cancel", "commit", "drain", "expire", "lead", "reclaim", "reject", "resign", "vacate", *WORK}
+    - ACCEPTING
 )
 """Scripts that it carries out nevertheless: they finish what was accepted, and that makes room."""
 
@@ -253,6 +275,7 @@ NAMES = (
     "resign",
     "total",
     "waiting",
+    "vacate",
     *WORK,
 )
 
@@ -459,6 +482,17 @@ class Scripts:
         args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *wanted]
         return Call("reclaim", keys, args, int)
 
+    def vacate(
+        self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
+    ) -> Call[list[VacateCode]]:
+        """Takes sequences of one model and shard out of their slots on executors that live, between two steps."""
+        keys = [self._keys.fence(shard, model), self._keys.epoch(shard), self._keys.starts(shard, model)]
+        args: list[Any] = [term, self._keys.inbox_prefix(shard), self._keys.owned_prefix(shard), model]
+        for vacation in vacations:
+            keys.append(self._keys.sequence(vacation.sequence).record)
+            args += (vacation.sequence, vacation.epoch, "m" if vacation.moving else "p")
+        return Call("vacate", keys, args, _read_vacated)
+
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False
     ) -> Call[tuple[str, int, int]]:
@@ -551,6 +585,10 @@ def _read_commit(codes: list[int]) -> list[CommitCode]:
 
 def _read_cancelled(codes: list[int]) -> list[CancelCode]:
     return [CancelCode(code) for code in codes]
+
+
+def _read_vacated(codes: list[int]) -> list[VacateCode]:
+    return [VacateCode(code) for code in codes]
 
 
 def _read_flags(flags: list[int]) -> list[bool]:

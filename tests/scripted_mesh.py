@@ -18,7 +18,7 @@ from shared.errors import Code
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term, sequence_id
 from shared.keyspace import Keyspace
 from shared.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
-from shared.scripts import Assignment, CancelCode, Cancellation, Scripts, Submission, Submitted
+from shared.scripts import Assignment, CancelCode, Cancellation, Scripts, Submission, Submitted, VacateCode, Vacation
 from shared.tensors import Tensor, from_numpy
 
 GATEWAY = "g-test"
@@ -126,6 +126,16 @@ class ScriptedMesh:
         call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
         (epoch,) = await self.scripts.run(call)
         return epoch
+
+    async def vacate(self, correlation_id: CorrelationId, *, moving: bool = False) -> VacateCode:
+        """Takes a live sequence out of its slot between two steps, if it can be, as a scheduler does."""
+        sequence, record = self.sequence(correlation_id), await self.record(correlation_id)
+        shard = self.keys.shard_of(sequence)
+        vacation = Vacation(sequence, Epoch(int(record["ep"])), moving)
+        (code,) = await self.scripts.run(self.scripts.vacate([vacation], shard=shard, model=self.model, term=self.term))
+        if code is VacateCode.UNDRAINED:
+            await self.scripts.run(self.scripts.drain(ExecutorId(record["ow"]), shard=shard, alive=True))
+        return code
 
     async def take_over(self, dead: ExecutorId, *, tombstone_ms: int = 10_000, lost: bool = False) -> None:
         """What a scheduler does when an executor's lease has ended, before it gives the sequences new owners."""

@@ -46,7 +46,7 @@ def checkpoint_fields(states: Mapping[str, Tensor], traceparent: str) -> list[tu
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Checkpoint | None:
-    if record[0] is None:
+    if record[9] != b"l":
         return None
     epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
     void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
@@ -83,7 +83,7 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu"])
+            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu", "st"])
             cast(Any, pipe).hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}

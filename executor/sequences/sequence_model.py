@@ -19,7 +19,7 @@ from executor.sequences.committer import Committer
 from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
 from shared.ids import ExecutorId
-from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage
+from shared.messages import InboxCancelled, InboxExpired, InboxStep, InboxVacated, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, StepCommit
 from shared.traces.tracing import SpanName, Tracing
@@ -135,6 +135,13 @@ class SequenceModel:
         owned = self.table.cancel(message.sequence, message.epoch, message.step)
         if owned is not None:
             self._loops[owned.instance].cancel(owned)
+
+    def vacated(self, message: InboxVacated) -> None:
+        """A sequence has given up its slot between two steps."""
+        owned = self.table.drop(message.sequence, message.epoch)
+        if owned is not None:
+            logs.debug("sequence vacated", sequence=owned.sequence, epoch=owned.epoch, last_step=owned.next_step - 1)
+            self._loops[owned.instance].vacate(owned.slot)
 
     def forget(self, owned: OwnedSequence) -> None:
         """Drops a sequence that is over or somebody else's."""

@@ -1,14 +1,15 @@
 -- Prelude of every script: what more than one of them needs. Prepended by shared/scripts.py.
 --
 -- Record of a sequence (hash):
---   st  state: w waiting, l live, m moving; tombstones: e ended, x expired, f failed at START, o lost, c cancelled
---   ow  owner (executor id)        in  instance           sl  slot              ep  epoch
+--   st  state: w waiting, l live, m moving, p paged (live without a slot: its state is its checkpoint, and the inbox
+--       entries since then lie parked); tombstones: e ended, x expired, f failed at START, o lost, c cancelled
+--   ow  owner (executor id); while paged, the last one     in  instance     sl  slot     ep  epoch
 --   nx  last accepted step         cm  last committed     ck  last checkpointed step: a takeover replays those behind it
 --   fl  `<first>-<last> ...`: steps behind ck that failed, rising; a takeover passes over them
 --   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
 --   vk  why it is void: f failed START, o lost, c cancelled
---   vr  version pin            du  1: the mesh holds its state
+--   vr  version pin            du  1: the mesh holds its state     pg  1: it may be paged
 --   bn  entry id of its first wait: tells it from every other sequence of the same id
 --   be  entry id in the starts stream while waiting or moving
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
@@ -19,7 +20,7 @@
 --   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
 --   a:<n> who of them has left
 
-local START, END, IMPLICIT, DURABLE, ALONE = 1, 2, 4, 8, 16
+local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
 
 local function has(flags, bit_value)
   return bit.band(flags, bit_value) ~= 0
@@ -92,14 +93,23 @@ local function fence(key, term)
   return nil
 end
 
+-- A sequence with nothing in flight gives up its slot. Its owner is remembered: should it reload the model, the
+-- sequence is over. Its idle time goes on.
+local function page(record)
+  redis.call('HSET', record, 'st', 'p')
+  redis.call('HDEL', record, 'in', 'sl')
+end
+
 -- The end of a sequence's record, whatever the cause: its slot goes to the scheduler's feed, a tombstone stays.
--- keys: record, idle, parked, checkpoint, deadlines, owned, feed
+-- keys: record, idle, parked, checkpoint, deadlines; of one that holds a slot also owned, feed
 local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('DEL', keys.idle, keys.parked, keys.checkpoint)
   redis.call('ZREM', keys.deadlines, sid)
-  redis.call('SREM', keys.owned, sid)
-  redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'ca', 'tk', 'gu', 'fl')
+  if keys.owned then
+    redis.call('SREM', keys.owned, sid)
+    redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
+  end
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'gu', 'fl')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -42,7 +42,7 @@ local function stays(fields)
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
     forward(fields, ARGV[4] .. 'inbox:' .. got[2], got)
-  elseif got[1] == 'w' or got[1] == 'm' then
+  elseif got[1] == 'w' or got[1] == 'm' or got[1] == 'p' then
     redis.call('XADD', ARGV[4] .. 'parked:' .. sid, '*', 'q', sid, 'n', n, 'f', field(fields, 'f'),
       'g', field(fields, 'g'), 't', field(fields, 't'), 'm', field(fields, 'm'))
   end

@@ -11,12 +11,12 @@ if fenced then return fenced end
 
 local function expire(keys, sid)
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm')
-  if got[1] == 'm' then
+  if got[1] == 'm' and got[4] == got[5] then
     -- Between two owners: it can expire once it has one again.
     redis.call('ZADD', keys.deadlines, clock_ms() + 1000, sid)
     return 0
   end
-  if got[1] ~= 'l' or got[4] ~= got[5] then
+  if (got[1] ~= 'l' and got[1] ~= 'p') or got[4] ~= got[5] then
     redis.call('ZREM', keys.deadlines, sid)
     return 0
   end
@@ -25,7 +25,11 @@ local function expire(keys, sid)
     redis.call('ZADD', keys.deadlines, clock_ms() + left, sid)
     return 0
   end
-  keys.owned = ARGV[4] .. got[2] .. ':' .. ARGV[5]
+  if got[1] == 'p' then
+    release(keys, sid, 'x', got[3], ARGV[2])
+    return 1
+  end
+  keys.owned, keys.feed = ARGV[4] .. got[2] .. ':' .. ARGV[5], KEYS[3]
   release(keys, sid, 'x', got[3], ARGV[2])
   redis.call('XADD', ARGV[3] .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   return 1
@@ -34,7 +38,7 @@ end
 local results = {}
 for i = 1, (#KEYS - 3) / 4 do
   local k = 3 + (i - 1) * 4
-  results[i] = expire({ deadlines = KEYS[2], feed = KEYS[3], record = KEYS[k + 1], idle = KEYS[k + 2],
+  results[i] = expire({ deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
     parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
 end
 return results

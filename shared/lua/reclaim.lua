@@ -1,5 +1,6 @@
 -- Takes sequences away from an executor that is dead or leaving: from here on its commits are refused.
--- Each goes to the starts stream, before the waiting ones by its kind, and gets its new owner by `assign`.
+-- Each goes to the starts stream, before the waiting ones by its kind, and gets its new owner by `assign`. One that may
+-- be paged and has nothing in flight needs none before its next step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
 --        5 deadlines   6 feed
@@ -30,7 +31,7 @@ local function reclaim(sid)
   local p = ARGV[5]
   local keys = { record = p .. 'seq:' .. sid, idle = p .. 'idle:' .. sid, parked = p .. 'parked:' .. sid,
     checkpoint = p .. 'checkpoint:' .. sid, owned = KEYS[4], deadlines = KEYS[5], feed = KEYS[6] }
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr', 'pg')
   if got[1] ~= 'l' or got[2] ~= ARGV[2] then return end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
   -- State that only the dead process held is gone, unless the next step is a START anyway.
@@ -39,6 +40,10 @@ local function reclaim(sid)
   local lost = (got[7] ~= '1' or over) and start ~= committed + 1
   if lost and accepted == committed then
     release(keys, sid, 'o', got[3], ARGV[4])
+    return
+  end
+  if accepted == committed and got[9] then
+    page(keys.record)
     return
   end
   if lost then

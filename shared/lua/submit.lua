@@ -3,7 +3,7 @@
 -- KEYS   per step: record, idle marker, parked steps, starts stream of the model
 -- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
 --        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
---                  16 the sequence is of this one request),
+--                  16 the sequence is of this one request, 32 it may be paged),
 --                  request id or '', expected step since START or '', version, gateway, token (a gateway counts
 --                  them upwards, hexadecimal, in the order in which it sends), timeout us, message,
 --                  when it was first sent (Redis clock, ms) if it is sent again without knowing what became of it, or -1
@@ -85,6 +85,7 @@ local function create(step, flags)
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
+  if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
   if step.request_id ~= '' then
     redis.call('HSET', step.record, 'r:' .. step.request_id, 1)
@@ -92,6 +93,14 @@ local function create(step, flags)
   redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START))
   return { 1, 1, entry }
+end
+
+-- A paged sequence wants a slot again, in its turn among those who wait. Where and when it had its last one tells
+-- whether its model was reloaded meanwhile.
+local function return_to_line(step, record)
+  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r',
+    'e', record.ep, 'o', record.ow)
+  redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end
 
 local function submit(step, flags)
@@ -123,8 +132,8 @@ local function submit(step, flags)
   if record.nx - record.cm >= tonumber(ARGV[3]) then
     return { -7, done, '' }
   end
-  if state == 'l' and record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
-    -- The marker's time ended: the reaper has just not come by yet. A START takes the sequence's slot over.
+  if (state == 'l' or state == 'p') and record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
+    -- The marker's time ended: the reaper has just not come by yet. A START takes over what the sequence had.
     if not (begins or has(flags, IMPLICIT)) then return { -3, done, '' } end
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
@@ -147,6 +156,7 @@ local function submit(step, flags)
     deliver(step, record, n, flags)
     return { 0, n, record.birth }
   end
+  if state == 'p' then return_to_line(step, record) end
   park(step, n, flags)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
   return { 1, n, record.birth }

@@ -24,14 +24,14 @@ from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.redis_client import connect
-from shared.scripts import CancelCode
+from shared.scripts import CancelCode, VacateCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
 from shared.tensors import Tensor, to_numpy
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
-START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
 
 MODEL = """
 import os
@@ -315,6 +315,37 @@ async def test_a_sequence_with_an_unusable_checkpoint_is_lost_for_good(mesh: Scr
         await mesh.assign(7, b.executor)
         assert ["lost"] * 2 == [(await mesh.reply(submission)).reason for submission in steps]
     assert "o" == (await mesh.record(7))["st"]
+
+
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
+    mesh: ScriptedMesh, executor: Life, *, moving: bool
+) -> None:
+    """Somebody else has its slot meanwhile; it comes back to the same executor, or to another one."""
+    async with executor("a") as a, executor("b") as b:
+        before = [mesh.submission(7, value(n), START | PAGEABLE if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert 15 == total(await mesh.reply(before[-1]))
+        expected = 15
+        for owner, slot, tenant in ((a.executor, 1, 8), (b.executor, 0, 9)):
+            here = await mesh.record(7)
+            assert await mesh.vacate(7, moving=moving) is not VacateCode.KEPT
+            other = mesh.submission(tenant, value(100), START)
+            await mesh.submit(other)
+            await mesh.assign(tenant, ExecutorId(here["ow"]), slot=int(here["sl"]))
+            assert 100 == total(await mesh.reply(other))
+
+            following = [mesh.submission(7, value(n)) for n in (10, 20)]
+            for submission in following:
+                await mesh.submit(submission)
+            await mesh.assign(7, owner, slot=slot)
+            assert [expected + 10, expected + 30] == [total(await mesh.reply(one)) for one in following]
+            expected += 30
+            assert 100 == await end(mesh, tenant)
+        assert expected == await end(mesh, 7)
 
 
 async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:

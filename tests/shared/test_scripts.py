@@ -15,7 +15,17 @@ from executor.sequences.checkpoints import read_checkpoints
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
 from shared.limits import LOST_OWNERS_MAX
-from shared.messages import InboxCancelled, InboxExpired, InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.messages import (
+    InboxCancelled,
+    InboxEntry,
+    InboxExpired,
+    InboxStep,
+    InboxVacated,
+    ReplyMessage,
+    StepFlag,
+    encode,
+    inbox_entry,
+)
 from shared.scripts import (
     Assignment,
     CancelCode,
@@ -24,11 +34,13 @@ from shared.scripts import (
     Rejection,
     StepCommit,
     SubmitCode,
+    VacateCode,
+    Vacation,
 )
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
-START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 REPLY = encode(ReplyMessage("1"))
 
@@ -43,8 +55,8 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 pytestmark = pytest.mark.leaves_sequences
 
 
-async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxStep | InboxExpired | InboxCancelled]:
-    entries: list[InboxStep | InboxExpired | InboxCancelled] = []
+async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxEntry]:
+    entries: list[InboxEntry] = []
     for shard in mesh.keys.shard_ids():
         for entry, fields in await cast(Any, mesh.redis).xrange(mesh.keys.inbox(shard, executor)):
             entries.append(inbox_entry(entry, fields))
@@ -93,9 +105,11 @@ async def commit(
     return code
 
 
-async def start(mesh: ScriptedMesh, correlation_id: int = 7, executor: ExecutorId = ALICE) -> InboxStep:
+async def start(
+    mesh: ScriptedMesh, correlation_id: int = 7, executor: ExecutorId = ALICE, *, flags: StepFlag = START
+) -> InboxStep:
     """A sequence that has one committed step."""
-    await mesh.submit(mesh.submission(correlation_id, ONE, START))
+    await mesh.submit(mesh.submission(correlation_id, ONE, flags))
     await mesh.assign(correlation_id, executor)
     (step,) = [s for s in await steps(mesh, executor) if s.sequence == mesh.sequence(correlation_id)]
     assert await commit(mesh, executor, step) is CommitCode.COMMITTED
@@ -427,6 +441,170 @@ class TestTakeover:
         with pytest.raises(ResponseError, match="FENCED"):
             await mesh.assign(7, ALICE)
         assert "w" == (await mesh.record(7))["st"]
+
+
+class TestVacate:
+    async def vacate(
+        self, mesh: ScriptedMesh, step: InboxStep, *, epoch: int | None = None, moving: bool = False
+    ) -> VacateCode:
+        vacation = Vacation(step.sequence, Epoch(step.epoch if epoch is None else epoch), moving)
+        shard = mesh.keys.shard_of(step.sequence)
+        (code,) = await mesh.scripts.run(mesh.scripts.vacate([vacation], shard=shard, model="sum", term=mesh.term))
+        return code
+
+    async def paged(self, mesh: ScriptedMesh) -> InboxStep:
+        """A sequence with one committed step and no slot."""
+        step = await start(mesh, flags=START | PAGEABLE)
+        assert VacateCode.VACATED is await self.vacate(mesh, step)
+        return step
+
+    async def starts(self, mesh: ScriptedMesh) -> list[dict[bytes, bytes]]:
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+        return [fields for _, fields in await cast(Any, mesh.redis).xrange(mesh.keys.starts(shard, "sum"))]
+
+    async def test_an_idle_sequence_is_paged_once_and_its_owner_is_told(self, mesh: ScriptedMesh) -> None:
+        step = await self.paged(mesh)
+
+        assert VacateCode.KEPT is await self.vacate(mesh, step)
+        assert [step.epoch] == [told.epoch for told in await inbox(mesh, ALICE) if isinstance(told, InboxVacated)]
+        assert "p" == (await mesh.record(7))["st"]
+        shard, own = mesh.keys.shard_of(step.sequence), mesh.keys.sequence(step.sequence)
+        assert 0 == await cast(Any, mesh.redis).scard(mesh.keys.owned(shard, ALICE, "sum"))
+        assert 0 < await mesh.redis.pttl(own.idle) <= 60_000
+        assert [] == await self.starts(mesh), "it wants nothing before its next step"
+
+    async def test_a_sequence_that_is_not_idle_or_not_what_it_was_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, epoch=step.epoch + 1)
+        await mesh.submit(mesh.submission(7, ONE))
+
+        assert VacateCode.KEPT is await self.vacate(mesh, step)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, moving=True)
+
+    async def test_one_that_may_not_be_paged_can_only_move(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        assert VacateCode.KEPT is await self.vacate(mesh, step)
+
+        assert VacateCode.VACATED is await self.vacate(mesh, step, moving=True)
+        assert step.epoch < await mesh.assign(7, BOB)
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert [(2, 1)] == [(s.step, s.committed) for s in await steps(mesh, BOB)]
+
+    async def test_one_whose_state_only_its_owner_holds_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        await cast(Any, mesh.redis).hset(mesh.keys.sequence(step.sequence).record, "du", "0")
+
+        assert VacateCode.KEPT is await self.vacate(mesh, step)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, moving=True)
+
+    async def test_the_next_step_takes_its_turn_in_line_and_goes_on_from_the_checkpoint(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        step = await self.paged(mesh)
+
+        returned = await mesh.submit(mesh.submission(7, ONE, request_id="b"), backlog_max=0)
+        second = await mesh.submit(mesh.submission(7, ONE))
+
+        assert [(SubmitCode.WAITING, 2), (SubmitCode.WAITING, 3)] == [(s.code, s.step) for s in (returned, second)]
+        (waits,) = await self.starts(mesh)
+        epoch = str(step.epoch).encode()
+        assert (b"r", epoch, ALICE.encode()) == (waits[b"k"], waits[b"e"], waits[b"o"])
+        assert -1 == await mesh.redis.pttl(mesh.keys.sequence(step.sequence).idle)
+        assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, request_id="b"))).code
+        await mesh.assign(7, BOB, slot=3)
+        assert [(2, 1, 3), (3, 1, 3)] == [(s.step, s.committed, s.slot) for s in await steps(mesh, BOB)]
+        assert "1" == (await mesh.record(7))["ck"]
+
+    async def test_a_late_commit_of_its_old_owner_is_refused(self, mesh: ScriptedMesh) -> None:
+        step = await self.paged(mesh)
+        late = msgspec.structs.replace(step, step=StepNumber(2))
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, late)
+        await mesh.submit(mesh.submission(7, ONE))
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, late)
+        await mesh.assign(7, ALICE)
+
+        assert CommitCode.REFUSED is await commit(mesh, ALICE, late)
+
+    async def test_an_owner_that_reads_on_late_finds_nothing_of_it(self, mesh: ScriptedMesh) -> None:
+        step = await self.paged(mesh)
+
+        assert {} == await read_checkpoints(mesh.redis, mesh.keys, [step.sequence])
+
+    async def test_steps_since_the_checkpoint_are_parked_and_replayed(self, mesh: ScriptedMesh) -> None:
+        first = await start(mesh, flags=START | PAGEABLE)
+        await mesh.submit(mesh.submission(7, ONE))
+        (second,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, second, checkpoint=False)
+
+        assert VacateCode.UNDRAINED is await self.vacate(mesh, first)
+        shard = mesh.keys.shard_of(first.sequence)
+        await mesh.scripts.run(mesh.scripts.drain(ALICE, shard=shard, alive=True))
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.assign(7, BOB)
+
+        assert [(2, 2), (3, 2)] == [(s.step, s.committed) for s in await steps(mesh, BOB)]
+        assert [InboxVacated] == [type(entry) for entry in await inbox(mesh, ALICE)]
+
+    async def test_an_idle_sequence_of_a_lost_owner_is_paged_and_one_with_a_step_moves(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await start(mesh, 7, flags=START | PAGEABLE)
+        await start(mesh, 8, flags=START | PAGEABLE)
+        await mesh.submit(mesh.submission(8, ONE))
+
+        await mesh.take_over(ALICE, lost=True)
+
+        assert ["p", "m"] == [(await mesh.record(number))["st"] for number in (7, 8)]
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+        for number in (7, 8):
+            await mesh.assign(number, BOB, slot=number)
+        assert [(7, 2), (8, 2)] == sorted((s.slot, s.step) for s in await steps(mesh, BOB))
+
+    async def test_it_expires_without_an_owner(self, mesh: ScriptedMesh) -> None:
+        step = await self.paged(mesh)
+        shard = mesh.keys.shard_of(step.sequence)
+        call = mesh.scripts.expire([step.sequence], shard=shard, model="sum", term=mesh.term, tombstone_ms=10_000)
+        assert [False] == await mesh.scripts.run(call)
+
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert [True] == await mesh.scripts.run(call)
+        refused = await mesh.submit(mesh.submission(7, ONE))
+        assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
+        assert 0 == await cast(Any, mesh.redis).xlen(mesh.keys.feed(shard, "sum")), "it held no slot"
+        assert 0 == await cast(Any, mesh.redis).exists(mesh.keys.sequence(step.sequence).checkpoint)
+
+    async def test_a_start_after_its_idle_time_begins_anew_in_its_turn(self, mesh: ScriptedMesh) -> None:
+        step = await self.paged(mesh)
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        again = await mesh.submit(mesh.submission(7, ONE, START))
+
+        assert (SubmitCode.WAITING, 2) == (again.code, again.step)
+        await mesh.assign(7, BOB)
+        assert [(2, START)] == [(s.step, s.flags) for s in await steps(mesh, BOB)]
+        assert "2" == (await mesh.record(7))["sn"]
+
+    async def test_a_caller_that_leaves_while_it_is_in_line_is_noted_for_the_next_owner(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        await self.paged(mesh)
+        submission = mesh.submission(7, ONE)
+        accepted = await mesh.submit(submission)
+
+        assert CancelCode.TOLD is await mesh.cancel(submission, accepted)
+        await mesh.assign(7, BOB)
+
+        assert [(2, True)] == [(step.step, step.cancelled) for step in await steps(mesh, BOB)]
+
+    async def test_an_older_leader_is_fenced(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        shard = mesh.keys.shard_of(step.sequence)
+        await mesh.scripts.run(mesh.scripts.expire([], shard=shard, model="sum", term=Term(2), tombstone_ms=1))
+
+        with pytest.raises(ResponseError, match="FENCED"):
+            await self.vacate(mesh, step)
 
 
 class TestExpiry:

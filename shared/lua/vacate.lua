@@ -1,0 +1,36 @@
+-- Takes sequences out of the slots of executors that live, each between two of its steps: paged until its next step
+-- comes, or moving to another slot at once. Its owner is told; from here on its commits are refused.
+--
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   per sequence: record
+-- ARGV   1 term   2 prefix of this shard's inboxes   3 prefix of the owned sets (executor, model follow)   4 model
+--        per sequence: sequence id, epoch in which it was seen, p (paged) or m (moving)
+-- reply  per sequence: 0 it keeps its slot: it has a step in flight, another epoch, or state that only its owner holds
+--        1 it has none any more   2 nor has it, but its owner's inbox holds steps since its checkpoint: `drain` it
+-- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
+-- Safe to repeat: a sequence that was taken has another state or epoch.
+
+local fenced = fence(KEYS[1], tonumber(ARGV[1]))
+if fenced then return fenced end
+
+local function vacate(record, sid, epoch, state)
+  local got = redis.call('HMGET', record, 'st', 'ow', 'ep', 'nx', 'cm', 'ck', 'du', 'pg', 'vr')
+  if got[1] ~= 'l' or got[3] ~= epoch or got[4] ~= got[5] or got[7] ~= '1' then return 0 end
+  if state == 'p' and not got[8] then return 0 end
+  redis.call('SREM', ARGV[3] .. got[2] .. ':' .. ARGV[4], sid)
+  redis.call('XADD', ARGV[2] .. got[2], '*', 'k', 'vacated', 'q', sid, 'e', epoch)
+  if state == 'p' then
+    page(record)
+  else
+    local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[9], 'u', '0', 'k', 'm')
+    redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
+    redis.call('HDEL', record, 'ow', 'in', 'sl')
+  end
+  return got[5] == got[6] and 1 or 2
+end
+
+local results = {}
+for i = 1, #KEYS - 3 do
+  local a = 4 + (i - 1) * 3
+  results[i] = vacate(KEYS[3 + i], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+end
+return results
