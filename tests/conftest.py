@@ -2,11 +2,15 @@
 
 One server serves the whole run. Tests stay apart by key prefix, never by emptying the server. A test that must kill or
 restart a server asks for `private_server` instead, which is its own.
+
+The tests in `STORE_CONTRACT` run twice: on the server, and on the in-memory twin that the simulation runs on.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +24,9 @@ from redis.asyncio import Redis as AsyncRedis
 from deploy.embedded import EmbeddedRedis
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
+from tests.simulation.connections import Server, direct_client, loop_timer
+from tests.simulation.lua_scripts import run_script
+from tests.simulation.store import Store, StoreKeys
 
 # A loaded machine is slow, which is no fault of what a property test looks at.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +35,43 @@ settings.load_profile("patient")
 # The developer's own mesh must not leak into the tests' settings (it would also be refused where it is unknown).
 for variable in [name for name in os.environ if name.startswith("SEQMESH_")]:
     del os.environ[variable]
+
+
+SERVER, TWIN = "server", "twin"
+
+
+STORE_CONTRACT = frozenset(
+    {
+        "scheduler/test_cancellations.py",
+        "scheduler/test_model_changes.py",
+        "scheduler/test_scheduling.py",
+        "shared/test_counting.py",
+        "shared/test_response_cache.py",
+        "shared/test_scripts.py",
+        "shared/test_work_scripts.py",
+    }
+)
+"""Files whose tests say what a store of the mesh must do."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test of the contract runs on both stores, unless it needs a server of its own."""
+    module = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()
+    fixtures = set(metafunc.fixturenames)
+    if module in STORE_CONTRACT and "redis" in fixtures and "private_server" not in fixtures:
+        metafunc.parametrize("store_kind", [SERVER, TWIN], indirect=True)
+
+
+@pytest.fixture
+def store_kind(request: pytest.FixtureRequest) -> str:
+    """Which store this test runs on."""
+    return getattr(request, "param", SERVER)
+
+
+@pytest.fixture
+def twin() -> Store:
+    """An empty twin on the real clock."""
+    return Store(lambda: time.time_ns() // 1000, random.Random(1), run_script)
 
 
 @pytest.fixture(scope="session")
@@ -51,16 +95,20 @@ def private_server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def key_prefix(request: pytest.FixtureRequest, redis_server: str) -> Iterator[str]:
+def key_prefix(request: pytest.FixtureRequest, redis_server: str, store_kind: str, twin: Store) -> Iterator[str]:
     """A prefix no other test uses. Afterwards: fails on keys that would stay for ever, then removes all of them.
 
     A test that does not end its sequences says so: `@pytest.mark.leaves_sequences`.
     """
     prefix = f"t{uuid.uuid4().hex[:12]}"
     yield prefix
-    with Redis.from_url(redis_server) as client:
-        leaked = leaked_keys(client, prefix, sequences_may_live=has_marker(request, "leaves_sequences"))
-        remove_keys(client, prefix)
+    sequences_may_live = has_marker(request, "leaves_sequences")
+    if store_kind == TWIN:
+        leaked = leaked_keys(StoreKeys(twin), prefix, sequences_may_live=sequences_may_live)
+    else:
+        with Redis.from_url(redis_server) as client:
+            leaked = leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
+            remove_keys(client, prefix)
     assert leaked == [], "keys without TTL that shared.keyspace.PERMANENT does not list"
 
 
@@ -78,8 +126,11 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[AsyncRedis]:
-    """An async client of the shared server; replies are bytes."""
-    client = AsyncRedis.from_url(redis_url, decode_responses=False)
+async def redis(redis_server: str, store_kind: str, twin: Store) -> AsyncIterator[AsyncRedis]:
+    """An async client of the shared server (or of the twin); replies are bytes."""
+    if store_kind == TWIN:
+        client = direct_client(Server(twin, loop_timer))
+    else:
+        client = AsyncRedis.from_url(redis_server, decode_responses=False)
     yield client
     await client.aclose()

@@ -52,12 +52,15 @@ STATE = StateSpec("in", "out", "FP32", (1,))
 
 
 class Stage:
-    """The mesh around a scheduler. executors live until they are killed or leave; nothing renews their lease."""
+    """The mesh around a scheduler. executors live until they are killed or leave; nothing renews their lease.
 
-    def __init__(self, url: str, prefix: str) -> None:
+    redis  a client of the store, if it is not the server at that URL
+    """
+
+    def __init__(self, url: str, prefix: str, redis: Redis | None = None) -> None:
         self.url = url
         self.prefix = prefix
-        self.redis: Redis = connect(url, retries=0)
+        self.redis = redis or connect(url, retries=0)
         self.commands = cast("Any", self.redis)
         self.keys = Keyspace(prefix)
         self.scripts = Scripts(self.redis, self.keys)

@@ -1,0 +1,262 @@
+"""redis-py's own connections, with the twin at the other end instead of a socket.
+
+Everything above the socket is redis-py as it is: pools, pipelines, parsing, what it does when a connection breaks.
+A `Wire` carries bytes both ways; `DirectWire` does so at once, the simulated network (`tests.simulation.network`) when
+and if it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import hiredis
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
+
+from tests.simulation.store import Args, Reply, Status, Store, StoreError
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """A reply as the protocol writes it."""
+    if isinstance(reply, Status):
+        return b"+%b\r\n" % reply
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if reply is None:
+        return b"$-1\r\n"
+    if isinstance(reply, StoreError):
+        return b"-%b\r\n" % str(reply).replace("\n", " ").encode()
+    return b"*%d\r\n" % len(reply) + b"".join(map(encode_reply, reply))
+
+
+class Server:
+    """The twin's side of all connections: it carries out what arrives, and keeps those waiting who block.
+
+    later  (seconds, callback) -> cancels it: for blocking reads that end without news
+    """
+
+    def __init__(self, store: Store, later: Callable[[float, Callable[[], None]], Callable[[], None]]) -> None:
+        self.store = store
+        self.later = later
+        self._blocked: dict[bytes, list[Session]] = {}
+
+    def block(self, session: Session, keys: Iterable[bytes]) -> None:
+        """The session waits for one of these keys to grow."""
+        for key in keys:
+            self._blocked.setdefault(key, []).append(session)
+
+    def unblock(self, session: Session, keys: Iterable[bytes]) -> None:
+        """It waits no more."""
+        for key in keys:
+            waiting = self._blocked[key]
+            waiting.remove(session)
+            if not waiting:
+                del self._blocked[key]
+
+    def serve_blocked(self) -> None:
+        """Whoever waited for what has grown gets it, those who came first before the others."""
+        while self.store.grown:
+            grown, self.store.grown = self.store.grown, []
+            for key in dict.fromkeys(grown):
+                for session in list(self._blocked.get(key, ())):
+                    session.try_again()
+
+
+class Session:
+    """One connection as the server sees it. send: takes encoded replies."""
+
+    def __init__(self, server: Server, send: Callable[[bytes], None]) -> None:
+        self._server = server
+        self._send = send
+        self._reader = hiredis.Reader()
+        self._commands: deque[list[bytes]] = deque()
+        self._queued: list[list[bytes]] | None = None
+        self._blocked_on: tuple[list[bytes], list[bytes]] | None = None
+        self._stop_timer: Callable[[], None] = lambda: None
+
+    def receive(self, data: bytes) -> None:
+        """Bytes have arrived."""
+        self._reader.feed(data)
+        while (command := self._reader.gets()) is not False:
+            self._commands.append(command)
+        self._work()
+
+    def close(self) -> None:
+        """The connection is gone; what was not read from it is not carried out."""
+        self._commands.clear()
+        self._end_block()
+
+    def try_again(self) -> None:
+        """Something was added to what it waits for."""
+        if self._blocked_on is None:
+            return
+        reply = self._reply(self._blocked_on[0])
+        if reply is not None:
+            self._end_block()
+            self._send(encode_reply(reply))
+            self._work()
+
+    def _work(self) -> None:
+        while self._commands and self._blocked_on is None:
+            command = self._commands.popleft()
+            reply = self._transaction(command)
+            if reply is None and (wait := _wait_of(command)) is not None:
+                self._block(command, *wait)
+            else:
+                self._send(encode_reply(reply))
+            self._server.serve_blocked()
+
+    def _transaction(self, command: list[bytes]) -> Reply:
+        name = command[0].upper()
+        if name == b"MULTI":
+            self._queued = []
+            return Status(b"OK")
+        if name == b"EXEC" and self._queued is not None:
+            queued, self._queued = self._queued, None
+            return [self._reply(one) for one in queued]
+        if self._queued is not None:
+            self._queued.append(command)
+            return Status(b"QUEUED")
+        return self._reply(command)
+
+    def _reply(self, command: Args) -> Reply:
+        try:
+            return self._server.store.execute(command)
+        except StoreError as error:
+            return error
+
+    def _block(self, command: list[bytes], keys: list[bytes], seconds: float) -> None:
+        self._blocked_on = (command, keys)
+        self._server.block(self, keys)
+        if seconds:
+            self._stop_timer = self._server.later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._end_block()
+        self._send(b"*-1\r\n")
+        self._work()
+
+    def _end_block(self) -> None:
+        if self._blocked_on is not None:
+            self._server.unblock(self, self._blocked_on[1])
+            self._blocked_on = None
+            self._stop_timer()
+
+
+def _wait_of(command: list[bytes]) -> tuple[list[bytes], float] | None:
+    """The keys that a command without an answer waits for, and for how long (0: for ever); None: it does not block."""
+    match command[0].upper():
+        case b"BLPOP":
+            return command[1:-1], float(command[-1])
+        case b"XREAD":
+            upper = [part.upper() for part in command]
+            if b"BLOCK" not in upper:
+                return None
+            names = command[upper.index(b"STREAMS") + 1 :]
+            return names[: len(names) // 2], int(command[upper.index(b"BLOCK") + 1]) / 1000
+        case _:
+            return None
+
+
+class Wire(Protocol):
+    """One connection's way to the server and back."""
+
+    def send(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+Dial = Callable[[asyncio.StreamReader], Any]
+"""Makes a wire whose replies go into the reader; a coroutine. Raises OSError."""
+
+
+class DirectWire:
+    """Everything arrives at once."""
+
+    def __init__(self, server: Server, reader: asyncio.StreamReader) -> None:
+        self._session = Session(server, reader.feed_data)
+
+    def send(self, data: bytes) -> None:
+        """To the server."""
+        self._session.receive(data)
+
+    def close(self) -> None:
+        """Closes the session."""
+        self._session.close()
+
+
+class _Writer:
+    """What redis-py needs of a StreamWriter."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self._wire.send(b"".join(parts))
+
+    async def drain(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._wire.close()
+
+    async def wait_closed(self) -> None:
+        return
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+class TwinConnection(AbstractConnection):
+    """A connection whose other end is the twin. dial: how to reach it."""
+
+    _made = 0
+
+    def __init__(self, *, dial: Dial, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._dial = dial
+        # Pools keep connections in a set; by a number of their own its order is the same in every run.
+        TwinConnection._made += 1
+        self._number = TwinConnection._made
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    async def _connect(self) -> None:
+        reader = asyncio.StreamReader()
+        wire = await self._dial(reader)
+        # redis-py types its streams as asyncio's own.
+        self._reader, self._writer = reader, _Writer(wire)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def repr_pieces(self) -> Any:
+        return [("twin", str(self._number))]
+
+    def _host_error(self) -> str:
+        return "twin"
+
+
+def twin_client(dial: Dial, **options: Any) -> Redis:
+    """A client whose connections are made by `dial`. options: of the connections."""
+    pool: Any = ConnectionPool(connection_class=TwinConnection, dial=dial, protocol=2, driver_info=None, **options)
+    return Redis.from_pool(pool)
+
+
+def direct_client(server: Server) -> Redis:
+    """A client that reaches the twin at once."""
+
+    async def dial(reader: asyncio.StreamReader) -> DirectWire:
+        return DirectWire(server, reader)
+
+    return twin_client(dial, socket_timeout=None)
+
+
+def loop_timer(seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+    """A `Server`'s `later` on the running loop."""
+    return asyncio.get_running_loop().call_later(seconds, callback).cancel

@@ -1,0 +1,151 @@
+"""Runs the mesh's own Lua files on the twin, as Redis does: Lua 5.1 with `redis`, `bit` and `cmsgpack`.
+
+One Lua state serves every store of the process: scripts keep nothing between two runs. Replies cross the border by the
+rules of Redis: nil becomes false, a status a table with `ok`; on the way back a number loses its fraction and an array
+ends at its first nil.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import lupa.lua51 as lupa
+import msgspec
+
+from tests.simulation.store import Args, Reply, Status, Store, StoreError
+
+lua: Any = cast("Any", lupa).LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
+
+_running: list[Store] = []
+
+
+def run_script(store: Store, source: bytes, keys: Args, args: Args) -> Reply:
+    """Runs a script to its end; what it has written by then stays, also when it fails. Raises StoreError."""
+    names = lua.globals()
+    names[b"KEYS"], names[b"ARGV"] = lua.table_from(keys), lua.table_from(args)
+    _running.append(store)
+    try:
+        return _from_lua(_compiled(source)())
+    except lupa.LuaError as error:
+        raise StoreError(f"ERR {error}") from error
+    finally:
+        _running.pop()
+
+
+@cache
+def _compiled(source: bytes) -> Any:
+    # What stands behind #! is for Redis alone; the line's end stays, for the line numbers of errors.
+    return lua.compile(source[source.index(b"\n") :] if source.startswith(b"#!") else source)
+
+
+def _call(name: bytes, *args: bytes | float) -> Any:
+    return _to_lua(_running[-1].execute([name, *(arg if type(arg) is bytes else _number(arg) for arg in args)]))
+
+
+def _pcall(name: bytes, *args: bytes | float) -> Any:
+    try:
+        return _call(name, *args)
+    except StoreError as error:
+        return lua.table_from({b"err": str(error).encode()})
+
+
+def _number(value: Any) -> bytes:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise StoreError("ERR Lua redis lib command arguments must be strings or integers")
+    return b"%d" % value if value == int(value) else repr(value).encode()
+
+
+def _to_lua(reply: Reply) -> Any:
+    if type(reply) is bytes or type(reply) is int:
+        return reply
+    if reply is None:
+        return False
+    if isinstance(reply, list):
+        return lua.table_from([_to_lua(item) for item in cast("list[Reply]", reply)])
+    assert isinstance(reply, Status)
+    return lua.table_from({b"ok": bytes(reply)})
+
+
+def _from_lua(value: Any) -> Reply:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 1
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, int | float):
+        return int(value)
+    if (error := value[b"err"]) is not None:
+        raise StoreError(error.decode())
+    if (status := value[b"ok"]) is not None:
+        return Status(status)
+    items: list[Reply] = []
+    while (item := value[len(items) + 1]) is not None:
+        items.append(_from_lua(item))
+    return items
+
+
+# -- libraries -------------------------------------------------------------------------------------------------------
+
+
+def _int32(value: int) -> int:
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def _band(*values: int) -> int:
+    result = -1
+    for value in values:
+        result &= int(value)
+    return _int32(result)
+
+
+def _bor(*values: int) -> int:
+    result = 0
+    for value in values:
+        result |= int(value)
+    return _int32(result)
+
+
+def _pack(value: Any) -> bytes:
+    return msgspec.msgpack.encode(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """A Lua value as MessagePack has it: strings are texts, a table with 1..n an array."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    items = [_plain(item) for item in value.values()]
+    assert list(value.keys()) == list(range(1, len(items) + 1)), "the twin packs arrays only"
+    return items
+
+
+def _unpack(packed: bytes) -> Any:
+    return _from_plain(msgspec.msgpack.decode(packed))
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, list):
+        return lua.table_from([_from_plain(item) for item in cast("list[Any]", value)])
+    return value
+
+
+def _single(name: bytes) -> Callable[[bytes], Any]:
+    return lambda text: lua.table_from({name: text})
+
+
+lua.globals()[b"redis"] = lua.table_from(
+    {
+        b"call": _call,
+        b"pcall": _pcall,
+        b"error_reply": _single(b"err"),
+        b"status_reply": _single(b"ok"),
+    }
+)
+lua.globals()[b"bit"] = lua.table_from({b"band": _band, b"bor": _bor})
+lua.globals()[b"cmsgpack"] = lua.table_from({b"pack": _pack, b"unpack": _unpack})
