@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import time
 from typing import Any
 
-import hypercorn.asyncio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from starlette.types import Receive, Scope, Send
 
 from gateway.settings import Certificate
 from shared.errors import UnavailableError
+from shared.lifecycle import end
 
 KEEP_ALIVE_S = 600.0
 """A client's pool must not lose an idle connection while it is about to use it."""
 BACKLOG = 1024
 """Connections that may wait to be accepted: a herd of clients that starts at once."""
 UNLIMITED = 1 << 62
+SEE_OFF_S = 0.5
+"""How long a gateway that stops keeps idle connections: a caller's next request is answered, and leaves in order."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,26 +43,58 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-async def serve_http(
-    app: Any,
-    server: socket.socket,
-    *,
-    stop: Callable[[], Awaitable[object]],
-    grace_s: float,
-    certificate: Certificate | None = None,
-) -> None:
-    """Serves an ASGI application on a listening socket until `stop` returns; then answers what is open.
+class HttpServer:
+    """Serves an ASGI application. Does what Hypercorn's own `serve` does, which can only stop at once."""
 
-    server   becomes Hypercorn's, which closes it
-    grace_s  how long open requests may take once the stop was asked for
-    raises   OSError (ssl.SSLError is one) for a certificate that cannot be read
-    """
+    def __init__(self, app: Any, certificate: Certificate | None = None) -> None:
+        """Raises OSError (ssl.SSLError is one) for a certificate that cannot be read."""
+        self._app = ASGIWrapper(app)
+        self._config = configured(certificate)
+        self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
+        self._context = WorkerContext(None)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        """Accepts connections; the socket becomes the server's, which closes it."""
+        self._listener = await asyncio.start_server(self._serve, sock=listening, backlog=BACKLOG, ssl=self._tls)
+
+    async def stop(self, grace_s: float, *, see_off_s: float = SEE_OFF_S) -> None:
+        """Sees the callers off: accepts no connection, serves what arrives on those there are, and closes each with
+        its next response, which says so (`Connection: close`), or else after a moment.
+
+        grace_s    seconds until requests that are still unanswered are cut off
+        see_off_s  seconds until connections without a request are closed
+        """
+        assert self._listener is not None, "it was started"
+        self._listener.close()
+        # Hypercorn counts each connection's requests; from now on every one is one too many.
+        self._config.keep_alive_max_requests = 0
+        begin = time.monotonic()
+        await self._gone(min(see_off_s, grace_s))
+        await self._context.terminated.set()  # closes those that are idle
+        await self._gone(max(0.0, grace_s - (time.monotonic() - begin)))
+        await end(self._connections)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        loop = asyncio.get_running_loop()
+        await TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+
+    async def _gone(self, patience_s: float) -> None:
+        """Returns when there is no connection, or after so many seconds."""
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=patience_s)
+
+
+def configured(certificate: Certificate | None) -> Config:
+    """What Hypercorn is told."""
     config = Config()
-    config.bind = [f"fd://{server.detach()}"]
-    config.backlog = BACKLOG
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = UNLIMITED
-    config.graceful_timeout = grace_s
     # Unbounded: with a bound, a connection whose request was refused before its body was read would hang for ever in
     # putting the rest into the queue. What is read of a body is bounded by the endpoint (`rest.body`).
     config.max_app_queue_size = 0
@@ -70,15 +107,4 @@ async def serve_http(
         if certificate.root:
             config.ca_certs = certificate.root
             config.verify_mode = ssl.CERT_REQUIRED
-    library: Any = hypercorn.asyncio  # its `serve` is typed by dicts of unknown content
-    await library.serve(_without_lifespan(app), config, shutdown_trigger=stop, mode="asgi")
-
-
-def _without_lifespan(app: Any) -> Any:
-    """The application for requests only. Its life is the service's: Starlette reports a cancelled one as a failure."""
-
-    async def requests_only(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await app(scope, receive, send)
-
-    return requests_only
+    return config

@@ -59,8 +59,9 @@ class Inference:
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
         self._held_models: set[str] = set()
-        self.accepts = True
-        self._cancellation = Cancellation(dispatch.withdraw, lambda: self.accepts)
+        self.stopping = False
+        """Connections may be closed by this gateway itself: who is gone then has not given up."""
+        self._cancellation = Cancellation(dispatch.withdraw, lambda: not self.stopping)
 
     @property
     def in_flight(self) -> int:
@@ -109,11 +110,6 @@ class Inference:
         admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
         if admitted.sequence is not None:
             shard = self._keys.shard_of(admitted.sequence)
-            if not self.accepts and admitted.flags & StepFlag.START:
-                # As Triton does while it shuts down: what has begun may go on for a while, nothing new begins.
-                raise UnavailableError(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
         else:
             shard = self._keys.home_shard(config.name)
             admitted = self._cache.admitted(admitted, record)

@@ -79,6 +79,11 @@ class Replies:
         if waiting is not None:
             waiting.answered(raw)
 
+    def give_up(self, cause: str) -> None:
+        """Tells everybody who waits that the outcome of the request is not known."""
+        for waiting in self.waiting:
+            waiting.failed(unknown_outcome(waiting, cause))
+
     async def open(self) -> None:
         """Makes the reply streams; must have happened before the first request is sent."""
         await self._create(list(self._streams))

@@ -3,7 +3,9 @@
 Background tasks: `dispatch` sends, `replies` reads, `heartbeat` keeps the reply streams alive, `catalog` watches the
 mesh. If one of them fails the whole gateway ends: it holds nothing but waiting callers, and another one takes over.
 
-Stopping: not ready any more and nothing new begins; the ports close; what is in flight is answered within the grace.
+Stopping: not ready any more, and the ports close. What arrives on the connections there are is served, new sequences
+too, while callers are told to go elsewhere; each connection is closed when it has nothing to do. After the grace those
+who still wait are told that nothing is known of their request.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from redis.asyncio import Redis
 
 from gateway.catalog import Catalog
 from gateway.dispatch import Bounds, Dispatch
-from gateway.http_server import listen, serve_http
+from gateway.http_server import HttpServer, listen
 from gateway.inference import Inference
 from gateway.metrics import Gauge, Metrics
 from gateway.observation import Observation
@@ -54,6 +56,9 @@ from shared.scripts import Scripts
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.statistics.totals import Tallies
 from shared.traces.tracing import Tracing, setup
+
+LAST_WORD_S = 1.0
+"""How long an error that ends the grace may take to reach its callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ async def serve(
     try:
         async with running_core(settings, name, redis, keys, tracing, tasks) as core:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
+            await _serve_ports(settings, core, stop, on_ready, patience_s)
     finally:
         await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)
@@ -170,7 +175,6 @@ async def running_core(
 async def _serve_ports(
     settings: GatewaySettings,
     core: Core,
-    tasks: Tasks,
     stop: Stop,
     on_ready: Callable[[Addresses], None] | None,
     grace_s: float,
@@ -200,11 +204,10 @@ async def _serve_ports(
         options=grpc_options(settings),
     )
     addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
-    serving = serve_http(app, http, stop=stop.wait, grace_s=grace_s, certificate=settings.http_certificate)
-    http_task = tasks.start(serving, name="http")
-    drained = asyncio.Event()
-    metrics_app = build_metrics_app(server)
-    metrics_task = tasks.start(serve_http(metrics_app, metrics, stop=drained.wait, grace_s=1.0), name="metrics")
+    http_server = HttpServer(app, settings.http_certificate)
+    await http_server.start(http)
+    metrics_server = HttpServer(build_metrics_app(server))
+    await metrics_server.start(metrics)
     logs.info(
         "gateway ready",
         host=settings.host,
@@ -216,12 +219,14 @@ async def _serve_ports(
         on_ready(addresses)
     try:
         await stop.wait()
-        core.inference.accepts = False
+        core.inference.stopping = True
         logs.info("draining", in_flight=core.inference.in_flight)
-        await asyncio.gather(grpc.stop(grace_s), http_task)
+        # Those whose answer has not come by then are told what they can do, in time for it to reach them.
+        last_word = asyncio.get_running_loop().call_later(grace_s, core.replies.give_up, "the gateway has stopped")
+        await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http_server.stop(grace_s + LAST_WORD_S))
+        last_word.cancel()
     finally:
-        drained.set()
-    await metrics_task
+        await asyncio.gather(http_server.stop(LAST_WORD_S), metrics_server.stop(LAST_WORD_S, see_off_s=0.0))
 
 
 def gauges_of(core: Core) -> list[Gauge]:

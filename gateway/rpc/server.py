@@ -26,6 +26,8 @@ INT32_MAX = (1 << 31) - 1
 """Largest message in either direction, bytes: Triton's limit, and protobuf's own."""
 HEALTH_PERIOD_S = 0.25
 """How often a change of readiness is looked for, to tell those who watch."""
+SERVE_ON_S = 2.0
+"""How long a server that leaves takes new calls, on connections that are never without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +92,28 @@ class GrpcServer:
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def stop(self, grace_s: float) -> None:
-        """Stops: health says NOT_SERVING, nothing new is accepted, what was accepted is answered within the grace.
+        """Sees the callers off, then stops.
 
-        grace_s  seconds until what is still unanswered is cancelled; open streams end as soon as they are answered
+        Health says NOT_SERVING, and no connection is accepted any more. What arrives on those there are is served; each
+        is closed as soon as it has no call, a stream ends as soon as it is answered. Where calls overlap without end,
+        new ones are refused with UNAVAILABLE after a while.
+
+        grace_s  seconds until what is still unanswered is cancelled
         """
         self._health_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health_task
         self._health.stop()
-        self._servicer.stop()
-        await self._server.stop(grace_s)
+        self._servicer.leave()
+        refusal = asyncio.get_running_loop().call_later(SERVE_ON_S, self._servicer.stop)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._servicer.connections.leave(self.port)
+        except TimeoutError:
+            self._servicer.stop()
+        finally:
+            refusal.cancel()
+        await self._server.stop(0)
 
 
 async def serve_grpc(
@@ -113,7 +127,7 @@ async def serve_grpc(
     options = options or GrpcOptions()
     interceptors = [Restrictions(options.restrictions)] if options.restrictions else []
     server = grpc.aio.server(options=channel_options(options), interceptors=interceptors)
-    health = Health(servicer.is_ready)
+    health = Health(servicer.is_ready, servicer.connections)
     pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     health_grpc: Any = health_pb2_grpc
     health_grpc.add_HealthServicer_to_server(health, server)

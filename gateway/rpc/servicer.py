@@ -18,6 +18,7 @@ import grpc
 
 from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL, server_version
 from gateway.rpc.codec import decode_request, encode_answer, requested_classes
+from gateway.rpc.connections import Connections
 from gateway.rpc.descriptions import (
     check_unload_parameters,
     load_parameters,
@@ -53,26 +54,29 @@ Handler = Callable[[Any, Any, Any], Awaitable[Any]]
 _base: Any = pb_grpc.GRPCInferenceServiceServicer
 
 
-def answers_errors(handler: Handler) -> Handler:
-    """A handler, of a unary call or of a stream, whose MeshErrors become the call's status."""
+def served(handler: Handler) -> Handler:
+    """A handler, of a unary call or of a stream, whose call is known to its connection, and whose MeshErrors become the
+    call's status."""
 
     @functools.wraps(handler)
-    async def answering(self: Any, request: AnyMessage, context: Context) -> AnyMessage:
+    async def serving(self: Any, request: AnyMessage, context: Context) -> AnyMessage:
         try:
+            if not self.connections.enter(context):
+                raise UnavailableError(SHUTTING_DOWN)
             return await handler(self, request, context)
         except MeshError as error:
             await abort(context, error)
 
-    return answering
+    return serving
 
 
 def refuses(reason: str) -> Handler:
     """A handler for an rpc that is not served, with the reason."""
 
-    async def refusing(_self: Any, _request: AnyMessage, context: Context) -> None:
-        await abort(context, RequestError(reason, Code.UNSUPPORTED))
+    async def refusing(_self: Any, _request: AnyMessage, _context: Context) -> None:
+        raise RequestError(reason, Code.UNSUPPORTED)
 
-    return refusing
+    return served(refusing)
 
 
 class InferenceServicer(_base):
@@ -95,25 +99,34 @@ class InferenceServicer(_base):
         self._outstanding_max = outstanding_max
         self._forward = forward
         self._compression = COMPRESSION[compression]
+        self.connections = Connections()
         self._streams: set[InferStream] = set()
-        self._stopping = False
+        self._leaving = False
+        self._refuses = False
 
     def is_ready(self) -> bool:
         """Whether inference requests are worth sending here."""
-        return self._ports.catalog.is_ready and not self._stopping
+        return self._ports.catalog.is_ready and not self._leaving
+
+    def leave(self) -> None:
+        """Is not ready any more, and serves what comes nevertheless; a stream ends in a moment without a request."""
+        self._leaving = True
+        for stream in self._streams:
+            stream.leave()
 
     def stop(self) -> None:
         """Accepts no new request; open streams end when what they brought is answered."""
-        self._stopping = True
+        self.leave()
+        self._refuses = True
         for stream in self._streams:
             stream.stop()
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    @answers_errors
+    @served
     async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
         """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
-        if self._stopping:
+        if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
@@ -127,10 +140,10 @@ class InferenceServicer(_base):
             await context.send_initial_metadata(())
         return response
 
-    @answers_errors
+    @served
     async def ModelStreamInfer(self, requests: object, context: Context) -> None:
         """Any number of requests, for any models; see `gateway.rpc.stream`. Reads by `context.read`."""
-        if self._stopping:
+        if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         if self._compression is not None:
             context.set_compression(self._compression)
@@ -144,49 +157,52 @@ class InferenceServicer(_base):
 
     # -- server and models ------------------------------------------------------------------------------------------
 
+    @served
     async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Whether this process runs its loop, which it does when it answers."""
         return pb.ServerLiveResponse(live=True)
 
+    @served
     async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Whether the mesh behind this gateway can serve."""
         return pb.ServerReadyResponse(ready=self.is_ready())
 
-    @answers_errors
+    @served
     async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
         """An unknown model is not ready; that is no error."""
-        ready = not self._stopping and self._ports.catalog.is_model_ready(request.name, request.version)
+        ready = not self._leaving and self._ports.catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
+    @served
     async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Name, version and extensions."""
         return pb.ServerMetadataResponse(name=self._ports.server_name, version=server_version(), extensions=EXTENSIONS)
 
-    @answers_errors
+    @served
     async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Inputs and outputs as clients see them."""
         return model_metadata(*self._ports.catalog.record(request.name, request.version))
 
-    @answers_errors
+    @served
     async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
         """The configuration as the executor completed it."""
         record, _ = self._ports.catalog.record(request.name, request.version)
         return pb.ModelConfigResponse(config=config_proto(record.config_json))
 
-    @answers_errors
+    @served
     async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Counters of READY versions, summed over the executors."""
         return model_statistics(await self._ports.statistics.read(request.name, request.version))
 
     # -- repository -------------------------------------------------------------------------------------------------
 
-    @answers_errors
+    @served
     async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Every model version that an executor knows of."""
         refuse_repository_name(request)
         return repository_index(self._ports.repository.index(ready_only=request.ready))
 
-    @answers_errors
+    @served
     async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when every executor has loaded the model."""
         refuse_repository_name(request)
@@ -194,7 +210,7 @@ class InferenceServicer(_base):
         await self._ports.repository.load(request.model_name, config_json=config_json, files=files)
         return pb.RepositoryModelLoadResponse()
 
-    @answers_errors
+    @served
     async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when no executor has the model any more."""
         refuse_repository_name(request)
@@ -204,22 +220,24 @@ class InferenceServicer(_base):
 
     # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
 
-    @answers_errors
+    @served
     async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
         """No region, of whatever name."""
         refuse_region("system", request.name)
         return pb.SystemSharedMemoryStatusResponse()
 
+    @served
     async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Nothing to do, as in Triton for a region that is not registered."""
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    @answers_errors
+    @served
     async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
         """No region, of whatever name."""
         refuse_region("cuda", request.name)
         return pb.CudaSharedMemoryStatusResponse()
 
+    @served
     async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Nothing to do, as in Triton for a region that is not registered."""
         return pb.CudaSharedMemoryUnregisterResponse()
@@ -229,12 +247,12 @@ class InferenceServicer(_base):
 
     # -- settings of the whole mesh ---------------------------------------------------------------------------------
 
-    @answers_errors
+    @served
     async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
         return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request)))
 
-    @answers_errors
+    @served
     async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
         return log_response(await self._ports.settings.logs(log_changes(request)))

@@ -96,6 +96,8 @@ class InferStream:
         self._work: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._closed = False
+        self._half_closed = False
+        self._leaving = False
         self._stopping = False
 
     async def run(self) -> None:
@@ -116,10 +118,16 @@ class InferStream:
             if self._reader.done():
                 self._reading_ended(self._reader)
 
-    def stop(self) -> None:
-        """Accepts nothing more; the call ends with UNAVAILABLE once what was accepted is answered."""
-        self._stopping = True
+    def leave(self) -> None:
+        """Takes requests until there is a moment in which all of them are answered: then the call ends, with
+        UNAVAILABLE unless the client had half-closed."""
+        self._leaving = True
         wake(self._work)
+
+    def stop(self) -> None:
+        """Accepts nothing more; the call ends in the same way once what was accepted is answered."""
+        self._stopping = True
+        self.leave()
         wake(self._room)
 
     # -- reader -----------------------------------------------------------------------------------------------------
@@ -131,7 +139,8 @@ class InferStream:
                 await self._wait_for_room()
                 continue
             request = await read()
-            if request is END_OF_REQUESTS or self._closed or self._stopping:
+            self._half_closed = request is END_OF_REQUESTS
+            if self._half_closed or self._closed or self._stopping:
                 return
             self._accept(request)
 
@@ -176,11 +185,11 @@ class InferStream:
             elif reader.done():
                 reader.result()
                 break
-            elif self._stopping:
+            elif self._leaving:
                 break
             else:
                 await self._wait_for_work()
-        if self._stopping:
+        if self._leaving and not self._half_closed:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
     async def _response_to(self, request: Outstanding) -> StreamInferResponse:

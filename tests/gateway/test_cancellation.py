@@ -128,10 +128,10 @@ async def test_gateway_that_stops_gives_nothing_up(core: Core, executor: FakeExe
     await executor.pause()
     answer = core.inference.submit(step(1, start=True))
     await accepted(executor, 1)
-    core.inference.accepts = False
+    core.inference.stopping = True
     answer.cancel()
     await asyncio.sleep(0)
-    core.inference.accepts = True
+    core.inference.stopping = False
     executor.paused.clear()
 
     assert total(await core.inference.submit(step(2))) == 3

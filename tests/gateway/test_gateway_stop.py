@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as grpc_client
+from tritonclient.utils import InferenceServerException
 
 from gateway.settings import GatewaySettings
+from shared.ids import sequence_id
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
+from tests.gateway.test_cancellation import until
 
 STEP = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
 SUM = "/v2/models/running_sum/infer"
@@ -22,7 +29,7 @@ def step(sequence: int, *, start: bool = False) -> dict[str, Any]:
     return STEP | {"parameters": {"sequence_id": sequence, "sequence_start": start}}
 
 
-async def test_what_is_in_flight_is_answered_and_nothing_new_begins(
+async def test_what_is_in_flight_is_answered_before_the_gateway_ends(
     gateway_settings: GatewaySettings, executor: FakeExecutor
 ):
     """Stopping with a step open: the port closes, the step is answered, then the gateway ends."""
@@ -56,25 +63,74 @@ async def test_what_is_in_flight_is_answered_and_nothing_new_begins(
         await stopping
 
 
-async def test_start_is_refused_while_stopping(gateway_settings: GatewaySettings, executor: FakeExecutor):
+async def test_what_comes_while_stopping_is_served_and_its_caller_told_to_leave(
+    gateway_settings: GatewaySettings, executor: FakeExecutor
+):
+    """A START too. The connection is kept for that moment, and ends with the answer."""
     async with gateway_running(gateway_settings) as gateway:
-        await executor.pause()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
         head = f"POST {SUM} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        body = b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],"parameters":'
-        body += b'{"sequence_id":5,"sequence_start":true}}'
+        body = json.dumps(step(5, start=True)).encode()
         # The request has begun when the stop comes (the gateway asks for its body), but its body has not.
         writer.write(f"{head}expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode())
         assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
         stopping = asyncio.create_task(gateway.stop())
-        await asyncio.sleep(0.1)
+        await until(lambda: refuses_connections(gateway.addresses.http_port))
         writer.write(body)
-        response = await reader.read(4096)
+        response = await reader.read()
         await stopping
 
-    assert b" 503 " in response.split(b"\r\n")[0]
-    assert b"Server is stopping, scheduler for model has stopped accepting new inference requests" in response
+    assert b" 200 " in response.split(b"\r\n")[0]
+    assert b"connection: close" in response.lower()
+    assert b'"data":[1]' in response
     writer.close()
+
+
+async def test_who_is_not_answered_within_the_grace_is_told_so_over_both_protocols(
+    gateway_settings: GatewaySettings, executor: FakeExecutor
+):
+    async with (
+        gateway_running(gateway_settings, grace_s=0.2) as gateway,
+        aiohttp.ClientSession(f"http://{gateway.url}", raise_for_status=False) as session,
+        grpc_client.InferenceServerClient(f"127.0.0.1:{gateway.addresses.grpc_port}") as client,
+    ):
+        await executor.pause()
+        number = grpc_client.InferInput("INPUT", [1, 1], "INT32")
+        number.set_data_from_numpy(np.array([[1]], np.int32))
+
+        async def over_http() -> tuple[int, str]:
+            async with session.post(SUM, json=step(6, start=True)) as response:
+                return response.status, await response.text()
+
+        async def over_grpc() -> str:
+            with pytest.raises(InferenceServerException) as caught:
+                await client.infer("running_sum", [number], sequence_id=7, sequence_start=True)
+            return str(caught.value)
+
+        calls = asyncio.gather(over_http(), over_grpc())
+        for sequence in (6, 7):
+            await until(lambda sequence=sequence: is_known(executor, sequence))
+        await gateway.stop()
+        (http_status, http_text), grpc_text = await calls
+
+    assert http_status == 503
+    assert "[StatusCode.UNAVAILABLE]" in grpc_text
+    for text in (http_text, grpc_text):
+        assert "the gateway has stopped: it is not known whether the step of sequence" in text
+
+
+async def is_known(executor: FakeExecutor, sequence: int) -> bool:
+    record = executor.keys.sequence(sequence_id("running_sum", "", sequence)).record
+    return bool(await executor.commands.exists(record))
+
+
+async def refuses_connections(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
 
 
 async def test_process_says_where_it_listens_and_ends_with_code_0_on_sigterm(

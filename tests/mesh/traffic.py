@@ -204,12 +204,9 @@ class Traffic:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether nothing is known of the request's fate, or the mesh asks to try again: what a client retries.
-
-    CANCELLED is what grpc itself tells a call that arrives in the very moment in which its server stops.
-    """
+    """Whether nothing is known of the request's fate, or the mesh asks to try again: what a client retries."""
     if isinstance(error, InferenceServerException):
-        return error.status() in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED", "503")
+        return error.status() in ("StatusCode.UNAVAILABLE", "503")
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
 
 

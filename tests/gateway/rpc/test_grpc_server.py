@@ -65,28 +65,91 @@ async def test_every_watcher_is_told_of_a_change_also_when_another_has_left(
         assert Status.NOT_SERVING == (await second.read()).status
 
 
-async def test_stopping_tells_the_watchers_finishes_the_calls_and_takes_no_new_ones(
+async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_connections_are_quiet(
     twin: Any, make_servicer: Servicers
 ) -> None:
     twin.respond = twin.hold
     server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
         watch = health_stub(channel).Watch(asking())
         await watch.read()
-        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        before = stub.ModelInfer(pb.ModelInferRequest(id="before"))
         await twin.wait_for_calls(1)
 
-        stopping = asyncio.create_task(server.stop(30))
+        stopping = asyncio.create_task(server.stop(60))
 
         assert Status.NOT_SERVING == (await watch.read()).status
         assert await watch.read() is END_OF_REQUESTS
+        late = stub.ModelInfer(pb.ModelInferRequest(id="late"))
+        await twin.wait_for_calls(2)
+        twin.finish(0)
+        assert (await before).id == "before"
+        assert not stopping.done()
+        twin.finish(1)
+        assert (await late).id == "late"
+        async with asyncio.timeout(60):
+            await stopping
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(), wait_for_ready=False)
+            await stub.ModelInfer(pb.ModelInferRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it_takes(
+    twin: Any, make_servicer: Servicers
+) -> None:
+    """The callers of one connection that is never quiet: each is answered, or told to come again."""
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    codes: list[grpc.StatusCode] = []
+    answered = 0
+
+    async def call_until_refused(stub: Any) -> None:
+        nonlocal answered
+        try:
+            while True:
+                await stub.ModelInfer(pb.ModelInferRequest())
+                answered += 1
+        except grpc.aio.AioRpcError as error:
+            codes.append(error.code())
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel, asyncio.TaskGroup() as group:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(8):
+            group.create_task(call_until_refused(stub))
+        await twin.wait_for_calls(1)
+        await server.stop(60)
+
+    assert [grpc.StatusCode.UNAVAILABLE] * 8 == codes
+    assert answered == len(twin.calls)
+
+
+async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
+    make_servicer: Servicers, twin: Any
+) -> None:
+    twin.respond = twin.hold
+    server, other = [await serve_grpc(make_servicer(), host="127.0.0.1", port=0) for _ in range(2)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+        stopping = asyncio.create_task(server.stop(60))
+
+        async with asyncio.timeout(60):
+            while await accepts_connections(server.port):
+                await asyncio.sleep(0.01)
+        assert await accepts_connections(other.port)
         twin.finish(0)
         assert (await call).id == "r1"
-        async with asyncio.timeout(20):
-            await stopping
+        await stopping
+    await other.stop(0)
+
+
+async def accepts_connections(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, make_servicer: Servicers) -> None:
