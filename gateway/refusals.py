@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.admission import InferCall
 from gateway.waiting import Waiting
 from shared.errors import Code, Reason, SequenceError
 from shared.scripts import SubmitCode, Submitted
@@ -21,6 +22,11 @@ STORIES = {
     SubmitCode.LOST: "the sequence's state was lost with the executor that held it; its last step was {last}",
     SubmitCode.CANCELLED: "the sequence was cancelled; its last step was {last}",
 }
+
+
+def named(call: InferCall) -> str:
+    """What the caller calls the request."""
+    return f"request {call.request_id}" if call.request_id else f"step {call.expected_step}"
 
 
 def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
@@ -49,12 +55,21 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 Reason.LATE,
                 outcome.step,
             )
-        case SubmitCode.WRONG_STEP if waiting.call.expected_step is None:
+        case SubmitCode.ANSWERED:
             return SequenceError(
-                f"request {waiting.call.request_id} of sequence {sequence} of model '{model}' was answered before a "
-                f"newer one, and only the newest answer is kept; the last step was {outcome.step}",
-                Reason.WRONG_STEP,
+                f"{named(waiting.call)} of sequence {sequence} of model '{model}' was answered, and its answer is "
+                f"kept no longer; it does not run again. The sequence's last step was {outcome.step}",
+                Reason.ANSWERED,
                 outcome.step,
+                Code.ALREADY_EXISTS,
+            )
+        case SubmitCode.EXISTS:
+            return SequenceError(
+                f"sequence {sequence} of model '{model}' exists: its last step was {outcome.step}. Leave "
+                "'sequence_step' out to begin it anew",
+                Reason.EXISTS,
+                outcome.step,
+                Code.ALREADY_EXISTS,
             )
         case SubmitCode.WRONG_STEP:
             return SequenceError(

@@ -42,6 +42,8 @@ class Reason(StrEnum):
     WRONG_STEP = "wrong_step"
     BUSY = "busy"
     BACKLOG_FULL = "backlog_full"
+    EXISTS = "exists"
+    ANSWERED = "answered"
 
 
 def sendable(text: str) -> str:

@@ -34,3 +34,13 @@ LOST_EXECUTORS_MAX = 3
 
 LOST_OWNERS_MAX = 5
 """Owners of a sequence that may be lost, one after the other, with the same next step: then that step is given up."""
+
+RETRY_IDS = 64
+"""Steps of a sequence whose request ids are remembered, so that they do not run twice: 16 bytes each, and only for
+clients that give ids. Those in flight are remembered beyond it."""
+
+RETRY_REPLIES = 8
+"""Replies of a sequence that are kept for retries (model parameter `retry_replies`): what a client may lose at once."""
+
+RETRY_REPLY_BYTES = 64 << 10
+"""Bytes of those replies beyond the newest one, which is always kept (model parameter `retry_reply_bytes`)."""

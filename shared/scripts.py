@@ -1,7 +1,7 @@
 """The atomic steps of the mesh: one typed wrapper per Lua script, the only place that knows argument order.
 
 Each wrapper takes work of one shard and makes one call. A lost connection leaves a call's outcome unknown; every
-script may then be sent again: `commit` and `assign` tell what was done before, `submit` by request id.
+script may then be sent again: `commit` and `assign` tell what was done before, `submit` by request id or number.
 Scripts run atomically in Redis; see the header of each `.lua` file for keys, arguments and reply.
 """
 
@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError
 
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
-from shared.limits import LOST_OWNERS_MAX
+from shared.limits import LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.link import Link
 from shared.messages import StepFlag
 from shared.statistics.tally import Load
@@ -43,6 +43,8 @@ class SubmitCode(IntEnum):
     WRONG_STEP = -8
     CANCELLED = -9
     LATE = -11
+    ANSWERED = -12
+    EXISTS = -13
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -182,7 +184,6 @@ class StepCommit(msgspec.Struct, frozen=True):
     gateway: str
     token: str
     reply: bytes
-    request_id: str = ""
     keep_reply: bool = False
     entries: Sequence[str] = ()
     checkpoint: Sequence[tuple[str, bytes]] = ()
@@ -197,6 +198,13 @@ class StepCommit(msgspec.Struct, frozen=True):
         if self.base is None:
             return self.step if self.entries else 0
         return self.base
+
+
+class KeptReplies(msgspec.Struct, frozen=True):
+    """Replies of one sequence that are kept for retries. size: bytes of those beyond the newest, which always is."""
+
+    count: int = RETRY_REPLIES
+    size: int = RETRY_REPLY_BYTES
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -342,14 +350,14 @@ class Scripts:
     ) -> Call[list[Submitted]]:
         """Accepts steps of one shard in this order; each has its own outcome."""
         keys: list[str] = []
-        args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max]
+        args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max, RETRY_IDS]
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked, self._keys.starts(shard, step.model))
             args += (
                 step.sequence,
                 int(step.flags),
-                step.request_id,
+                _digest(step.request_id),
                 "" if step.expected_step is None else step.expected_step,
                 step.version,
                 step.gateway,
@@ -395,10 +403,12 @@ class Scripts:
         idle_ms: int,
         tombstone_ms: int,
         load: Load | None = None,
+        kept: KeptReplies | None = None,
     ) -> Call[list[CommitCode]]:
         """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
 
         load  what the steps' counts are counted for; None only where they carry none
+        kept  replies of each sequence that a retry can still get; None: as many as by default
         """
         assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
         counted = load or Load(model, "", "")
@@ -410,7 +420,9 @@ class Scripts:
             self._keys.tally(shard, model, counted.version, counted.generation),
         ]
         executions = [step.execution for step in steps if step.execution]
-        args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms, len(executions), *executions]
+        args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
+        kept = kept or KeptReplies()
+        args += (executor, kept.count, kept.size, len(executions), *executions)
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked, own.checkpoint)
@@ -423,7 +435,6 @@ class Scripts:
                 step.gateway,
                 step.token,
                 step.reply,
-                step.request_id,
                 1 if step.keep_reply else 0,
                 step.counts,
                 step.replays_behind,
@@ -559,6 +570,11 @@ class Scripts:
         """Steps that wait with their sequences for a slot: of each model, by version."""
         keys = [self._keys.starts(shard, model) for model in models]
         return Call("waiting", keys, [self._keys.base(shard)], _read_waiting)
+
+
+def _digest(request_id: str) -> bytes:
+    """What a record remembers of a request id: it must fit in fixed width, whatever the client writes."""
+    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=12).digest() if request_id else b""
 
 
 def _read_waiting(reply: list[Any]) -> list[dict[str, int]]:

@@ -118,7 +118,6 @@ def _commit(
         gateway=step.gateway,
         token=step.token,
         reply=reply,
-        request_id=message.request_id,
         keep_reply=message.keep_reply,
         entries=entries,
         base=base,

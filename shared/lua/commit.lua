@@ -3,12 +3,13 @@
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
 --        5 tally of the model version
 --        per step: record, idle marker, parked steps, checkpoint
--- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms
---        4 number of executions' packed counts, these counts (counted when this call commits anything at all)
+-- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
+--        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
+--        7 number of executions' packed counts, these counts (counted when this call commits anything at all)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
---                  gateway, token, reply, request id, 1 to keep the reply for a retry, packed counts,
+--                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
 --                  step behind which a takeover replays from now on (0: as before), number of inbox entries to remove,
 --                  these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
@@ -19,6 +20,7 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
+local EXECUTOR, REPLIES, REPLY_BYTES = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local function answer_all(keys, step)
   if step.gateway ~= '' then answer(step.gateway, step.token, step.reply) end
@@ -30,16 +32,21 @@ local function answer_all(keys, step)
   end
 end
 
--- Only the last reply is kept: a client that has two steps of one sequence open cannot have lost the older's reply
--- without having lost the newer's.
-local function keep_reply(keys, step, last_request)
-  if last_request and last_request ~= step.request_id then
-    redis.call('HDEL', keys.record, 'r:' .. last_request)
+-- Adds the reply to those that are kept; the oldest make room. change: fields and values to be written.
+local function keep_reply(keys, step, list, change)
+  local count, bytes, gone = 1, 0, {}
+  for size in string.gmatch(list, ':(%d+)') do
+    count, bytes = count + 1, bytes + size
   end
-  if step.keep then
-    redis.call('HSET', keys.record, 'lr', step.request_id, 'ls', step.n, 'lp', step.reply)
-  elseif last_request then
-    redis.call('HDEL', keys.record, 'lr', 'ls', 'lp')
+  while list ~= '' and (count > REPLIES or bytes > REPLY_BYTES) do
+    local n, size, rest = string.match(list, '^(%d+):(%d+) ?(.*)')
+    gone[#gone + 1] = 'p:' .. n
+    list, count, bytes = rest, count - 1, bytes - size
+  end
+  if #gone > 0 then redis.call('HDEL', keys.record, unpack(gone)) end
+  local entry = step.n .. ':' .. #step.reply
+  for _, word in ipairs({ 'rk', list == '' and entry or list .. ' ' .. entry, 'p:' .. step.n, step.reply }) do
+    change[#change + 1] = word
   end
 end
 
@@ -64,15 +71,13 @@ local function append_failed(list, n)
   return (list and list .. ' ' or '') .. n .. '-' .. n
 end
 
--- How far Redis has come: the step itself, and behind which one a takeover replays.
-local function advance(keys, step, failed)
+-- How far Redis has come: the step itself, and behind which one a takeover replays. change: as above.
+local function advance(keys, step, failed, change)
   if step.base > 0 then
-    redis.call('HSET', keys.record, 'cm', step.n, 'ck', step.base)
+    change[#change + 1], change[#change + 2] = 'ck', step.base
     if failed then redis.call('HDEL', keys.record, 'fl') end
   elseif step.outcome == 1 then
-    redis.call('HSET', keys.record, 'cm', step.n, 'fl', append_failed(failed, step.n))
-  else
-    redis.call('HSET', keys.record, 'cm', step.n)
+    change[#change + 1], change[#change + 2] = 'fl', append_failed(failed, step.n)
   end
   for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
 end
@@ -85,8 +90,9 @@ local function tombstone_ms(step)
 end
 
 local function commit(keys, step)
-  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'lr', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl')
-  if got[1] ~= 'l' or number(got[2]) ~= step.epoch then return -1 end
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
+    'ow')
+  if got[1] ~= 'l' or number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then return -1 end
   local accepted, committed = number(got[3]), number(got[4])
   if step.n <= committed then return 0 end
   if step.n ~= committed + 1 then
@@ -98,8 +104,10 @@ local function commit(keys, step)
   if #step.checkpoint > 0 then
     redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
   end
-  advance(keys, step, got[11])
-  keep_reply(keys, step, got[5])
+  local change = { 'cm', step.n }
+  advance(keys, step, got[11], change)
+  if step.keep then keep_reply(keys, step, got[5] or '', change) end
+  redis.call('HSET', keys.record, unpack(change))
   answer_all(keys, step)
   tally(keys.tally, step.counts)
 
@@ -128,7 +136,7 @@ local function commit(keys, step)
   return 1
 end
 
-local a = 3
+local a = 6
 local function take(count)
   local taken = {}
   for i = 1, count do taken[i] = ARGV[a + i] end
@@ -142,10 +150,10 @@ for i = 1, (#KEYS - 5) / 4 do
   local k = 5 + (i - 1) * 4
   local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
-  local fixed = take(12)
+  local fixed = take(11)
   local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
-    outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8], request_id = fixed[9],
-    keep = fixed[10] == '1', counts = fixed[11], base = tonumber(fixed[12]) }
+    outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8],
+    keep = fixed[9] == '1', counts = fixed[10], base = tonumber(fixed[11]) }
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   results[i] = commit(keys, step)

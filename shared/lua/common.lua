@@ -17,8 +17,11 @@
 --   tk  `<step> <count>`: owners that were lost while this was the next step   gu  the step that too many were lost with
 --   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
---   lr  request id of the stored reply, ls its step, lp the reply; r:<id> step of a request id; j:<n> who else waits;
---   a:<n> who of them has left
+--   rd  of each step with a request id, oldest first: the id's digest and the step's number, in fixed width (submit.lua);
+--   of all that are in flight, and of the last ones at least
+--   rk  `<step>:<bytes> ...` the steps whose replies are kept for a retry, oldest first; p:<n> the reply of step n
+--   j:<n> who else waits for step n; a:<n> who of them has left
+-- A sequence that begins while the record of an earlier one of the same id still stands is numbered on from there.
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
 

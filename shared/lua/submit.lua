@@ -2,17 +2,20 @@
 --
 -- KEYS   per step: record, idle marker, parked steps, starts stream of the model
 -- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
+--        4 steps of a sequence whose request ids are remembered
 --        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence is of this one request, 32 it may be paged),
---                  request id or '', expected step since START or '', version, gateway, token (a gateway counts
---                  them upwards, hexadecimal, in the order in which it sends), timeout us, message,
---                  when it was first sent (Redis clock, ms) if it is sent again without knowing what became of it, or -1
+--                  digest of the request id (12 bytes) or '', expected step since START or '', version, gateway,
+--                  token (a gateway counts them upwards, hexadecimal, in the order in which it sends), timeout us,
+--                  message, when it was first sent (Redis clock, ms) if it is sent again without knowing what became of
+--                  it, or -1
 -- reply  per step {code, step, extra}:
 --         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
 --         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full  -7 too many in flight
 --        -8 wrong step  -9 cancelled  -11 late: steps of another gateway, or later ones of its own, came in since it was
---        first sent; for these, step is the last committed one (since START) and extra the one expected for -8
+--        first sent  -12 it was answered, and its reply is kept no longer  -13 the sequence exists, and is beyond its
+--        first step; for these, step is the last committed one (since START) and extra the one expected for -8
 -- atomic each step's number, its place in the inbox and the record change together.
 -- The inbox's key follows from the record (its owner); it carries the same hash tag as the declared keys.
 
@@ -33,8 +36,43 @@ local function is_latest(step, latest)
   return string.match(latest or '', '^%S+ (.*)') == step.gateway .. ' ' .. step.token
 end
 
+-- Request ids of accepted steps: digest and number (modulo 2^32) of each.
+local DIGEST, ENTRY = 12, 16
+
+local function four_bytes(n)
+  return string.char(math.floor(n / 16777216) % 256, math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
+end
+
+-- The number of the step that is remembered at that place; newest: the last accepted one.
+local function step_at(ids, at, newest)
+  local a, b, c, d = string.byte(ids, at + DIGEST, at + ENTRY - 1)
+  return newest - (newest - (((a * 256 + b) * 256 + c) * 256 + d)) % 4294967296
+end
+
+local function step_named(ids, digest, newest)
+  local at = string.find(ids, digest, 1, true)
+  while at and (at - 1) % ENTRY ~= 0 do at = string.find(ids, digest, at + 1, true) end
+  return at and step_at(ids, at, newest)
+end
+
+-- Whether a step has a request id that is remembered.
+local function has_name(ids, n, newest)
+  for at = #ids - ENTRY + 1, 1, -ENTRY do
+    if step_at(ids, at, newest) == n then return true end
+  end
+  return false
+end
+
+-- The ids with that of a new step; those that are answered and too old go.
+local function with_name(ids, digest, n, committed)
+  local from, oldest = 1, math.min(committed, n - tonumber(ARGV[4]))
+  while from <= #ids and step_at(ids, from, n) <= oldest do from = from + ENTRY end
+  return string.sub(ids, from) .. digest .. four_bytes(n)
+end
+
 -- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
-local function repeated(step, n, record)
+-- unkept: what it is told if the reply is kept no longer
+local function repeated(step, n, record, unkept)
   if n > record.cm then
     if is_latest(step, record.latest) then return { 3, n, record.birth } end
     local field = 'j:' .. n
@@ -42,11 +80,32 @@ local function repeated(step, n, record)
     redis.call('HSET', step.record, field, joined .. step.gateway .. ' ' .. step.token .. ';')
     return { 3, n, record.birth }
   end
-  local stored = redis.call('HMGET', step.record, 'ls', 'lp')
-  if number(stored[1]) == n then
-    return { 2, n, stored[2] }
+  local reply = redis.call('HGET', step.record, 'p:' .. n)
+  if reply then return { 2, n, reply } end
+  return { unkept, record.done, '' }
+end
+
+-- The marker's time ended: the reaper has just not come by yet.
+local function is_idle_for_too_long(step, record)
+  return not record.closed and record.nx == record.cm and redis.call('EXISTS', step.idle) == 0
+end
+
+-- What a step's number since START says of it: the answer to a retry, a refusal, or nil for a step that is new.
+-- A START with the number 1 begins another sequence where the last one is over, unless that is just what it began:
+-- after END only another request id tells the two apart.
+local function by_number(step, begins, record)
+  local n = record.start + tonumber(step.expected) - 1
+  local first = begins and step.expected == '1'
+  if first and (is_idle_for_too_long(step, record) or record.closed and (record.cause ~= 'e' or step.digest ~= '')) then
+    return nil
   end
-  return { -8, record.cm - record.start + 1, record.nx - record.start + 2 }
+  if n < record.start or n > record.nx + 1 then return { -8, record.done, record.nx - record.start + 2 } end
+  if n == record.nx + 1 then return nil end
+  local exists = first and not record.closed
+  if step.digest ~= '' and has_name(record.ids, n, record.nx) then
+    return exists and { -13, record.done, '' } or { -8, record.done, record.nx - record.start + 2 }
+  end
+  return repeated(step, n, record, exists and -13 or -12)
 end
 
 local function accepted_now(step)
@@ -68,31 +127,50 @@ local function lower_deadline(step, record)
 end
 
 -- A step that is sent again although it is not known what became of it: what the record still holds of it was looked
--- for before. Once other steps came in, its own trace may be gone.
-local function is_late(step, latest)
-  if step.since < 0 or not latest then return false end
-  local ms, gateway, token = string.match(latest, '(%S+) (%S+) ?(%S*)')
+-- for before. Once so many other steps came in, its own trace may be gone.
+local function is_late(step, record)
+  if step.since < 0 or not record.latest then return false end
+  if step.digest ~= '' and record.nx <= tonumber(ARGV[4]) then return false end
+  local ms, gateway, token = string.match(record.latest, '(%S+) (%S+) ?(%S*)')
   if gateway ~= step.gateway then return tonumber(ms) >= step.since end
   return (tonumber(token, 16) or -1) >= (tonumber(step.token, 16) or 0)
 end
 
-local function create(step, flags)
-  if redis.call('XLEN', step.starts) >= tonumber(ARGV[2]) then
-    return { -6, 0, '' }
+-- What a retry of a step of the sequence before, which is over, may still ask for.
+local function answers_of(step, record)
+  local kept = { 'rd', record.ids }
+  local list = redis.call('HGET', step.record, 'rk')
+  if not list then return record.ids ~= '' and kept or nil end
+  kept[3], kept[4] = 'rk', list
+  for n in string.gmatch(list, '(%d+):') do
+    kept[#kept + 1] = 'p:' .. n
+    kept[#kept + 1] = redis.call('HGET', step.record, 'p:' .. n)
   end
+  return kept
+end
+
+-- before: the record of the sequence that was of this id, if it is still there
+local function create(step, flags, before)
+  if redis.call('XLEN', step.starts) >= tonumber(ARGV[2]) then
+    return { -6, before and before.done or 0, '' }
+  end
+  local kept = before and answers_of(step, before)
+  local last = kept and before.nx or 0
+  local n = last + 1
   redis.call('DEL', step.record)
+  if kept then redis.call('HSET', step.record, unpack(kept)) end
   local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
-  redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
+  redis.call('HSET', step.record, 'st', 'w', 'nx', n, 'cm', last, 'ck', last, 'sn', n, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
   if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
-  if step.request_id ~= '' then
-    redis.call('HSET', step.record, 'r:' .. step.request_id, 1)
+  if step.digest ~= '' then
+    redis.call('HSET', step.record, 'rd', with_name(kept and before.ids or '', step.digest, n, last))
   end
   redis.call('SET', step.idle, '1')
-  park(step, 1, bit.bor(flags, START))
-  return { 1, 1, entry }
+  park(step, n, bit.bor(flags, START))
+  return { 1, n, entry }
 end
 
 -- A paged sequence wants a slot again, in its turn among those who wait. Where and when it had its last one tells
@@ -105,7 +183,7 @@ end
 
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'r:' .. step.request_id, 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd')
+    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd')
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -113,20 +191,19 @@ local function submit(step, flags)
     return { -1, 0, '' }
   end
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
-    cm = number(got[7]), start = number(got[9]), version = got[11],
+    cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), ids = got[10] or '', version = got[11],
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16] }
   local done = record.cm - record.start + 1
-  if step.request_id ~= '' and got[10] then
-    return repeated(step, number(got[10]), record)
-  end
-  if step.expected ~= '' and not (begins and step.expected == '1' and got[8] == '1') then
-    local n = record.start + tonumber(step.expected) - 1
-    if n >= record.start and n <= record.nx then return repeated(step, n, record) end
-    if n ~= record.nx + 1 then return { -8, done, record.nx - record.start + 2 } end
-  end
-  if is_late(step, record.latest) then return { -11, done, '' } end
+  record.done = done
+  -- Why a closed sequence is closed.
+  record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'
+  local named = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
+  if named then return repeated(step, named, record, -12) end
+  local known = step.expected ~= '' and by_number(step, begins, record)
+  if known then return known end
+  if is_late(step, record) then return { -11, done, '' } end
   if GONE[state] then
-    if begins or has(flags, IMPLICIT) then return create(step, flags) end
+    if begins or has(flags, IMPLICIT) then return create(step, flags, record) end
     return { GONE[state], done, '' }
   end
   if record.nx - record.cm >= tonumber(ARGV[3]) then
@@ -138,8 +215,8 @@ local function submit(step, flags)
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
   end
-  if got[8] == '1' and not begins then
-    if not has(flags, IMPLICIT) then return { GONE[number(got[18]) >= record.start and got[17] or 'e'], done, '' } end
+  if record.closed and not begins then
+    if not has(flags, IMPLICIT) then return { GONE[record.cause], done, '' } end
     flags, begins = bit.bor(flags, START), true
   end
   local n = record.nx + 1
@@ -150,7 +227,7 @@ local function submit(step, flags)
   end
   if begins then set('sn', n) end
   if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
-  if step.request_id ~= '' then set('r:' .. step.request_id, n) end
+  if step.digest ~= '' then set('rd', with_name(record.ids, step.digest, n, record.cm)) end
   redis.call('HSET', step.record, unpack(change))
   if state == 'l' then
     deliver(step, record, n, flags)
@@ -164,10 +241,10 @@ end
 
 local replies = {}
 for i = 1, #KEYS / 4 do
-  local k, a = (i - 1) * 4, 3 + (i - 1) * 10
+  local k, a = (i - 1) * 4, 4 + (i - 1) * 10
   replies[i] = submit({
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], starts = KEYS[k + 4],
-    sid = ARGV[a + 1], request_id = ARGV[a + 3], expected = ARGV[a + 4], version = ARGV[a + 5],
+    sid = ARGV[a + 1], digest = ARGV[a + 3], expected = ARGV[a + 4], version = ARGV[a + 5],
     gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8], message = ARGV[a + 9],
     since = tonumber(ARGV[a + 10]),
   }, tonumber(ARGV[a + 2]))

@@ -228,7 +228,6 @@ class FakeExecutor:
             step.gateway,
             step.token,
             encode(reply),
-            request_id=message.request_id,
             keep_reply=True,
             entries=(step.entry,),
         )

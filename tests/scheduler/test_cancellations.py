@@ -329,11 +329,12 @@ class Game:
 
     def check_life(self, steps: list[Accepted], answers: dict[str, ReplyMessage], *, removed: bool) -> None:
         """One sequence from its first wait to its end, with all its STARTs."""
-        assert [one.step for one in steps] == list(range(1, len(steps) + 1))
+        first = steps[0].step
+        assert [one.step for one in steps] == list(range(first, first + len(steps)))
         total, void = 0, False
         for one in steps:
             answer = answers[one.submission.token]
-            if StepFlag.START in one.flags or one.step == 1:
+            if StepFlag.START in one.flags or one is steps[0]:
                 total, void = 0, False
             total += 1
             if answer.error_code:

@@ -90,7 +90,6 @@ async def commit(
         gateway=step.gateway,
         token=step.token,
         reply=encode(ReplyMessage("1", step=step.step)),
-        request_id=request_id,
         keep_reply=bool(request_id),
         entries=entries or ([step.entry] if checkpoint else []),
         checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
@@ -867,8 +866,11 @@ class TestPatience:
 
 
 class TestResent:
-    async def test_a_step_sent_again_after_others_steps_came_in_is_late(self, mesh: ScriptedMesh) -> None:
-        """Its own trace is gone: only the newest reply is kept. It must not run twice."""
+    async def test_a_step_sent_again_is_late_once_others_steps_may_have_pushed_its_trace_out(
+        self, mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It must not run twice: what is not known any more is refused."""
+        monkeypatch.setattr("shared.scripts.RETRY_IDS", 1)
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.assign(7, ALICE)
         await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="a")
@@ -880,6 +882,13 @@ class TestResent:
 
         assert (SubmitCode.LATE, 2) == (again.code, again.step)
         assert "2" == (await mesh.record(7))["nx"]
+
+    async def test_a_step_sent_again_is_told_from_others_while_all_ids_are_remembered(self, mesh: ScriptedMesh) -> None:
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a", gateway="other"))
+
+        again = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=0))
+
+        assert (SubmitCode.WAITING, 2) == (again.code, again.step)
 
     async def test_a_step_sent_again_is_accepted_when_nobody_else_came_in(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
@@ -893,7 +902,7 @@ class TestResent:
         assert SubmitCode.DELIVERED is elsewhere.code
 
     async def test_a_step_sent_again_with_those_behind_it_does_not_run_twice(self, mesh: ScriptedMesh) -> None:
-        """Both were answered, the replies were not read: only of the last one something is kept."""
+        """Both were answered, the replies were not read."""
         first = msgspec.structs.replace(mesh.submission(7, ONE, START, request_id="a"), token="9")
         second = msgspec.structs.replace(mesh.submission(7, ONE, request_id="b"), token="a")
         await mesh.submit(first)
@@ -904,7 +913,7 @@ class TestResent:
 
         again = [await mesh.submit(msgspec.structs.replace(one, since_ms=0)) for one in (first, second)]
 
-        assert [SubmitCode.LATE, SubmitCode.REPEATED] == [one.code for one in again]
+        assert [SubmitCode.REPEATED, SubmitCode.REPEATED] == [one.code for one in again]
         assert "2" == (await mesh.record(7))["nx"]
 
     async def test_steps_sent_again_that_never_came_are_accepted_in_their_order(self, mesh: ScriptedMesh) -> None:
