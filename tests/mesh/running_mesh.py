@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,9 +46,11 @@ _registration = msgspec.json.Decoder(ExecutorRegistration)
 class RunningMesh:
     """One mesh. `state` is read anew each time: the launcher restarts whatever dies."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, models: Sequence[Path], environment: Mapping[str, str]) -> None:
         self.directory = directory
+        self.models = models
         self.keys = Keyspace()
+        self._environment = environment
         self._redis: Redis | None = None
 
     @property
@@ -113,13 +116,50 @@ class RunningMesh:
         """Kills a process without warning; returns what its id was."""
         return self.send(name, signal.SIGKILL)
 
+    @contextmanager
+    def spare(self, service: str, name: str, *flags: str) -> Generator[subprocess.Popen[bytes]]:
+        """One more process of a service, which the launcher knows nothing of; at the end of the block it is told to
+        stop, and must end in order."""
+        repositories = [f"--models={repository}" for repository in self.models] if service == "executor" else []
+        command = [sys.executable, "-P", "-m", service, f"--name={name}", f"--redis-url={self.state.redis_url}"]
+        with (self.directory / "logs" / f"{name}.log").open("ab") as said:
+            process = subprocess.Popen(
+                tethered([*command, *repositories, *flags], signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=dict(self._environment),
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                code = process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+        assert code == 0, f"{name} ended with {code}:\n{self.log(name)}"
+
+    async def restart(self, name: str, sent: signal.Signals = signal.SIGTERM) -> None:
+        """Sends a signal that ends a process; returns when the launcher has started it again and it takes part."""
+        service = next(child.service for child in self.state.children if child.name == name)
+        old = {one.executor for one in self.registrations()}
+        pid = self.send(name, sent)
+        await eventually(lambda: self.pid(name) != pid, f"{name} runs again")
+        if service == "executor":
+            await eventually(
+                lambda: any(one.name == name and one.executor not in old for one in self.alive()), f"{name} is back"
+            )
+        elif service == "scheduler":
+            await eventually(lambda: self.redis.exists(self.keys.scheduler(name)), f"{name} is back")
+        else:
+            await eventually(lambda: self.is_ready(self.names("gateway").index(name)), f"{name} is ready")
+
     async def kill_executor(self, name: str) -> None:
         """Kills an executor; returns when the launcher has started it again and it serves, under a new id."""
-        old = {one.executor for one in self.registrations()}
-        self.kill(name)
-        await eventually(
-            lambda: any(one.name == name and one.executor not in old for one in self.alive()), f"{name} is back"
-        )
+        await self.restart(name, signal.SIGKILL)
 
     # -- what it says of itself --------------------------------------------------------------------------------------
 
@@ -215,12 +255,15 @@ def running_mesh(
     """
     directory.mkdir(parents=True, exist_ok=True)
     said = directory / "launcher.log"
-    settings = {
+    models = [repository.resolve() for repository in models]
+    variables = {
+        **environment_without_settings(),
         "SEQMESH_GATEWAYS": str(gateways),
         "SEQMESH_SCHEDULERS": str(schedulers),
         "SEQMESH_LEASE_MS": str(LEASE_MS),
         # Threads of a library that wait for work burn the processor that the other processes need.
         "OMP_NUM_THREADS": "1",
+        **(environment or {}),
     }
     with said.open("wb") as output:
         launcher = subprocess.Popen(
@@ -228,10 +271,10 @@ def running_mesh(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**environment_without_settings(), **settings, **(environment or {})},
+            env=variables,
             start_new_session=True,
         )
-    mesh = RunningMesh(directory)
+    mesh = RunningMesh(directory, models, variables)
     try:
         ready_state(launcher, directory, said)
         yield mesh

@@ -10,10 +10,12 @@ import itertools
 import random
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
@@ -41,14 +43,14 @@ class Plan:
         """Its requests, in order."""
         last = len(self.values) - 1
         return [
-            Step(self.id, value, start=index == 0, end=index == last, request_id=f"{self.id}/{index}")
+            Step(self.id, value, start=index == 0, end=index == last, request_id=f"{self.id}/{index}", number=index + 1)
             for index, value in enumerate(self.values)
         ]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One request of a sequence."""
+    """One request of a sequence. number: since its START, 0 where the client does not say."""
 
     id: int | str
     value: int
@@ -56,6 +58,20 @@ class Step:
     end: bool = False
     request_id: str = ""
     version: str = ""
+    number: int = 0
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """As arguments of tritonclient."""
+        numbered = {"parameters": {"sequence_step": self.number}} if self.number else {}
+        return {
+            "request_id": self.request_id,
+            "model_version": self.version,
+            "sequence_id": self.id,
+            "sequence_start": self.start,
+            "sequence_end": self.end,
+            **numbered,
+        }
 
 
 def make_plans(chance: random.Random, count: int, *, shortest: int = 1, longest: int = 12) -> list[Plan]:
@@ -95,16 +111,7 @@ class Caller:
         self._client: Any = self.library.InferenceServerClient(url)
 
     async def __call__(self, model: str, step: Step) -> int:
-        result = await self._client.infer(
-            model,
-            [tensor(self.library.InferInput, step.value)],
-            request_id=step.request_id,
-            model_version=step.version,
-            sequence_id=step.id,
-            sequence_start=step.start,
-            sequence_end=step.end,
-        )
-        return sum_of(result)
+        return sum_of(await self._client.infer(model, [tensor(self.library.InferInput, step.value)], **step.flags))
 
     async def close(self) -> None:
         await self._client.close()
@@ -122,16 +129,72 @@ class GrpcCaller(Caller):
     library = grpc_aio
 
 
-class Callers:
-    """Callers of every gateway of a mesh, over both protocols. An async context manager."""
+class StreamCaller(GrpcCaller):
+    """Steps over one gRPC stream, which is opened with the first step and after it has broken."""
 
-    def __init__(self, mesh: RunningMesh) -> None:
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._open: deque[asyncio.Future[int]] = deque()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def __call__(self, model: str, step: Step) -> int:
+        if self._reader is None:
+            self._requests = asyncio.Queue()
+            self._reader = asyncio.create_task(self._read(self._requests))
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._open.append(answer)
+        inputs = [tensor(self.library.InferInput, step.value)]
+        self._requests.put_nowait({"model_name": model, "inputs": inputs, **step.flags})
+        return await answer
+
+    async def _read(self, requests: asyncio.Queue[dict[str, Any] | None]) -> None:
+        async def sent() -> AsyncIterator[dict[str, Any]]:
+            while (request := await requests.get()) is not None:
+                yield request
+
+        broken: Exception = ConnectionError("the stream has ended")
+        try:
+            async for result, error in self._client.stream_infer(sent()):
+                answer = self._open.popleft()
+                if error is not None:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(sum_of(result))
+        except grpc.aio.AioRpcError as error:
+            broken = InferenceServerException(error.details() or "", status=str(error.code()))
+        requests.put_nowait(None)
+        self._reader = None
+        while self._open:
+            self._open.popleft().set_exception(broken)
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._requests.put_nowait(None)
+            await self._reader
+        await super().close()
+
+
+class Callers:
+    """Callers of every gateway of a mesh, over both protocols. An async context manager.
+
+    streams  with one gRPC stream to each
+    """
+
+    def __init__(self, mesh: RunningMesh, *, streams: bool = False) -> None:
         self._mesh = mesh
+        self._streams = streams
         self.all: list[HttpCaller | GrpcCaller] = []
+
+    def add(self, http_url: str, grpc_url: str) -> None:
+        """Callers of one gateway more."""
+        self.all += [HttpCaller(http_url), GrpcCaller(grpc_url)]
+        if self._streams:
+            self.all.append(StreamCaller(grpc_url))
 
     async def __aenter__(self) -> list[HttpCaller | GrpcCaller]:
         for gateway in range(len(self._mesh.gateways)):
-            self.all += [HttpCaller(self._mesh.http(gateway)), GrpcCaller(self._mesh.grpc(gateway))]
+            self.add(self._mesh.http(gateway), self._mesh.grpc(gateway))
         return self.all
 
     async def __aexit__(self, *error: object) -> None:
@@ -145,6 +208,7 @@ class Traffic:
 
     retries   whether a step that was not answered is sent again, with the same request id, through another gateway
     pause_s   mean pause between two steps of a sequence
+    numbered  whether steps are known by their number (`sequence_step`) instead of a request id
     """
 
     model: str
@@ -153,10 +217,12 @@ class Traffic:
     chance: random.Random
     retries: bool = False
     pause_s: float = 0.02
+    numbered: bool = False
     answered: int = 0
     repeated: int = 0
     slowest_s: float = 0.0
     wrong: list[str] = field(default_factory=list[str])
+    interruptions: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def total(self) -> int:
@@ -168,6 +234,19 @@ class Traffic:
         async with asyncio.TaskGroup() as group:
             for plan in self.plans:
                 group.create_task(self._play(plan, random.Random(self.chance.random())))
+        assert not self.wrong, "\n".join(self.wrong)
+
+    async def run_until(self, over: asyncio.Event) -> None:
+        """Plays sequences like the plans, as many at the same time, until it is over and the last ones have ended."""
+
+        async def play(chance: random.Random) -> None:
+            while not over.is_set():
+                (plan,) = make_plans(chance, 1, shortest=8, longest=16)
+                await self._play(plan, chance)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in self.plans:
+                group.create_task(play(random.Random(self.chance.random())))
         assert not self.wrong, "\n".join(self.wrong)
 
     async def progress(self, share: float) -> None:
@@ -182,7 +261,8 @@ class Traffic:
         for step, expected in zip(plan.steps, plan.sums, strict=True):
             began = time.monotonic()
             repeated = self.repeated
-            answer = await self._call(step, chance)
+            known_by = {"request_id": ""} if self.numbered else {"number": 0}
+            answer = await self._call(replace(step, **known_by), chance)
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             self.answered += 1
             if answer != expected:
@@ -200,6 +280,7 @@ class Traffic:
                     error.add_note(f"{step}, {self.answered} of {self.total} steps answered")
                     raise
                 self.repeated += 1
+                self.interruptions[str(error)] += 1
             await asyncio.sleep(RETRY_PAUSE_S)
 
 
