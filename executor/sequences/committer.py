@@ -19,7 +19,7 @@ from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
-from shared.scripts import Call, CommitCode, Scripts, StepCommit
+from shared.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
 from shared.statistics.tally import Load
 
 OPEN_STEPS_MAX = 4096
@@ -36,6 +36,8 @@ class CommitOwner(Protocol):
     def load(self) -> Load: ...
     @property
     def idle_ms(self) -> int: ...
+    @property
+    def kept_replies(self) -> KeptReplies: ...
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         """Told once per step, in commit order; times are wall clock, ns."""
         ...
@@ -167,4 +169,5 @@ class Committer:
             idle_ms=group.owner.idle_ms,
             tombstone_ms=self._tombstone_ms,
             load=group.owner.load,
+            kept=group.owner.kept_replies,
         )

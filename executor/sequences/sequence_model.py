@@ -21,7 +21,7 @@ from shared import logs
 from shared.ids import ExecutorId
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InboxVacated, InferMessage
 from shared.model_config.values import Direct
-from shared.scripts import CommitCode, StepCommit
+from shared.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing
 
 
@@ -43,6 +43,7 @@ class SequenceModel:
         self.model = served.config.name
         self.load = served.statistics.load
         self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
+        self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
         self.table = SequenceTable()
         self.restoring: list[OwnedSequence] = []
         """Ownerships whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""

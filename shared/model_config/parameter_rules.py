@@ -1,6 +1,8 @@
 """Rules of those parameters that mean something to the mesh. All others are the model's own.
 
     checkpoint_interval          steps between two checkpoints of a sequence, default 1
+    retry_replies                replies of a sequence that are kept for retries, 1 to 64, default 8
+    retry_reply_bytes            bytes of those beyond the newest, default 65536
     orphan_grace_microseconds    idle time left to a sequence whose connection was lost
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
@@ -10,10 +12,13 @@ Source: DESIGN 5 and 6, triton-spec sections 1.1 and 3.4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shared.errors import ConfigError
+from shared.limits import RETRY_IDS
 from shared.model_config.schema import ConfigMessage
 
-_SEQUENCE_PARAMETERS = ("checkpoint_interval", "orphan_grace_microseconds")
+_SEQUENCE_PARAMETERS = ("checkpoint_interval", "retry_replies", "retry_reply_bytes", "orphan_grace_microseconds")
 _WHOLE_DIGITS_MAX = 18
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
@@ -33,6 +38,7 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         raise ConfigError(
             f"parameter 'orphan_grace_microseconds' must be a non-negative integer for {model}, got '{grace}'"
         )
+    _check_retries(parameters, model)
     strategy = parameters.get(STRATEGY)
     if strategy is not None and not stateful and not strategy.endswith(".py"):
         raise ConfigError(
@@ -53,6 +59,17 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     if stateful and int(interval) > 1 and not config.sequence_batching.state:
         notes.append("parameter 'checkpoint_interval' has no effect: the model declares no state")
     return notes
+
+
+def _check_retries(parameters: Mapping[str, str], model: str) -> None:
+    count = parameters.get("retry_replies", "1")
+    if not _is_whole(count) or not 1 <= int(count) <= RETRY_IDS:
+        raise ConfigError(
+            f"parameter 'retry_replies' must be an integer from 1 to {RETRY_IDS} for {model}, got '{count}'"
+        )
+    size = parameters.get("retry_reply_bytes", "0")
+    if not _is_whole(size):
+        raise ConfigError(f"parameter 'retry_reply_bytes' must be a non-negative integer for {model}, got '{size}'")
 
 
 def _is_whole(text: str) -> bool:

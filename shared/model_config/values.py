@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from shared.limits import RETRY_REPLIES, RETRY_REPLY_BYTES
+
 
 class ControlKind(StrEnum):
     """What a control tensor tells the model (triton-spec 1.2)."""
@@ -265,6 +267,16 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def checkpoint_interval(self) -> int:
         """Steps between two checkpoints of a sequence (parameter `checkpoint_interval`, default 1)."""
         return int(self.parameters.get("checkpoint_interval", "1"))
+
+    @property
+    def retry_replies(self) -> int:
+        """Replies of a sequence that are kept for retries (parameter `retry_replies`)."""
+        return int(self.parameters.get("retry_replies", RETRY_REPLIES))
+
+    @property
+    def retry_reply_bytes(self) -> int:
+        """Bytes of those replies beyond the newest one (parameter `retry_reply_bytes`)."""
+        return int(self.parameters.get("retry_reply_bytes", RETRY_REPLY_BYTES))
 
     @property
     def state_in_mesh(self) -> bool:

@@ -503,6 +503,18 @@ def test_what_is_odd_but_allowed_is_noted(load_text: LoadText, text: str, note: 
     assert (note,) == load_text(f"{IO} {text}").config.notes
 
 
+def test_what_is_kept_for_retries_is_read_from_the_parameters(load_text: LoadText) -> None:
+    parameters = "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+        for name, value in (("retry_replies", 64), ("retry_reply_bytes", 0))
+    )
+
+    chosen, default = (load_text(f"{IO} sequence_batching {{ }} {text}").config for text in (parameters, ""))
+
+    assert (64, 0) == (chosen.retry_replies, chosen.retry_reply_bytes)
+    assert (8, 65536) == (default.retry_replies, default.retry_reply_bytes)
+
+
 def test_checkpoint_interval_is_read_from_the_parameters(load_text: LoadText) -> None:
     state = 'state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }'
     parameter = 'parameters { key: "checkpoint_interval" value { string_value: "16" } }'

@@ -273,6 +273,18 @@ PARAMETERS = [
     ),
 ]
 
+RETRY_PARAMETERS = [
+    (
+        f'{IO} sequence_batching {{ }} parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}',
+        f"parameter '{name}' must be {rule} for m, got '{value}'",
+    )
+    for name, rule, values in (
+        ("retry_replies", "an integer from 1 to 64", ("0", "65", "-1", "all", "", "1" * 40)),
+        ("retry_reply_bytes", "a non-negative integer", ("-1", "1e6", "64 KiB", "")),
+    )
+    for value in values
+]
+
 NOT_SERVED = [
     ("ensemble_scheduling { step { model_name: 'a' } }", "ensemble_scheduling", "the mesh does not serve ensembles"),
     (
@@ -422,6 +434,7 @@ WARMUP = [
         *((f"{IO} dynamic_batching {{ {body} }}", message) for body, message in DYNAMIC),
         *INSTANCES,
         *PARAMETERS,
+        *RETRY_PARAMETERS,
         *(
             (f"{IO} {text}", f"model 'm' sets '{path}', which is not supported: {why}")
             for text, path, why in NOT_SERVED
