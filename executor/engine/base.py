@@ -151,6 +151,26 @@ class ChecksReadiness(Protocol):
         ...
 
 
+@runtime_checkable
+class FixesShape(Protocol):
+    """An engine that can run a model so that a row's results do not depend on its batch (`fixed_shape`).
+
+    batch_rows     rows of every call of the model: 1 where each runs alone, 0 where the mode is off
+    alone_because  why rows run alone; "" where they do not
+    is_testable    whether made-up rows may be run: they leave nothing behind in the model
+    """
+
+    @property
+    def batch_rows(self) -> int: ...
+    @property
+    def alone_because(self) -> str: ...
+    @property
+    def is_testable(self) -> bool: ...
+    def run_rows_alone(self, because: str) -> None:
+        """From now on. because: one line for the operator."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """All that a backend needs to make one instance.

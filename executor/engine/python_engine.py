@@ -11,6 +11,9 @@ output are one buffer. When `execute` raises, no declared state moves, and
 the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
 keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
 Triton.
+
+With `fixed_shape` every call has one request, so that nothing else can matter to it. A direct model that declares no
+state may know its sequences by their places: its request keeps its own, among null rows that fill the batch.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from executor.engine.python_model import (
 from executor.engine.python_state import SlotStates, States
 from executor.engine.row_shapes import RowShapes
 from shared.errors import Code, LoadError
-from shared.model_config.values import Direct, StateSpec, TensorSpec
+from shared.model_config.values import Direct, FixedShape, StateSpec, TensorSpec
 from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,8 @@ class PythonEngine:
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
         self._repeatable = self._has_state or batching is None
+        self._fixed = config.fixed_shape is not FixedShape.OFF
+        self._call_rows = max(1, config.max_batch_size) if self._keeps_positions and not self._has_state else 1
         self._outputs = [OutputCheck(config.name, spec, batched=self._batched) for spec in config.outputs]
         self._output_states = [
             (state, OutputCheck(config.name, _as_output(state), batched=self._batched)) for state in self._states.specs
@@ -125,21 +130,28 @@ class PythonEngine:
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
+        if self._fixed:
+            return self._run_apart(rows, want_state, Timings(0, 0, 0), self._call_rows)
         result, raised = self._run_once(rows, want_state)
         if raised and self._repeatable and sum(not row.null for row in rows) > 1:
-            return self._run_apart(rows, want_state, result)
+            return self._run_apart(rows, want_state, result.timings, len(rows) if self._keeps_positions else 1)
         return result
 
-    def _run_apart(self, rows: Sequence[Row], want_state: Sequence[bool], failed: BatchResult) -> BatchResult:
-        """Every row in a call of its own, at its own position where the model knows rows by position."""
+    def _run_apart(
+        self, rows: Sequence[Row], want_state: Sequence[bool], spent: Timings, call_rows: int
+    ) -> BatchResult:
+        """Every row in a call of its own: of one row, or at its own position among null rows.
+
+        spent  on the call before
+        """
         results: list[RowResult | RowError | None] = [None] * len(rows)
-        spent = failed.timings
         for index, row in enumerate(rows):
             if row.null:
                 continue
-            position = index if self._keeps_positions else 0
-            alone = [NULL_ROW] * position + [row]
-            result, _ = self._run_once(alone, [False] * position + [want_state[index]])
+            position = index if call_rows > 1 else 0
+            alone, wants = [NULL_ROW] * call_rows, [False] * call_rows
+            alone[position], wants[position] = row, want_state[index]
+            result, _ = self._run_once(alone, wants)
             results[index] = result.rows[position]
             spent = spent.plus(result.timings)
         return BatchResult(results, spent)
@@ -187,6 +199,24 @@ class PythonEngine:
     def drop_state(self, slot: int) -> None:
         """See `base.Engine.drop_state`."""
         self._states.drop(slot)
+
+    @property
+    def batch_rows(self) -> int:
+        """See `base.FixesShape`."""
+        return self._call_rows if self._fixed else 0
+
+    @property
+    def alone_because(self) -> str:
+        """See `base.FixesShape`."""
+        return "a python model is given one request at a time"
+
+    @property
+    def is_testable(self) -> bool:
+        """See `base.FixesShape`."""
+        return self._has_state
+
+    def run_rows_alone(self, because: str) -> None:
+        """See `base.FixesShape`: they do."""
 
     @property
     def has_readiness(self) -> bool:

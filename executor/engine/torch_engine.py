@@ -10,14 +10,18 @@ slot, the other groups' rows are null rows meanwhile, as they are in Triton.
 When a batch fails, each of its rows runs alone, so that only the guilty one fails. State moves only when a row's
 results are complete, so a retried row begins where it stood; a module that keeps state of its own in attributes
 (rather than in declared states) must expect to see such rows twice.
+
+With `fixed_shape` every call of the module has the same shape and its inputs begin at aligned addresses: batches are
+filled up with null rows behind the others, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`).
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.export.passes import move_to_device_pass
@@ -26,6 +30,7 @@ from executor.engine import shapes
 from executor.engine.arena import Places, StateArena, text_shape
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
 from executor.engine.batch_tensors import batch_input_value, check_batch_tensors, scattered_shape
+from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
@@ -39,9 +44,10 @@ from executor.engine.torch_binding import (
     script_arguments,
 )
 from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
+from executor.engine.torch_threads import use_threads
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.errors import Code, LoadError
-from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec, TensorSpec
+from shared.model_config.values import BatchInput, ControlSpec, Direct, FixedShape, ModelConfig, StateSpec, TensorSpec
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
@@ -50,6 +56,26 @@ ERROR_TEXT_MAX = 4096
 
 
 Forward = Callable[..., Any]
+
+
+class Layout(NamedTuple):
+    """The rows of one call of the module.
+
+    batch      requests' rows and null rows between them, in order
+    counts     of each of `batch`, how many rows of the call it brings
+    positions  in `batch`, of the rows whose results count
+    total      rows of the call: those of `batch`, and null rows behind them that fill it up
+    """
+
+    batch: list[Row]
+    counts: list[int]
+    positions: list[int]
+    total: int
+
+    @property
+    def kept(self) -> int:
+        """Rows of the call without those that fill it up."""
+        return sum(self.counts)
 
 
 class BatchFailedError(Exception):
@@ -65,7 +91,13 @@ def load(request: LoadRequest) -> TorchEngine:
     config = request.config
     check_batch_tensors(config)
     device = _device(request)
-    _set_threads(config)
+    threads = _threads(config)
+    fixed_threads = 0
+    if config.fixed_shape is not FixedShape.OFF:
+        fixed_threads = threads or 1
+        _choose_deterministic_kernels()
+    elif threads:
+        torch.set_num_threads(threads)
     path = model_file(request.model_dir / request.version, config.default_model_filename)
     if path.suffix == ".pt2":
         program = load_program(path)
@@ -84,6 +116,7 @@ def load(request: LoadRequest) -> TorchEngine:
         bind_arguments(config, arguments),
         bind_outputs(config),
         StateArena(states, request.slots, request.model_dir, device),
+        fixed_threads=fixed_threads,
     )
 
 
@@ -97,14 +130,21 @@ def _device(request: LoadRequest) -> torch.device:
     return device
 
 
-def _set_threads(config: ModelConfig) -> None:
-    threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT")
-    if threads:
-        if not threads.isdecimal() or int(threads) < 1:
-            raise LoadError(
-                f"model '{config.name}': parameter torch_threads must be a positive number, not '{threads}'"
-            )
-        torch.set_num_threads(int(threads))
+def _threads(config: ModelConfig) -> int:
+    """How many threads the configuration asks for; 0 when it does not say."""
+    threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT") or "0"
+    asked = "torch_threads" in config.parameters or "INTRA_OP_THREAD_COUNT" in config.parameters
+    if not threads.isdecimal() or (asked and int(threads) < 1):
+        raise LoadError(f"model '{config.name}': parameter torch_threads must be a positive number, not '{threads}'")
+    return int(threads)
+
+
+def _choose_deterministic_kernels() -> None:
+    """Kernels whose results do not vary from run to run. The choice is the whole process's; a kernel without such a
+    form warns, and the test at load decides."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
 
 
 def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
@@ -141,7 +181,10 @@ class TorchEngine:
         bindings: tuple[Binding, ...],
         returned: tuple[Returned, ...],
         arena: StateArena,
+        *,
+        fixed_threads: int = 0,
     ) -> None:
+        """fixed_threads: that compute one tensor, with `fixed_shape`; 0 without."""
         self._config = config
         self._forward: Forward | None = forward
         self._bindings = bindings
@@ -161,10 +204,23 @@ class TorchEngine:
             for control in (batching.controls if batching else ())
         }
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
+        self._fixed_threads = fixed_threads
+        self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
+        self.alone_because = ""
+        self.is_testable = True
+        cut = fixed_threads if self._device.type == "cpu" else 1
+        if fixed_threads and (because := alone_because(config, cut)):
+            self.run_rows_alone(because)
+
+    def run_rows_alone(self, because: str) -> None:
+        """See `base.FixesShape`."""
+        self.batch_rows, self.alone_because = 1, because
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`."""
+        if self._fixed_threads:
+            use_threads(self._fixed_threads)
         results: list[RowResult | RowError | None] = [None] * len(rows)
         clock = _StepClock()
         for key, members in self._groups(rows, results).items():
@@ -216,8 +272,9 @@ class TorchEngine:
         return groups
 
     def _apart(self, index: int, row: Row) -> object:
-        """What else must be equal for rows to share a batch: nothing can where the model has no batch dimension."""
-        if not self._batched:
+        """What else must be equal for rows to share a batch: nothing can where the model has no batch dimension, or
+        where rows run alone."""
+        if not self._batched or self.batch_rows == 1:
             return index
         return self._state_shapes(row) if self._arena.varies else None
 
@@ -262,24 +319,16 @@ class TorchEngine:
     ) -> list[tuple[int, RowResult]]:
         """Runs one group. Raises BatchFailedError, with no state moved, when it has no complete result."""
         clock.start()
-        if self._keeps_positions:
-            batch = [rows[index] if index in members else NULL_ROW for index in range(max(members) + 1)]
-            counts = [members[index].rows if index in members else 1 for index in range(len(batch))]
-            positions = list(members)
-        else:
-            batch = [rows[index] for index in members]
-            counts = [verdict.rows for verdict in members.values()]
-            positions = list(range(len(batch)))
-        total = sum(counts)
-        places = self._places(batch)
-        values = self._arguments(batch, key, total, places)
+        layout = self._layout(rows, members)
+        places = self._places(layout)
+        values = self._arguments(layout, key, places)
         clock.input_done()
         returned = self._called(*values)
         clock.infer_done()
-        columns = self._output_columns(returned, batch, [batch[position] for position in positions], counts, total)
-        states = self._state_values(returned, total)
+        columns = self._output_columns(returned, layout)
+        states = self._state_values(returned, layout)
         wants = [want_state[index] for index in members]
-        state_columns = self._state_columns(states, total) if any(wants) else []
+        state_columns = self._state_columns(states, layout.kept) if any(wants) else []
         for state, value in zip(self._arena.states, states, strict=True):
             state.scatter(places, value)
         made = [
@@ -290,27 +339,38 @@ class TorchEngine:
                     {column[position].name: column[position] for column in state_columns} if wanted else {},
                 ),
             )
-            for index, position, wanted in zip(members, positions, wants, strict=True)
+            for index, position, wanted in zip(members, layout.positions, wants, strict=True)
         ]
         clock.output_done()
         return made
 
-    def _places(self, batch: Sequence[Row]) -> Places:
+    def _layout(self, rows: Sequence[Row], members: dict[int, Verdict]) -> Layout:
+        if self._keeps_positions and self.batch_rows != 1:
+            batch = [rows[index] if index in members else NULL_ROW for index in range(max(members) + 1)]
+            counts = [members[index].rows if index in members else 1 for index in range(len(batch))]
+            positions = list(members)
+        else:
+            batch = [rows[index] for index in members]
+            counts = [verdict.rows for verdict in members.values()]
+            positions = list(range(len(batch)))
+        return Layout(batch, counts, positions, max(self.batch_rows, sum(counts)))
+
+    def _places(self, layout: Layout) -> Places:
         if not self._arena.states:
             return Places([], [], self._device)
         scrap = self._arena.scrap_place
-        writes = [scrap if row.slot is None or row.null else row.slot for row in batch]
-        return Places([self._read_place(row) for row in batch], writes, self._device)
+        reads = [self._read_place(row) for row in layout.batch]
+        reads += [self._arena.null_place] * (layout.total - layout.kept)
+        writes = [scrap if row.slot is None or row.null else row.slot for row in layout.batch]
+        return Places(reads, writes, self._device)
 
     # --- forward's arguments
 
-    def _arguments(
-        self, batch: Sequence[Row], key: InputShapes, total: int, places: Places
-    ) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(self, layout: Layout, key: InputShapes, places: Places) -> tuple[list[Any], dict[str, Any]]:
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for binding in self._bindings:
-            value = self._argument(binding.source, batch, key, total, places)
+            value = self._argument(binding.source, layout, key, places)
             argument = binding.argument
             if value is None and not argument.required:
                 continue
@@ -323,17 +383,19 @@ class TorchEngine:
     def _argument(
         self,
         source: Source,
-        batch: Sequence[Row],
+        layout: Layout,
         key: InputShapes,
-        total: int,
         places: Places,
     ) -> Any:
+        batch, total = layout.batch, layout.total
+        filling = total - layout.kept
         if isinstance(source, StateSpec):
             value = self._states_by_input[source.input_name].gather(places)
             return value if self._batched or isinstance(value, list) else value[0]
         if isinstance(source, ControlSpec):
             name, false = source.name, self._false[source.name]
             parts = [row.controls[name].raw if not row.null or name in row.controls else false for row in batch]
+            parts += [false] * filling
             return self._column(source.datatype, parts, (total, 1) if self._batched else (1,))
         if isinstance(source, BatchInput):
             value = batch_input_value(source.kind, source.datatype, self._model_shapes(source.source, batch, key))
@@ -347,6 +409,8 @@ class TorchEngine:
             return self._column(source.datatype, parts, (count,))
         null = zeros(source.datatype, shape) if self._keeps_positions else b""
         parts = [null if row.null else row.inputs[name].raw for row in batch]
+        if filling:
+            parts.append(zeros(source.datatype, (filling, *shape)))
         wanted = shapes.for_model(source, shape)
         return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
 
@@ -365,7 +429,9 @@ class TorchEngine:
 
     def _column(self, datatype: str, parts: list[bytes], shape: shapes.Shape) -> Any:
         if datatype != "BYTES":
-            return tensor_of(parts, datatype, shape, self._device)
+            made = tensor_of(parts, datatype, shape, self._device)
+            # Torch's own memory is aligned, that of bytes need not be, and a kernel may go by that.
+            return made.clone() if self._fixed_threads else made
         try:
             strings = [element.decode() for part in parts for element in bytes_elements(part)]
         except ValueError as error:
@@ -408,13 +474,12 @@ class TorchEngine:
             f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
         )
 
-    def _output_columns(
-        self, returned: Any, batch: Sequence[Row], asked: Sequence[Row], counts: Sequence[int], total: int
-    ) -> dict[str, list[Tensor]]:
+    def _output_columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
         """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
+        batch, counts, positions, total = layout
+        asked = [batch[position] for position in positions]
         every = not all(row.outputs for row in asked)
         names = set[str]() if every else {name for row in asked for name in row.outputs}
-        single = total == len(counts)
         columns: dict[str, list[Tensor]] = {}
         for spec in self._config.outputs:
             if not every and spec.name not in names:
@@ -426,7 +491,7 @@ class TorchEngine:
                 columns[spec.name] = self._text_column(spec, value, counts, total)
             else:
                 raw, shape = self._checked(spec, value, total)
-                columns[spec.name] = self._sliced(spec, raw, shape, None if single else counts, total)
+                columns[spec.name] = self._sliced(spec, raw, shape, counts, total)
         return columns
 
     def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
@@ -443,15 +508,15 @@ class TorchEngine:
         return raw_of(value), shapes.for_client(spec, row_shape)
 
     def _sliced(
-        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int] | None, total: int
+        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int], total: int
     ) -> list[Tensor]:
         name, datatype = spec.name, spec.datatype
         if not self._batched:
             return [Tensor(name, datatype, shape, bytes(raw))]
         size = len(raw) // total
-        if counts is None:
-            row_shape = (1, *shape)
-            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in range(total)]
+        if sum(counts) == len(counts):
+            places, row_shape = range(len(counts)), (1, *shape)
+            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in places]
         tensors: list[Tensor] = []
         at = 0
         for count in counts:
@@ -517,18 +582,18 @@ class TorchEngine:
             return [column[position] for column in columns.values()]
         return [column[position] for name, column in columns.items() if name in row.outputs]
 
-    def _state_values(self, returned: Any, total: int) -> list[Any]:
-        """Each state's new value for the whole batch, in the arena's order, with a batch dimension."""
+    def _state_values(self, returned: Any, layout: Layout) -> list[Any]:
+        """Each state's new value, in the arena's order, with a batch dimension; without the rows that fill it up."""
         values: list[Any] = []
         for state in self._arena.states:
             name = state.spec.output_name
             value = self._value(returned, name)
             if not self._batched and isinstance(value, torch.Tensor):
                 value = value.unsqueeze(0)
-            problem = state.problem(value, total)
+            problem = state.problem(value, layout.total)
             if problem is not None:
                 raise BatchFailedError(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
-            values.append(value)
+            values.append(value if layout.kept == layout.total else value[: layout.kept])
         return values
 
     def _state_columns(self, values: Sequence[Any], total: int) -> list[list[Tensor]]:

@@ -20,6 +20,7 @@ from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.model_completion import LIMIT_S
 from executor.models.fingerprints import Fingerprint, fingerprint
+from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.readiness import Readiness
 from executor.models.warmup import warm_up
@@ -379,6 +380,7 @@ class Repository:
                 )
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)
+                settle_shape(engines[-1], config, name)
                 workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.core.controls import ControlTensors
 from executor.engine.base import Engine, Row, RowError
@@ -25,6 +26,8 @@ from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, pac
 
 WARMUP_DIR = "warmup"
 """Beside the version directories; holds the files that samples name."""
+
+FLOATS = frozenset(("FP16", "BF16", "FP32", "FP64"))
 
 _SEED = 0
 
@@ -57,15 +60,16 @@ def warmup_row(config: ModelConfig, sample: WarmupSample, model_dir: Path) -> Ro
             inputs[name] = Tensor(name, described.datatype, shape, _content(sample, described, model_dir))
         else:
             raise _failed(sample, f"unexpected inference input '{name}' for model '{config.name}'")
-    return Row(inputs=inputs, controls={**_usual_controls(config), **given}, start=batching is not None)
+    usual = nobodys_controls(config, start=True, end=True)
+    return Row(inputs=inputs, controls={**usual, **given}, start=batching is not None)
 
 
-def _usual_controls(config: ModelConfig) -> Mapping[str, Tensor]:
-    """Those of a sequence of one step, with the id that is nobody's."""
+def nobodys_controls(config: ModelConfig, *, start: bool, end: bool) -> Mapping[str, Tensor]:
+    """The control tensors of a step, with the id that is nobody's."""
     controls = ControlTensors(config)
     null = controls.null_row
     of_strings = any(tensor.datatype == "BYTES" for tensor in null.values())
-    return controls.of(start=True, end=True, correlation_id="" if of_strings else 0)
+    return controls.of(start=start, end=end, correlation_id="" if of_strings else 0)
 
 
 def _run(engine: Engine, sample: WarmupSample, row: Row) -> None:
@@ -124,11 +128,16 @@ def _file_content(sample: WarmupSample, described: WarmupInput, path: Path) -> b
 
 def _random(datatype: str, count: int) -> bytes:
     generator = np.random.default_rng(_SEED)
-    if datatype in ("FP16", "FP32", "FP64"):
-        return generator.random(count).astype(NUMPY_TYPE[datatype]).tobytes()
-    if datatype == "BF16":
-        # The upper half of the FP32 number.
-        return (generator.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    if datatype in FLOATS:
+        return float_bytes(datatype, generator.random(count))
     if datatype == "BOOL":
         return generator.integers(0, 2, count, np.uint8).tobytes()
     return generator.bytes(count * ELEMENT_BYTES[datatype])
+
+
+def float_bytes(datatype: str, values: NDArray[np.float64]) -> bytes:
+    """The content of a tensor of floating-point numbers."""
+    if datatype == "BF16":
+        # The upper half of the FP32 number.
+        return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return values.astype(NUMPY_TYPE[datatype]).tobytes()

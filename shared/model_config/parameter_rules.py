@@ -3,6 +3,7 @@
     checkpoint_interval          steps between two checkpoints of a sequence, default 1
     retry_replies                replies of a sequence that are kept for retries, 1 to 64, default 8
     retry_reply_bytes            bytes of those beyond the newest, default 65536
+    fixed_shape                  "true" or "rows": results do not depend on a batch's other rows, default "false"
     orphan_grace_microseconds    idle time left to a sequence whose connection was lost
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
@@ -17,8 +18,15 @@ from collections.abc import Mapping
 from shared.errors import ConfigError
 from shared.limits import RETRY_IDS
 from shared.model_config.schema import ConfigMessage
+from shared.model_config.values import FixedShape
 
-_SEQUENCE_PARAMETERS = ("checkpoint_interval", "retry_replies", "retry_reply_bytes", "orphan_grace_microseconds")
+_SEQUENCE_PARAMETERS = (
+    "checkpoint_interval",
+    "retry_replies",
+    "retry_reply_bytes",
+    "fixed_shape",
+    "orphan_grace_microseconds",
+)
 _WHOLE_DIGITS_MAX = 18
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
@@ -33,6 +41,9 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     interval = parameters.get("checkpoint_interval", "1")
     if not _is_whole(interval) or int(interval) < 1:
         raise ConfigError(f"parameter 'checkpoint_interval' must be a positive integer for {model}, got '{interval}'")
+    fixed = parameters.get("fixed_shape", FixedShape.OFF)
+    if fixed not in list(FixedShape):
+        raise ConfigError(f"parameter 'fixed_shape' must be true, rows or false for {model}, got '{fixed}'")
     grace = parameters.get("orphan_grace_microseconds", "0")
     if not _is_whole(grace):
         raise ConfigError(

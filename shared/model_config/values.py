@@ -94,6 +94,18 @@ class Oldest(msgspec.Struct, frozen=True, tag="oldest"):
     preserve_ordering: bool = False
 
 
+class FixedShape(StrEnum):
+    """Parameter `fixed_shape`: whether a sequence's results may depend, in any bit, on what shares its batches.
+
+    PADDED  every batch has the same number of rows, where that is found at load to keep each row's bits; elsewhere ROWS
+    ROWS    every row runs alone
+    """
+
+    OFF = "false"
+    PADDED = "true"
+    ROWS = "rows"
+
+
 class SequenceBatching(msgspec.Struct, frozen=True):
     """How a stateful model's sequences are scheduled.
 
@@ -277,6 +289,11 @@ class ModelConfig(msgspec.Struct, frozen=True):
     def retry_reply_bytes(self) -> int:
         """Bytes of those replies beyond the newest one (parameter `retry_reply_bytes`)."""
         return int(self.parameters.get("retry_reply_bytes", RETRY_REPLY_BYTES))
+
+    @property
+    def fixed_shape(self) -> FixedShape:
+        """Of a sequence model; of others, whose rows nobody compares, it is off."""
+        return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")
 
     @property
     def state_in_mesh(self) -> bool:

@@ -160,3 +160,44 @@ class Indivisible(nn.Module):
 
     def forward(self, words: list[str], items: Tensor) -> list[str]:
         return words + ["another"]  # noqa: RUF005 - TorchScript knows no starred lists
+
+
+class Gated(nn.Module):
+    """An LSTM step over `x` [batch, 5] with a hidden state of 21: not exact, so that every kernel's rounding shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Linear(5 + 21, 4 * 21)
+        self.out = nn.Linear(21, 3)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        i, f, g, o = self.gates(torch.cat([x, h], 1)).chunk(4, 1)
+        c = torch.sigmoid(f.contiguous()) * c + torch.sigmoid(i.contiguous()) * torch.tanh(g)
+        h = torch.sigmoid(o.contiguous()) * torch.tanh(c)
+        return torch.sigmoid(self.out(h)), h, c
+
+
+class Coupled(nn.Module):
+    """Each row's result depends on the rows before it."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + torch.cumsum(x, 0)
+        return total, total
+
+
+class Random(nn.Module):
+    """Never the same result twice."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x + torch.rand_like(x)
+        return total, total
+
+
+class FewRows(nn.Module):
+    """Has room for eight rows only."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        if x.size(0) > 8:
+            raise RuntimeError("too many rows")
+        total = total + x
+        return total, total

@@ -14,6 +14,7 @@ from shared.model_config.load import LoadedConfig
 from shared.model_config.values import (
     Direct,
     DynamicBatching,
+    FixedShape,
     InstanceGroup,
     Oldest,
     QueuePolicy,
@@ -494,6 +495,10 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
             "parameter 'checkpoint_interval' has no effect: the model declares no state",
         ),
         (
+            'parameters { key: "fixed_shape" value { string_value: "true" } }',
+            "parameter 'fixed_shape' has no effect on a stateless model",
+        ),
+        (
             "dynamic_batching { default_priority_level: 1 }",
             "dynamic_batching: priorities have no effect without priority_levels",
         ),
@@ -522,6 +527,19 @@ def test_checkpoint_interval_is_read_from_the_parameters(load_text: LoadText) ->
     config = load_text(f"{IO} sequence_batching {{ {state} }} {parameter}").config
 
     assert (16, True) == (config.checkpoint_interval, config.state_in_mesh)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sequence_batching { }", FixedShape.OFF),
+        ('sequence_batching { } parameters { key: "fixed_shape" value { string_value: "true" } }', FixedShape.PADDED),
+        ('sequence_batching { } parameters { key: "fixed_shape" value { string_value: "rows" } }', FixedShape.ROWS),
+        ('parameters { key: "fixed_shape" value { string_value: "true" } }', FixedShape.OFF),
+    ],
+)
+def test_fixed_shape_is_a_sequence_model_s(load_text: LoadText, text: str, expected: FixedShape) -> None:
+    assert expected is load_text(f"{IO} {text}").config.fixed_shape
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,10 @@ PARAMETERS = [
     for value in ("0", "-1", "two", "", "1.5", "٣", "1" * 40)
 ] + [
     (
+        f'{IO} sequence_batching {{ }} parameters {{ key: "fixed_shape" value {{ string_value: "yes" }} }}',
+        "parameter 'fixed_shape' must be true, rows or false for m, got 'yes'",
+    ),
+    (
         f'{IO} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{ string_value: "/x.so" }} }}',
         (
             "parameter 'TRITON_BATCH_STRATEGY_PATH' names '/x.so', which is not supported for m: a batch strategy is a "

@@ -1,0 +1,211 @@
+"""Whether an instance keeps the promise of `fixed_shape` on this machine: a row's outputs and states are the same, bit
+by bit, whatever shares its batch and wherever in it the row stands.
+
+Found out at load by running made-up rows in many company: first all of them, then at other places and slots, alone,
+among null rows, among strangers, and among strangers of NaN and infinities. What an engine cannot keep for padded
+batches, it keeps by running each row alone; a model that gives one row different results even then is random (or keeps
+something from call to call), and is not loaded: there is nothing to promise. Which it is does not depend on time or
+load, only on model, kernels and thread count, so that machines of one kind agree.
+
+The rows go to the engine itself, as those of warm-up do; what they leave in the arena is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from executor.engine import shapes
+from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
+from executor.engine.null_rows import NULL_ROW
+from executor.models.warmup import FLOATS, float_bytes, nobodys_controls
+from shared import logs
+from shared.errors import Code, LoadError
+from shared.model_config.values import Direct, FixedShape, ModelConfig
+from shared.tensors import NUMPY_TYPE, Tensor, element_count, pack_bytes
+
+TRIALS = 12
+"""Batches that are compared with the first one; each puts every row in another place."""
+WARM_RUNS = 3
+"""TorchScript compiles what it has seen twice; its first calls may round otherwise."""
+ALONE_TESTED = 4
+"""Rows of a trial where each runs alone: there only the model itself can differ."""
+_SEED = 0
+
+
+_POISON = np.array([np.nan, np.inf, -np.inf])
+
+
+class Finding(Enum):
+    """What the trials showed."""
+
+    SAME = "every row has the same result in every batch"
+    DIFFERENT = "results depend on the other rows of a batch"
+    FAILED = "the model fails on made-up rows"
+
+
+def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
+    """Chooses how the instance runs its batches, and says so in the log. Does nothing without `fixed_shape`.
+
+    raises  LoadError for a backend that does not know the mode, and for a model whose results are not repeatable
+    """
+    if config.fixed_shape is FixedShape.OFF:
+        return
+    if not isinstance(engine, FixesShape):
+        raise LoadError(f"parameter 'fixed_shape' is not supported by the backend of model '{config.name}'")
+    found = _settled(engine, engine, config) if engine.is_testable else None
+    if found is Finding.DIFFERENT:
+        raise LoadError(
+            f"model '{config.name}' cannot have fixed_shape: even alone, the same row has different results from call "
+            "to call",
+            Code.INVALID_ARG,
+        )
+    logs.info(
+        "fixed shape",
+        model=config.name,
+        instance=instance,
+        rows=engine.batch_rows,
+        tested=found is Finding.SAME,
+        alone=engine.alone_because,
+    )
+
+
+def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> Finding:
+    """What holds in the end."""
+    if not shape.alone_because:
+        found = trials(engine, config, config.max_batch_size)
+        if found is Finding.SAME:
+            return found
+        shape.run_rows_alone(found.value)
+    return trials(engine, config, ALONE_TESTED)
+
+
+def trials(engine: Engine, config: ModelConfig, rows: int) -> Finding:
+    """Runs made-up rows in different company, at most so many at once. The arena's slots are free afterwards."""
+    chance = np.random.default_rng(_SEED)
+    made = _Maker(config, chance)
+    count = max(1, min(rows, config.max_batch_size, config.slots_per_instance))
+    tested = [made.sequence(number) for number in range(count)]
+    table = _Table(engine, config, chance)
+    try:
+        for _ in range(WARM_RUNS):
+            table.run(tested)
+        expected = table.run(tested)
+        if any(isinstance(result, RowError) for result in expected):
+            return Finding.FAILED
+        for trial in range(TRIALS):
+            numbers = chance.permutation(count)
+            seated: list[_Sequence | None] = [tested[number] for number in numbers]
+            for place in _given_away(trial, count, chance):
+                seated[place] = made.company(trial)
+            results = table.run(seated)
+            for number, sequence, result in zip(numbers, seated, results, strict=True):
+                if sequence is tested[number] and result != expected[number]:
+                    return Finding.DIFFERENT
+    finally:
+        for slot in range(count):
+            engine.drop_state(slot)
+    return Finding.SAME
+
+
+def _given_away(trial: int, count: int, chance: np.random.Generator) -> Sequence[int]:
+    """Which places of a trial's batch are not for tested rows: none, about half, or all but one."""
+    share = (0, count // 2, count - 1)[trial % 3]
+    return [int(place) for place in chance.permutation(count)[:share]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequence:
+    """A made-up sequence before one of its steps. states: of the step before; none where this is the first."""
+
+    inputs: Mapping[str, Tensor]
+    states: Mapping[str, Tensor]
+    starts: bool
+
+
+class _Maker:
+    """Makes sequences up. Integers and strings are zeros and ones, which most models can do something with."""
+
+    def __init__(self, config: ModelConfig, chance: np.random.Generator) -> None:
+        self._inputs = config.inputs
+        self._states = config.sequence_batching.states if config.sequence_batching else ()
+        self._leading = (1,) if config.max_batch_size > 0 else ()
+        self._chance = chance
+
+    def sequence(self, number: int, *, scale: float = 1.0, poisoned: bool = False) -> _Sequence:
+        """One that is usual, far out, or poisoned with NaN and infinities; every third is at its first step."""
+        inputs = {
+            spec.name: self._tensor(spec.name, spec.datatype, (*self._leading, *shapes.smallest(spec.dims)), scale)
+            for spec in self._inputs
+        }
+        states = {
+            state.input_name: self._tensor(state.input_name, state.datatype, shapes.smallest(state.dims), scale)
+            for state in self._states
+        }
+        if poisoned:
+            inputs, states = self._poisoned(inputs), self._poisoned(states)
+        return _Sequence(inputs, states, starts=number % 3 == 2)
+
+    def company(self, trial: int) -> _Sequence | None:
+        """Somebody who is not tested; None for nobody."""
+        match trial // 3 % 4:
+            case 0:
+                return None
+            case 1:
+                return self.sequence(int(self._chance.integers(3)))
+            case 2:
+                return self.sequence(int(self._chance.integers(3)), scale=1e3)
+            case _:
+                return self.sequence(int(self._chance.integers(3)), poisoned=True)
+
+    def _tensor(self, name: str, datatype: str, shape: shapes.Shape, scale: float) -> Tensor:
+        count = element_count(shape)
+        if datatype == "BYTES":
+            return Tensor(
+                name, datatype, shape, pack_bytes([b"%d" % bit for bit in self._chance.integers(2, size=count)])
+            )
+        if datatype in FLOATS:
+            return Tensor(name, datatype, shape, float_bytes(datatype, self._chance.standard_normal(count) * scale))
+        return Tensor(
+            name, datatype, shape, self._chance.integers(2, size=count).astype(NUMPY_TYPE[datatype]).tobytes()
+        )
+
+    def _poisoned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._poison(tensor) if tensor.datatype in FLOATS else tensor for name, tensor in tensors.items()}
+
+    def _poison(self, tensor: Tensor) -> Tensor:
+        values = self._chance.choice(_POISON, element_count(tensor.shape))
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, float_bytes(tensor.datatype, values))
+
+
+class _Table:
+    """Seats sequences in an engine's batches, in any slots (direct: in the slot of their place)."""
+
+    def __init__(self, engine: Engine, config: ModelConfig, chance: np.random.Generator) -> None:
+        batching = config.sequence_batching
+        self._engine = engine
+        self._chance = chance
+        self._direct = batching is not None and isinstance(batching.strategy, Direct)
+        self._controls = {starts: nobodys_controls(config, start=starts, end=False) for starts in (False, True)}
+
+    def run(self, seated: Sequence[_Sequence | None]) -> list[RowResult | RowError | None]:
+        """One step of each; the results by place, states included."""
+        slots = range(len(seated)) if self._direct else map(int, self._chance.permutation(len(seated)))
+        rows = [self._row(sequence, slot) for sequence, slot in zip(seated, slots, strict=True)]
+        # Only a direct batch has places for nobody.
+        given = [place for place, row in enumerate(rows) if self._direct or not row.null]
+        ran = self._engine.run([rows[place] for place in given], [not rows[place].null for place in given])
+        results: list[RowResult | RowError | None] = [None] * len(seated)
+        for place, result in zip(given, ran.rows, strict=True):
+            results[place] = result
+        return results
+
+    def _row(self, sequence: _Sequence | None, slot: int) -> Row:
+        if sequence is None:
+            return NULL_ROW
+        if not sequence.starts and sequence.states:
+            self._engine.load_state(slot, sequence.states)
+        return Row(inputs=sequence.inputs, controls=self._controls[sequence.starts], slot=slot, start=sequence.starts)
