@@ -2,7 +2,7 @@
 #
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
-#   BENCH, SOAK, UP, ARGS  arguments of `make bench`, `make soak`, `make run` and `make test`
+#   BENCH, SOAK, CHAOS, UP, ARGS  arguments of `make bench`, `make soak`, `make chaos`, `make run` and `make test`
 #   TRITON_PYTHON    of `make conformance`: interpreter of a virtual environment with nvidia-pytriton 0.7.0 (Triton 2.51)
 
 VENV := .venv
@@ -11,7 +11,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance check format e2e bench soak perf-analyzer lock clean
+.PHONY: help install run test conformance check format e2e bench soak chaos perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -62,6 +62,9 @@ perf-analyzer: install  ## Triton's load tool, fetched from PyPI, drives sequenc
 
 soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothing that grows; SOAK="--minutes 1"
 	$(BIN)/python -m deploy.bench.soak $(SOAK)
+
+chaos: install  ## kills, freezes and cuts off a mesh under load, checks every answer; CHAOS="--seed 7 --steps 100000"
+	$(BIN)/python -m deploy.chaos $(CHAOS)
 
 lock: install  ## writes requirements.lock from what is installed in .venv
 	@{ sed -n '/^#/p' requirements.lock; \

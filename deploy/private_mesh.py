@@ -6,6 +6,7 @@ environment are left out for the same reason: a SEQMESH_REDIS_URL there names so
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,16 +31,23 @@ POLL_INTERVAL_S = 0.1
 
 @contextmanager
 def private_mesh(
-    *, executors: int, models: tuple[Path, ...] = (), settings: Mapping[str, str] | None = None
+    *,
+    executors: int,
+    models: tuple[Path, ...] = (),
+    settings: Mapping[str, str] | None = None,
+    data_dir: Path | None = None,
 ) -> Generator[MeshState]:
     """Runs a mesh inside the `with` block; yields where it listens and its processes, as they are when it is ready.
 
     models    model repositories; by default the sample models
     settings  further settings, by their environment variables
+    data_dir  where data and logs go, and stay; by default a temporary directory
     raises    LauncherError when it does not become ready, with the end of what the launcher said
     """
-    with tempfile.TemporaryDirectory(prefix="seqmesh-") as directory:
-        data_dir = Path(directory)
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-")))
+        data_dir.mkdir(parents=True, exist_ok=True)
         said = data_dir / "launcher.log"
         with said.open("wb") as output:
             launcher = subprocess.Popen(

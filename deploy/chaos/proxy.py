@@ -265,6 +265,10 @@ class Proxy:
             await asyncio.gather(
                 self._pass_on(link, requests, target, Way.REQUESTS), self._pass_on(link, replies, client, Way.REPLIES)
             )
+        except asyncio.CancelledError:
+            # asyncio's own callback of this task takes a cancellation for a failure, and prints it.
+            if not self._closing.is_set():
+                raise
         finally:
             link.cut()
             self._links.discard(link)

@@ -1,0 +1,283 @@
+"""The real `tritonclient`, over HTTP, gRPC and gRPC streams, as sessions that carry the steps of one sequence.
+
+A session sends steps in order and gives a future for each answer. What tritonclient leaves out of its errors (the
+reason and the last step) is read where the library got it from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import numpy as np
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http.aio as http_aio
+from tritonclient.utils import InferenceServerException
+
+from deploy.chaos.fold import State
+from deploy.chaos.scripts import ProtocolName, Script
+
+HTTP_CONNECTIONS_MAX = 256
+CHANNELS = 4
+"""gRPC connections to each gateway, shared by the sessions: one would make every cut hit them all."""
+CHANNEL_OPTIONS = [
+    # A gateway that was restarted is found again at once, and not after minutes of growing back-off.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+FROM_PEER = "received from peer"
+"""How grpc marks a status that the server has sent, and not the transport."""
+GOODBYE_S = 5.0
+
+
+class RefusedError(Exception):
+    """The mesh's answer is an error. last_step: -1 when it says none."""
+
+    def __init__(self, text: str, reason: str = "", last_step: int = -1) -> None:
+        super().__init__(text)
+        self.text = text
+        self.reason = reason
+        self.last_step = last_step
+
+
+class BrokenError(Exception):
+    """The connection was lost or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """host:port of a gateway's two protocols, as the clients reach it; grpc may be ""."""
+
+    http: str
+    grpc: str
+
+
+class Session(Protocol):
+    """A connection for one sequence's steps."""
+
+    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+        """Sends a step (from 1). The future raises `RefusedError` or `BrokenError`."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it in order: nothing is open any more."""
+        ...
+
+    async def hang_up(self) -> None:
+        """Ends it at once; open futures are cancelled."""
+        ...
+
+
+class HttpClient(http_aio.InferenceServerClient):  # pyright: ignore[reportUntypedBaseClass]
+    """tritonclient's, which drops the reason of an error: here the whole body is read."""
+
+    async def _post(self, *args: Any, **kwargs: Any) -> Any:
+        response = await super()._post(*args, **kwargs)
+        if response.status != 200:
+            raise http_refusal(response.status, await response.read())
+        return response
+
+
+def http_refusal(status: int, body: bytes) -> RefusedError:
+    """The error that a body tells; a body that is no document of the mesh's is quoted."""
+    try:
+        told = json.loads(body)
+        return RefusedError(str(told["error"]), told.get("reason", ""), told.get("last_step", -1))
+    except (ValueError, KeyError, TypeError):
+        return RefusedError(f"HTTP {status}: {body[:200]!r}")
+
+
+class Gateway:
+    """The clients of one gateway; sessions share them."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._http = HttpClient(addresses.http, conn_limit=HTTP_CONNECTIONS_MAX) if addresses.http else None
+        self._grpc: Sequence[Any] = [
+            grpc_aio.InferenceServerClient(addresses.grpc, channel_args=CHANNEL_OPTIONS) if addresses.grpc else None
+            for _ in range(CHANNELS)
+        ]
+        self._made = 0
+
+    def session(self, protocol: ProtocolName) -> Session:
+        """A new session."""
+        self._made += 1
+        client = self._grpc[self._made % CHANNELS]
+        match protocol:
+            case "http":
+                return UnarySession(self._http, http_aio.InferInput)
+            case "grpc":
+                return UnarySession(client, grpc_aio.InferInput)
+            case "stream":
+                return StreamSession(client)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        for client in (self._http, *self._grpc):
+            if client is not None:
+                await client.close()
+
+
+def request(kind: Any, script: Script, step: int) -> dict[str, Any]:
+    """The arguments of a step's `infer`; kind: `InferInput` of either library."""
+    value = kind("INPUT", [1, 1], "INT64")
+    value.set_data_from_numpy(np.array([[script.values[step - 1]]], np.int64))
+    return {
+        "model_name": script.model,
+        "inputs": [value],
+        "sequence_id": script.correlation_id,
+        "sequence_start": step == 1,
+        "sequence_end": script.ends and step == len(script.values),
+        "request_id": "" if script.numbered else f"{script.index}.{step}",
+        "parameters": {"sequence_step": step} if script.numbered else None,
+    }
+
+
+def state_of(result: Any) -> State:
+    """The answer of a step."""
+    fold, length = result.as_numpy("OUTPUT").reshape(-1).tolist()
+    return State(fold, length)
+
+
+class UnarySession:
+    """One call per step."""
+
+    def __init__(self, client: Any, kind: Any) -> None:
+        self._client = client
+        self._kind = kind
+        self._calls: set[asyncio.Task[State]] = set()
+
+    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+        """See `Session`."""
+        call = asyncio.create_task(self._call(request(self._kind, script, step)))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    async def _call(self, arguments: dict[str, Any]) -> State:
+        try:
+            return state_of(await self._client.infer(**arguments))
+        except InferenceServerException as error:
+            raise told_by_grpc(error.__context__ or error) from None
+        except OSError as error:
+            # aiohttp's errors of a connection are OSErrors, but for the one below.
+            raise BrokenError(f"{type(error).__name__}: {error}") from None
+        except Exception as error:
+            if type(error).__module__.startswith("aiohttp"):
+                raise BrokenError(f"{type(error).__name__}: {error}") from None
+            raise
+
+    async def close(self) -> None:
+        """See `Session`."""
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """See `Session`."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
+    """Which of both an RPC's error is: the mesh's own carry metadata, or a code that no transport makes up."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return RefusedError(str(error))
+    text = f"{error.code().name}: {error.details()}"
+    told = {str(name): str(value) for name, value in error.trailing_metadata() or ()}
+    if "seqmesh-reason" in told:
+        return RefusedError(text, told["seqmesh-reason"], int(told.get("seqmesh-last-step", -1)))
+    if error.code() is grpc.StatusCode.UNAVAILABLE and FROM_PEER in (error.debug_error_string() or ""):
+        return RefusedError(text)
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return BrokenError(text)
+    return RefusedError(text)
+
+
+class StreamSession:
+    """One ModelStreamInfer; answers come in the order of the steps."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._waiting: deque[asyncio.Future[State]] = deque()
+        self._call: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._broken: BrokenError | None = None
+
+    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+        """See `Session`."""
+        answer = asyncio.get_running_loop().create_future()
+        if self._broken is not None:
+            answer.set_exception(self._broken)
+            return answer
+        self._waiting.append(answer)
+        self._steps.put_nowait(request(grpc_aio.InferInput, script, step))
+        if self._reader is None:
+            # The call under tritonclient's iterator, which would drop the parameters of an error.
+            self._call = self._client.stream_infer(self._requests())._grpc_call  # noqa: SLF001
+            self._reader = asyncio.create_task(self._read())
+        return answer
+
+    async def _requests(self) -> AsyncIterator[dict[str, Any]]:
+        while (step := await self._steps.get()) is not None:
+            yield step
+
+    async def _read(self) -> None:
+        text = "the server ended the stream"
+        try:
+            async for message in self._call:
+                self._settle(message)
+        except grpc.aio.AioRpcError as error:
+            text = f"{error.code().name}: {error.details()}"
+        self._broken = BrokenError(text)
+        while self._waiting:
+            self._resolve(self._broken)
+
+    def _settle(self, message: Any) -> None:
+        if message.error_message:
+            told = message.infer_response.parameters
+            last_step = told["last_step"].int64_param if "last_step" in told else -1
+            reason = told["reason"].string_param if "reason" in told else ""
+            self._resolve(RefusedError(message.error_message, reason, last_step))
+        else:
+            self._resolve(state_of(grpc_aio.InferResult(message.infer_response)))
+
+    def _resolve(self, outcome: State | Exception) -> None:
+        if not self._waiting:
+            return
+        answer = self._waiting.popleft()
+        if answer.done():
+            return
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    async def close(self) -> None:
+        """See `Session`."""
+        self._steps.put_nowait(None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                if self._reader is not None:
+                    await asyncio.shield(self._reader)
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """See `Session`."""
+        for answer in self._waiting:
+            answer.cancel()
+        self._waiting.clear()
+        if self._call is not None:
+            self._call.cancel()
+        self._steps.put_nowait(None)
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)

@@ -1,0 +1,138 @@
+"""The kinds of faults, and a run's plan of them. Pure: the same seed gives the same plan.
+
+A fault is due when a share of the run's steps has been answered, not at a time: machines differ in speed, and the
+plan shall not. Now and then two faults are due together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+PAIR_CHANCE = 0.2
+"""How often a fault comes together with the one before it."""
+
+
+class Act(StrEnum):
+    """What is done."""
+
+    KILL = "kill"
+    RESTART = "restart"
+    FREEZE = "freeze"
+    BLINK = "blink"
+    CUT = "cut"
+    STRAND = "strand"
+    STALL = "stall"
+    SLOW = "slow"
+    DROP = "drop"
+    FILL = "fill"
+
+
+class Victim(StrEnum):
+    """What it is done to. LINKS_..: connections by way of a proxy."""
+
+    GATEWAY = "gateway"
+    SCHEDULER = "scheduler"
+    EXECUTOR = "executor"
+    REDIS = "redis"
+    REDIS_LINKS = "redis-links"
+    CLIENT_LINKS = "client-links"
+    CLIENTS = "clients"
+    SLOTS = "slots"
+
+
+PROCESSES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault, and what it means."""
+
+    act: Act
+    victim: Victim
+    meaning: str
+
+    @property
+    def name(self) -> str:
+        """As options, reports and plots spell it."""
+        return f"{self.act}-{self.victim}"
+
+
+ACTS_ON_PROCESSES: Mapping[Act, str] = {
+    Act.KILL: "SIGKILL",
+    Act.RESTART: "SIGTERM",
+    Act.FREEZE: "SIGSTOP for longer than the lease, then SIGCONT",
+    Act.BLINK: "SIGSTOP for a part of the lease, then SIGCONT",
+}
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        *(Kind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
+        Kind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
+        Kind(Act.STRAND, Victim.REDIS_LINKS, "one service's connections to Redis go silent, half-open, then get RST"),
+        Kind(Act.STALL, Victim.REDIS_LINKS, "bytes between one or all services and Redis wait longer than the lease"),
+        Kind(Act.SLOW, Victim.REDIS_LINKS, "each piece of bytes to and from Redis takes 5 to 50 ms longer"),
+        Kind(Act.CUT, Victim.CLIENT_LINKS, "connections of the clients to one gateway get RST"),
+        Kind(Act.STALL, Victim.CLIENT_LINKS, "bytes between the clients and one gateway wait"),
+        Kind(Act.DROP, Victim.CLIENTS, "half of the clients hang up, and come back through another gateway"),
+        Kind(Act.FILL, Victim.SLOTS, "twice as many sequences as there are slots take them"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a plan.
+
+    at       the share of the run's steps that must have been answered before it, 0 to 1
+    target   which one of the victims there are, counted on and on
+    all      all of them instead (connections)
+    seconds  how long it lasts, where it lasts
+    """
+
+    number: int
+    kind: str
+    at: float
+    target: int
+    all: bool
+    seconds: float
+
+
+def plan_faults(seed: int, count: int, kinds: Sequence[str], *, lease_s: float) -> list[Fault]:
+    """The faults of a run, in order. Every kind comes equally often, give or take one.
+
+    lease_s  of executors and schedulers: freezing is planned to be shorter, or longer
+    """
+    chance = random.Random(f"faults {seed}")
+    order: list[str] = []
+    while kinds and len(order) < count:
+        order += chance.sample(list(kinds), len(kinds))
+    faults: list[Fault] = []
+    for number, kind in enumerate(order[:count]):
+        paired = faults and chance.random() < PAIR_CHANCE
+        faults.append(
+            Fault(
+                number,
+                kind,
+                at=faults[-1].at if paired else (number + 1) / (count + 1),
+                target=chance.randrange(1 << 16),
+                all=chance.random() < 0.5,
+                seconds=round(lasting_s(chance, KINDS[kind].act, lease_s), 3),
+            )
+        )
+    return faults
+
+
+def lasting_s(chance: random.Random, act: Act, lease_s: float) -> float:
+    """How long a fault of that kind lasts, seconds."""
+    match act:
+        case Act.FREEZE | Act.STALL | Act.STRAND:
+            return chance.uniform(1.3, 2.5) * lease_s
+        case Act.BLINK:
+            return chance.uniform(0.1, 0.6) * lease_s
+        case Act.SLOW | Act.FILL:
+            return chance.uniform(1.0, 3.0)
+        case _:
+            return 0.0

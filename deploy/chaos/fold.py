@@ -1,0 +1,49 @@
+"""What a sequence must answer: the oracle. Pure.
+
+The state of a sequence is a fold over all values that it was sent, and their count. Every answer is the state after
+its step, so a step that is lost, doubled, reordered or another sequence's shows in it and in every later one.
+`model/model.py` does the same arithmetic in the executors, on its own: a shared mistake would be no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+FACTOR = 6364136223846793005
+"""Knuth's multiplier: odd, and far from any small number, so that exchanged values do not cancel out."""
+MASK = (1 << 63) - 1
+"""The fold is a non-negative INT64."""
+
+
+class State(NamedTuple):
+    """What is known of a sequence after a step: the fold of its values, and how many there were."""
+
+    fold: int
+    length: int
+
+
+BEGINNING = State(0, 0)
+
+
+def after(state: State, value: int) -> State:
+    """The state one step later."""
+    return State((state.fold * FACTOR + value + state.length + 1) & MASK, state.length + 1)
+
+
+def folded(values: Iterable[int]) -> State:
+    """The state of a sequence that was sent these values."""
+    state = BEGINNING
+    for value in values:
+        state = after(state, value)
+    return state
+
+
+def answers(values: Iterable[int]) -> list[State]:
+    """The right answer to each step, in order."""
+    state = BEGINNING
+    states: list[State] = []
+    for value in values:
+        state = after(state, value)
+        states.append(state)
+    return states

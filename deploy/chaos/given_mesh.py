@@ -1,0 +1,113 @@
+"""A mesh of the user's. Only what the user has named is struck; whether it is back can only be guessed."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+from deploy.chaos.clients import Addresses
+from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
+from deploy.chaos.links import Links, gateway_link
+from deploy.chaos.mesh import SIGNALS, frozen, send
+
+SLOTS = 64
+"""How many the fault that fills slots reckons with: they are not known from outside."""
+OUTSIDE = frozenset({Victim.CLIENT_LINKS, Victim.CLIENTS, Victim.SLOTS})
+"""What can be struck without knowing any process."""
+
+
+@contextmanager
+def given_mesh(
+    gateways: Sequence[Addresses], pids: Mapping[Victim, list[int]], command: str, *, recovery_s: float
+) -> Generator[GivenMesh]:
+    """The mesh, behind proxies of ours, as long as the block. The arguments are `GivenMesh`'s."""
+    with Links() as links:
+        proxied = [
+            Addresses(
+                links.listen(gateway_link(number, "http"), *host_and_port(one.http)) if one.http else "",
+                links.listen(gateway_link(number, "grpc"), *host_and_port(one.grpc)) if one.grpc else "",
+            )
+            for number, one in enumerate(gateways)
+        ]
+        yield GivenMesh(links, proxied, pids, command, recovery_s=recovery_s)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of host:port. Raises ValueError when there are none."""
+    host, separator, port = address.rpartition(":")
+    if not (separator and host and port.isdigit()):
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+class GivenMesh:
+    """See the module.
+
+    pids        processes of this machine that may be struck, by service
+    command     run to strike a process of a service; {signal}, {service} and {number} are filled in
+    recovery_s  how long after a fault errors are still put down to it
+    """
+
+    slots = SLOTS
+
+    def __init__(
+        self,
+        links: Links,
+        gateways: Sequence[Addresses],
+        pids: Mapping[Victim, list[int]],
+        command: str,
+        *,
+        recovery_s: float,
+    ) -> None:
+        self.links = links
+        self.gateways = gateways
+        self._pids = pids
+        self._command = command
+        self._recovery_s = recovery_s
+        self._struck = 0
+        victims = OUTSIDE | set(pids) | (set(PROCESSES) if command else set[Victim]())
+        self.kinds = [kind.name for kind in KINDS.values() if kind.victim in victims]
+        self.about = {"mesh": f"given: {len(gateways)} gateways", "redis": "the mesh's own"}
+
+    def names(self, victim: Victim) -> Sequence[str]:
+        """The process ids of a service, as text; its name when a command strikes it."""
+        return [str(pid) for pid in self._pids.get(victim, ())] or ([str(victim)] if self._command else [])
+
+    async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
+        """See `Mesh`."""
+        if name.isdigit():
+            await self._signal(int(name), act, seconds)
+        else:
+            self._struck += 1
+            await self._order(victim, SIGNALS[act].name)
+            if act in (Act.FREEZE, Act.BLINK):
+                try:
+                    await asyncio.sleep(seconds)
+                finally:
+                    await self._order(victim, "SIGCONT")
+        await asyncio.sleep(self._recovery_s)
+
+    async def _signal(self, pid: int, act: Act, seconds: float) -> None:
+        if act in (Act.FREEZE, Act.BLINK):
+            await frozen(pid, seconds)
+        else:
+            send(pid, SIGNALS[act])
+
+    async def _order(self, victim: Victim, signal_name: str) -> None:
+        """Runs the user's command. Raises RuntimeError when it fails: faults that do not happen prove nothing."""
+        filled = [
+            part.format(signal=signal_name.removeprefix("SIG"), service=victim, number=self._struck)
+            for part in shlex.split(self._command)
+        ]
+        process = await asyncio.create_subprocess_exec(*filled)
+        if code := await process.wait():
+            raise RuntimeError(f"{shlex.join(filled)} ended with code {code}")
+
+    async def ready(self) -> None:
+        """It is the user's care."""
+
+    async def refused_commits(self) -> int | None:
+        """See `Mesh`."""
+        return None

@@ -1,0 +1,98 @@
+"""What happened: every attempt of every step, and every fault. Plain values, written to a file as they come in."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from deploy.chaos.scripts import Script
+
+COMPRESSION = 1
+"""A million steps are 100 MB of text; the fastest level leaves a quarter of it."""
+
+
+class Outcome(StrEnum):
+    """What became of an attempt.
+
+    ANSWERED  with the state after the step
+    REFUSED   by the mesh, with words and perhaps a reason
+    BROKEN    the connection was lost or refused: nothing is known of the step
+    LATE      no answer within the client's patience, so the client left
+    LEFT      the client hung up, for reasons of its own
+    """
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    BROKEN = "broken"
+    LATE = "late"
+    LEFT = "left"
+
+
+class Attempt(msgspec.Struct, array_like=True, gc=False):
+    """A step that was sent once. Times are seconds since the run began.
+
+    step     from 1
+    session  counts the connections that the sequence's client has made
+    gateway  which one it was sent to, from 0
+    """
+
+    step: int
+    session: int
+    gateway: int
+    sent_s: float
+    done_s: float
+    outcome: Outcome
+    fold: int = 0
+    length: int = 0
+    reason: str = ""
+    last_step: int = -1
+    text: str = ""
+
+
+class Told(msgspec.Struct, gc=False):
+    """One sequence: what was to be played, and what happened. `forsaken`: why its client gave it up, or ""."""
+
+    script: Script
+    attempts: list[Attempt]
+    forsaken: str = ""
+
+
+class Strike(msgspec.Struct):
+    """A fault that was carried out. `end_s`: it is over, and what it hit is back; `note`: what exactly was hit."""
+
+    number: int
+    kind: str
+    begin_s: float
+    end_s: float
+    note: str = ""
+
+
+class HistoryFile:
+    """A file of sequences, one JSON document per line, compressed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = gzip.open(path, "wb", COMPRESSION)  # noqa: SIM115 -- closed by __exit__
+        self._encoder = msgspec.json.Encoder()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, told: Told) -> None:
+        """Writes one sequence."""
+        self._file.write(self._encoder.encode(told) + b"\n")
+
+
+def read_history(path: Path) -> Iterator[Told]:
+    """The sequences of a file."""
+    decoder = msgspec.json.Decoder(Told)
+    with gzip.open(path, "rb") as file:
+        for line in file:
+            yield decoder.decode(line)

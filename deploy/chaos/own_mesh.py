@@ -1,0 +1,237 @@
+"""A private mesh, for chaos: `seqmesh up` behind proxies, with a Redis that can be killed.
+
+The services reach Redis by way of a proxy, and the clients reach every gateway by way of two, one for each protocol;
+the proxies run in a process of their own. The launcher starts again whatever dies; Redis is ours to start again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import redis
+from redis.exceptions import RedisError
+
+from deploy.chaos.clients import Addresses
+from deploy.chaos.faults import KINDS, Act, Victim
+from deploy.chaos.links import REDIS, Links, gateway_link
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send, until
+from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
+from deploy.embedded import EmbeddedRedis
+from deploy.launcher import ChildState, LauncherError, MeshState, read_state, unreadiness
+from deploy.private_mesh import private_mesh
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.redis_client import connect
+
+Fsync = Literal["always", "everysec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A private mesh's processes and settings."""
+
+    gateways: int
+    schedulers: int
+    executors: int
+    lease_ms: int
+    fsync: Fsync
+
+
+@contextmanager
+def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
+    """A private mesh, as long as the block. directory: models, data and logs; they stay there."""
+    models = directory / "models"
+    write_repository(models)
+    with contextlib.ExitStack() as stack:
+        # The server dies with the thread that started it, so that is one which lives as long as the mesh.
+        thread = stack.enter_context(ThreadPoolExecutor(1, "redis"))
+        server = OwnServer(EmbeddedRedis(directory / "redis"), size.fsync, thread)
+        stack.callback(lambda: thread.submit(server.stop).result())
+        thread.submit(server.start).result()
+        links = stack.enter_context(Links())
+        proxied = links.listen(REDIS, "127.0.0.1", server.port)
+        settings = {
+            "SEQMESH_REDIS_URL": f"redis://{proxied}/0",
+            "SEQMESH_GATEWAYS": str(size.gateways),
+            "SEQMESH_SCHEDULERS": str(size.schedulers),
+            "SEQMESH_LEASE_MS": str(size.lease_ms),
+            # Threads of a library that wait for work burn the processor that the other processes need.
+            "OMP_NUM_THREADS": "1",
+        }
+        data_dir = directory / "mesh"
+        state = stack.enter_context(
+            private_mesh(executors=size.executors, models=(models,), settings=settings, data_dir=data_dir)
+        )
+        mesh = OwnMesh(size, data_dir, state, server, links)
+        stack.callback(mesh.wake_all)
+        yield mesh
+
+
+class OwnServer:
+    """The private mesh's Redis, started and stopped in a thread of its own."""
+
+    def __init__(self, server: EmbeddedRedis, fsync: Fsync, thread: ThreadPoolExecutor) -> None:
+        self._server = server
+        self._fsync = fsync
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """Where it listens, also after a restart."""
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        """Directly, not by way of the proxy."""
+        return self._server.url
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._server.pid
+
+    def start(self) -> None:
+        """Returns when it takes commands. Only in its thread."""
+        self._server.start()
+        with redis.Redis.from_url(self.url) as client:
+            client.config_set("appendfsync", self._fsync)
+
+    def stop(self) -> None:
+        """In order. Only in its thread."""
+        self._server.stop()
+
+    async def restart(self, end: Callable[[EmbeddedRedis], None]) -> None:
+        """Ends it that way and starts it again on the same data."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, lambda: (end(self._server), self.start()))
+
+
+class OwnMesh:
+    """A private mesh: its launcher starts again whatever dies, except for Redis, which is ours."""
+
+    def __init__(self, size: Size, data_dir: Path, state: MeshState, server: OwnServer, links: Links) -> None:
+        self.links = links
+        self.slots = size.executors * variant(FILLED).slots
+        never = "kill-redis" if size.fsync == "everysec" else ""
+        self.kinds = [name for name in KINDS if name != never]
+        self._data_dir = data_dir
+        self._server = server
+        self._host = state.host
+        self._keys = Keyspace(state.key_prefix)
+        self.gateways = [
+            Addresses(
+                links.listen(gateway_link(number, "http"), state.host, child.http_port),
+                links.listen(gateway_link(number, "grpc"), state.host, child.grpc_port),
+            )
+            for number, child in enumerate(self._children("gateway"))
+        ]
+        with redis.Redis.from_url(server.url) as client:
+            info: Any = client.info("server")
+        program = "Valkey" if "valkey_version" in info else "Redis"
+        version = info.get("valkey_version", info["redis_version"])
+        self.about = {
+            "mesh": f"private: {size.gateways} gateways, {size.schedulers} schedulers, {size.executors} executors, "
+            f"lease {size.lease_ms} ms",
+            "redis": f"{program} {version}, one server, append-only file, appendfsync {size.fsync}",
+        }
+
+    def names(self, victim: Victim) -> Sequence[str]:
+        """See `Mesh`."""
+        return ["redis"] if victim is Victim.REDIS else [child.name for child in self._children(victim)]
+
+    async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
+        """See `Mesh`."""
+        if victim is Victim.REDIS:
+            await self._strike_server(act, seconds)
+            return
+        before = await self._running(name)
+        old = await self._incarnations(name)
+        if act in (Act.FREEZE, Act.BLINK):
+            await frozen(before, seconds)
+        else:
+            send(before, SIGNALS[act])
+            await until(lambda: self._child(name).pid not in (0, before), f"{name} is started again")
+        # An executor that was only frozen for a moment goes on as it was.
+        await self._back(victim, name, set() if act in (Act.FREEZE, Act.BLINK) else old)
+
+    async def _strike_server(self, act: Act, seconds: float) -> None:
+        match act:
+            case Act.KILL:
+                await self._server.restart(EmbeddedRedis.kill)
+            case Act.RESTART:
+                await self._server.restart(EmbeddedRedis.stop)
+            case _:
+                await frozen(self._server.pid, seconds)
+
+    async def _back(self, victim: Victim, name: str, old: Collection[str] = ()) -> None:
+        """Waits until a process does its work again. A scheduler does so at once, or stands by.
+
+        old  incarnations of an executor that are over, though their leases may still hold
+        """
+        deadline = time.monotonic() + BACK_TIMEOUT_S
+        while not await self._serves(victim, name, old):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} did not serve again within {BACK_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _serves(self, victim: Victim, name: str, old: Collection[str]) -> bool:
+        match victim:
+            case Victim.GATEWAY:
+                return not await unreadiness(self._host, self._child(name).http_port)
+            case Victim.EXECUTOR:
+                return bool(await self._incarnations(name) - set(old))
+            case _:
+                return True
+
+    async def _incarnations(self, name: str) -> set[str]:
+        """The ids under which an executor is registered with every model; empty while Redis is away."""
+        async with connect(self._server.url, retries=0) as client:
+            try:
+                members = await Membership(client, self._keys).members()
+            except (RedisError, OSError):
+                return set()
+        wanted = {one.name for one in VARIANTS}
+        return {
+            member.registration.executor
+            for member in members
+            if member.usable
+            and member.registration.name == name
+            and wanted <= {served.model for served in member.registration.models}
+        }
+
+    async def ready(self) -> None:
+        """See `Mesh`: the launcher is content with the first executor."""
+        for victim in (Victim.GATEWAY, Victim.EXECUTOR):
+            for name in self.names(victim):
+                await self._back(victim, name)
+
+    async def _running(self, name: str) -> int:
+        """The id of a process; waits while it is between two runs."""
+        await until(lambda: self._child(name).pid, f"{name} runs")
+        return self._child(name).pid
+
+    def _children(self, service: str) -> list[ChildState]:
+        return [child for child in read_state(self._data_dir).children if child.service == service]
+
+    def _child(self, name: str) -> ChildState:
+        return next(child for child in read_state(self._data_dir).children if child.name == name)
+
+    def wake_all(self) -> None:
+        """A frozen process could not be stopped in order."""
+        with contextlib.suppress(LauncherError):
+            for child in read_state(self._data_dir).children:
+                if child.pid:
+                    send(child.pid, signal.SIGCONT)
+
+    async def refused_commits(self) -> int | None:
+        """See `Mesh`."""
+        return None

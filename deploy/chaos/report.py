@@ -1,0 +1,256 @@
+"""What a run has shown: one report, as JSON and in a few lines of Markdown."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
+from deploy.chaos.history import Outcome, Strike, Told
+
+GAP_AFTER_S = 10.0
+"""The longest gap after a fault is looked for until so long after its end, or until the next fault."""
+FINDINGS_MAX = 50
+FINDINGS_SHOWN = 10
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+CALM_AFTER_S = 2.0
+"""A step counts as undisturbed when no fault was under way, or over for less than this, between sending and answer."""
+
+
+class FaultLine(msgspec.Struct):
+    """All faults of a kind. longest_gap_s: without any answer; back_s: the longest until it was over."""
+
+    kind: str
+    count: int
+    longest_gap_s: float
+    back_s: float
+
+
+class Latencies(msgspec.Struct):
+    """Milliseconds from the first sending of a step to its answer, by percentile; `steps` they were taken from."""
+
+    steps: int
+    ms: dict[str, float]
+
+
+class Report(msgspec.Struct):
+    """See the module. `complete`: all steps and faults that were asked for."""
+
+    verdict: str
+    complete: bool
+    seed: int
+    command: str
+    about: dict[str, str]
+    seconds: float
+    steps: int
+    sequences: int
+    attempts: dict[str, int]
+    refusals: dict[str, int]
+    broken: dict[str, int]
+    forsaken: dict[str, int]
+    faults: list[FaultLine]
+    undisturbed: Latencies
+    disturbed: Latencies
+    refused_commits: int | None
+    findings: list[Finding]
+
+    @property
+    def exit_code(self) -> int:
+        """0: whole and complete. 1: a promise was broken. 3: nothing was broken, but the run is not complete."""
+        return 1 if any(self.broken.values()) else 0 if self.complete else 3
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Every answered step: when, s, and how long it took from its first sending, s. Sorted by time after `of`."""
+
+    answered_s: list[float] = field(default_factory=list[float])
+    took_s: list[float] = field(default_factory=list[float])
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What a history comes to."""
+
+    timeline: Timeline = field(default_factory=Timeline)
+    sequences: int = 0
+    attempts: Counter[str] = field(default_factory=Counter[str])
+    refusals: Counter[str] = field(default_factory=Counter[str])
+    forsaken: Counter[str] = field(default_factory=Counter[str])
+    sorts: Counter[str] = field(default_factory=Counter[str])
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+
+def judge(history: Iterable[Told], strikes: Sequence[Strike]) -> Judgement:
+    """Checks every sequence and gathers the figures."""
+    by_time = Strikes(strikes)
+    judgement = Judgement()
+    points: list[tuple[float, float]] = []
+    for told in history:
+        judgement.sequences += 1
+        if told.forsaken:
+            judgement.forsaken[told.forsaken] += 1
+        for found in check(told, by_time):
+            judgement.sorts[found.sort] += 1
+            if len(judgement.findings) < FINDINGS_MAX:
+                judgement.findings.append(found)
+        points += answered_steps(told)
+        for attempt in told.attempts:
+            judgement.attempts[attempt.outcome] += 1
+            if attempt.outcome is Outcome.REFUSED:
+                judgement.refusals[attempt.reason or "unavailable"] += 1
+    points.sort()
+    judgement.timeline = Timeline([at for at, _ in points], [took for _, took in points])
+    return judgement
+
+
+def answered_steps(told: Told) -> list[tuple[float, float]]:
+    """When each step was answered first, and how long that took."""
+    first_sent: dict[int, float] = {}
+    answered: dict[int, float] = {}
+    for attempt in told.attempts:
+        first_sent[attempt.step] = min(attempt.sent_s, first_sent.get(attempt.step, attempt.sent_s))
+        if attempt.outcome is Outcome.ANSWERED:
+            answered[attempt.step] = min(attempt.done_s, answered.get(attempt.step, attempt.done_s))
+    return [(at, at - first_sent[step]) for step, at in answered.items()]
+
+
+def report_of(
+    judgement: Judgement,
+    strikes: Sequence[Strike],
+    *,
+    seed: int,
+    command: str,
+    about: Mapping[str, str],
+    seconds: float,
+    steps_wanted: int,
+    faults_wanted: int,
+    refused_commits: int | None,
+) -> Report:
+    """The report. steps_wanted, faults_wanted: what makes it complete."""
+    steps = len(judgement.timeline.answered_s)
+    broken = {str(sort): judgement.sorts[sort] for sort in Sort}
+    complete = steps >= steps_wanted and len(strikes) >= faults_wanted
+    calm, disturbed = split(judgement.timeline, strikes)
+    return Report(
+        verdict=verdict(broken, complete=complete),
+        complete=complete,
+        seed=seed,
+        command=command,
+        about=dict(about),
+        seconds=round(seconds, 1),
+        steps=steps,
+        sequences=judgement.sequences,
+        attempts=dict(sorted(judgement.attempts.items())),
+        refusals=dict(sorted(judgement.refusals.items())),
+        broken=broken,
+        forsaken=dict(sorted(judgement.forsaken.items())),
+        faults=fault_lines(strikes, judgement.timeline.answered_s),
+        undisturbed=latencies(calm),
+        disturbed=latencies(disturbed),
+        refused_commits=refused_commits,
+        findings=judgement.findings,
+    )
+
+
+def verdict(broken: Mapping[str, int], *, complete: bool) -> str:
+    """In a few words."""
+    if any(broken.values()):
+        return "BROKEN: " + ", ".join(f"{count} {sort}" for sort, count in broken.items() if count)
+    return "whole" if complete else "whole so far, but the run was not complete"
+
+
+def split(timeline: Timeline, strikes: Sequence[Strike]) -> tuple[list[float], list[float]]:
+    """How long the steps took that no fault touched, and the others, seconds."""
+    spans = merged([(strike.begin_s, strike.end_s + CALM_AFTER_S) for strike in strikes])
+    ends = [end for _, end in spans]
+    calm: list[float] = []
+    disturbed: list[float] = []
+    for answered_s, took_s in zip(timeline.answered_s, timeline.took_s, strict=True):
+        # The first span that ends after the step was sent.
+        index = bisect_left(ends, answered_s - took_s)
+        touched = index < len(spans) and spans[index][0] <= answered_s
+        (disturbed if touched else calm).append(took_s)
+    return calm, disturbed
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same times without overlaps, in order."""
+    result: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if result and begin <= result[-1][1]:
+            result[-1] = result[-1][0], max(result[-1][1], end)
+        else:
+            result.append((begin, end))
+    return result
+
+
+def latencies(took_s: Sequence[float]) -> Latencies:
+    """Percentiles by nearest rank."""
+    ordered = sorted(took_s)
+    if not ordered:
+        return Latencies(0, {})
+    ranks = {f"p{rank:g}": min(len(ordered) - 1, int(len(ordered) * rank / 100)) for rank in PERCENTILES}
+    return Latencies(len(ordered), {name: round(ordered[rank] * 1000, 2) for name, rank in ranks.items()})
+
+
+def fault_lines(strikes: Sequence[Strike], answered_s: Sequence[float]) -> list[FaultLine]:
+    """One line per kind."""
+    begins = sorted(strike.begin_s for strike in strikes)
+    lines: dict[str, FaultLine] = {}
+    for strike in sorted(strikes, key=lambda strike: strike.kind):
+        following = bisect_left(begins, strike.end_s)
+        until_s = strike.end_s + GAP_AFTER_S
+        if following < len(begins):
+            until_s = min(until_s, begins[following])
+        line = lines.setdefault(strike.kind, FaultLine(strike.kind, 0, 0.0, 0.0))
+        line.count += 1
+        line.longest_gap_s = max(line.longest_gap_s, round(longest_gap(answered_s, strike.begin_s, until_s), 3))
+        line.back_s = max(line.back_s, round(strike.end_s - strike.begin_s, 3))
+    return list(lines.values())
+
+
+def markdown(report: Report) -> str:
+    """The report in a few lines."""
+    about = "\n".join(f"* {name}: {value}" for name, value in report.about.items())
+    faults = "\n".join(f"| {f.kind} | {f.count} | {f.longest_gap_s:.2f} | {f.back_s:.1f} |" for f in report.faults)
+    names = list(report.disturbed.ms or report.undisturbed.ms)
+    rows = [("no fault near", report.undisturbed), ("during and after faults", report.disturbed)]
+    latency = "\n".join(
+        f"| {name} | {one.steps} | " + " | ".join(f"{one.ms.get(p, float('nan')):.1f}" for p in names) + " |"
+        for name, one in rows
+    )
+    findings = "\n".join(
+        f"* {f.sort}: sequence {f.sequence} ({f.correlation_id!r}), at {f.at_s:.2f} s: {f.story}"
+        for f in report.findings[:FINDINGS_SHOWN]
+    )
+    refused = "not counted here" if report.refused_commits is None else str(report.refused_commits)
+    return f"""# Chaos: {report.verdict}
+
+{report.steps} steps of {report.sequences} sequences and {sum(f.count for f in report.faults)} faults in \
+{report.seconds:.0f} s: {counts(report.broken)}. Again: `{report.command}`
+
+* seed: {report.seed}
+{about}
+* attempts: {counts(report.attempts)}
+* refusals: {counts(report.refusals)}
+* given up by their clients: {counts(report.forsaken)}
+* commits refused by epoch: {refused}
+
+| fault | how often | longest gap without any answer, s | back after at most, s |
+|---|---|---|---|
+{faults}
+
+| ms from first sending to answer | steps | {" | ".join(names)} |
+|---|---|{"---|" * len(names)}
+{latency}
+{f"{chr(10)}## Findings{chr(10)}{chr(10)}{findings}{chr(10)}" if findings else ""}"""
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """As a list in words."""
+    return ", ".join(f"{count} {name}" for name, count in numbers.items()) or "none"
