@@ -24,9 +24,11 @@ def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> 
     return encode(ReplyMessage(version, error_code=code, error=sendable(message), executor=executor))
 
 
-def cancelled_answer(*, version: str, executor: ExecutorId) -> bytes:
+def cancelled_answer(*, version: str, executor: ExecutorId, last_step: int) -> bytes:
     """What a step hears that was cancelled before it ran, or that was queued behind such a one (triton-spec 1.8)."""
-    return refusal(Code.CANCELLED, "", version=version, executor=executor)
+    return encode(
+        ReplyMessage(version, error_code=Code.CANCELLED, reason=Reason.CANCELLED, step=last_step, executor=executor)
+    )
 
 
 def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
@@ -55,7 +57,7 @@ def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executo
     """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
     or a step before it was cancelled."""
     if cause is VoidCause.CANCELLED:
-        return cancelled_answer(version=version, executor=executor)
+        return cancelled_answer(version=version, executor=executor, last_step=last_step)
     reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST
     why = (
         "the sequence's START failed"

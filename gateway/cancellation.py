@@ -9,8 +9,9 @@ ends, and with it the request's future is cancelled. That is the one entry: `wat
                               its turn comes, with all that are behind it; a stateless request leaves its queue
     running                   it goes on, and nobody hears its answer
 
-Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with its number
-(`sequence_step`) is meant to be asked for again: its caller would not find the sequence any more.
+Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with a request id or with its
+number (`sequence_step`) can be asked for again: whoever lost a connection would not find the sequence any more. It runs,
+and its reply is kept.
 """
 
 from __future__ import annotations
@@ -44,5 +45,5 @@ class Cancellation:
 
 
 def is_given_up_with_its_caller(waiting: Waiting) -> bool:
-    """False for a step that its caller has numbered, so as to ask for it again after whatever happens."""
-    return waiting.call.expected_step is None
+    """Whether nobody can ask for it again: a stateless request, or a step without request id and number."""
+    return waiting.admitted.sequence is None or not waiting.repeatable

@@ -32,7 +32,7 @@ from gateway.replies import Replies, unknown_outcome
 from gateway.response_cache import lookup_of
 from gateway.waiting import Accepted, Waiting
 from shared import logs
-from shared.errors import Code, UnavailableError
+from shared.errors import Code, Reason, UnavailableError
 from shared.ids import GatewayId, ShardId
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
@@ -74,6 +74,7 @@ class Kind(Enum):
 WITHDRAWALS = {Kind.STEPS: Kind.WITHDRAW_STEPS, Kind.WORK: Kind.WITHDRAW_WORK}
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
+CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +248,22 @@ class Dispatch:
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
-        waiting_loads = [Load(load.shard, load.kind, waiting) for load in loads if (waiting := _still_wanted(load))]
+        waiting_loads = [Load(load.shard, load.kind, waiting) for load in loads if (waiting := self._still_wanted(load))]
         if now - self._down_since < PATIENCE_S:
             return waiting_loads
         for load in waiting_loads:
             _fail(load, "Redis, which holds every sequence, cannot be reached: try again later")
         return ()
+
+    def _still_wanted(self, load: Load) -> list[Waiting]:
+        """Of what was not answered: callers who have left want nothing but to be withdrawn."""
+        if load.kind not in WITHDRAWALS:
+            return load.waiting
+        for waiting in load.waiting:
+            # A stateless request may lie in its queue although it is not known; it is found there by its token.
+            if waiting.withdrawn and waiting.first_sent is not None and load.kind is Kind.WORK:
+                self.withdraw(waiting)
+        return [waiting for waiting in load.waiting if not waiting.future.done()]
 
     def _back(self) -> None:
         if self._down_since is not None:
@@ -278,7 +289,7 @@ class Dispatch:
                 return self._scripts.cancel(
                     [self._withdrawn(waiting) for waiting in load.waiting],
                     shard=load.shard,
-                    reply=CANCELLED,
+                    reply=CANCELLED_STEP,
                     feed_max=self._bounds.backlog_max,
                 )
             case Kind.WITHDRAW_WORK:
@@ -359,13 +370,6 @@ def _take_of_one_load(queue: deque[Waiting]) -> list[Waiting]:
     while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(queue[0]) == load:
         taken.append(queue.popleft())
     return taken
-
-
-def _still_wanted(load: Load) -> list[Waiting]:
-    """Of what was not answered: callers who have left want nothing but to be withdrawn."""
-    if load.kind not in WITHDRAWALS:
-        return load.waiting
-    return [waiting for waiting in load.waiting if not waiting.future.done()]
 
 
 def _fail(load: Load, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.admission import InferCall
 from gateway.waiting import Waiting
-from shared.errors import Code, Reason, SequenceError
+from shared.errors import Reason, SequenceError
 from shared.scripts import SubmitCode, Submitted
 
 REASONS = {
@@ -37,7 +37,7 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
             return SequenceError(
                 f"the backlog of model '{model}' is full: sequence {sequence} was not started, try again later",
                 Reason.BACKLOG_FULL,
-                code=Code.UNAVAILABLE,
+                outcome.step,
             )
         case SubmitCode.BUSY:
             return SequenceError(
@@ -45,7 +45,6 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 "again",
                 Reason.BUSY,
                 outcome.step,
-                Code.UNAVAILABLE,
             )
         case SubmitCode.LATE:
             return SequenceError(
@@ -61,7 +60,6 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 f"kept no longer; it does not run again. The sequence's last step was {outcome.step}",
                 Reason.ANSWERED,
                 outcome.step,
-                Code.ALREADY_EXISTS,
             )
         case SubmitCode.EXISTS:
             return SequenceError(
@@ -69,7 +67,6 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
                 "'sequence_step' out to begin it anew",
                 Reason.EXISTS,
                 outcome.step,
-                Code.ALREADY_EXISTS,
             )
         case SubmitCode.WRONG_STEP:
             return SequenceError(

@@ -13,6 +13,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.UNSUPPORTED: 501,
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
+    Code.RESOURCE_EXHAUSTED: 429,
 }
 
 GRPC_STATUS: dict[Code, str] = {
@@ -24,21 +25,21 @@ GRPC_STATUS: dict[Code, str] = {
     Code.UNSUPPORTED: "UNIMPLEMENTED",
     Code.ALREADY_EXISTS: "ALREADY_EXISTS",
     Code.CANCELLED: "CANCELLED",
+    Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
 }
 """Names of `grpc.StatusCode`; plain text, so that the HTTP side needs no grpc."""
 
 
 def http_error(error: MeshError) -> tuple[int, dict[str, str | int]]:
-    """Status and JSON body of an error; a sequence's error also says why, and which step was its last."""
+    """Status and JSON body of an error; a sequence's error also says why, which step was its last, and what to do."""
     body: dict[str, str | int] = {"error": error.message}
     if isinstance(error, SequenceError):
-        body["reason"] = error.reason.value
-        body["last_step"] = error.last_step
+        body |= error.facts
     return HTTP_STATUS[error.code], body
 
 
 def grpc_details(error: MeshError) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata of an error: `seqmesh-reason` and `seqmesh-last-step` of a sequence's error."""
+    """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step` and `seqmesh-retry`."""
     if isinstance(error, SequenceError):
-        return (("seqmesh-reason", error.reason.value), ("seqmesh-last-step", str(error.last_step)))
+        return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())
     return ()

@@ -2,7 +2,7 @@
 
     MeshError                      carries a transport-free `Code`; gateways map it to HTTP and gRPC status
     ├── RequestError               fix the request: INVALID_ARG, NOT_FOUND, UNSUPPORTED, ALREADY_EXISTS
-    │   └── SequenceError          the request names a sequence that is not there: reason + last committed step
+    │   └── SequenceError          why a step of a sequence was not done: reason + last committed step (`OUTCOMES`)
     ├── UnavailableError           try again later: a bound was reached, a service is missing
     ├── ModelError                 the model itself failed: INTERNAL
     └── LoadError                  a model cannot be loaded
@@ -13,11 +13,12 @@ Messages are Triton's where Triton has one (triton-spec); they name the model, t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Code(StrEnum):
-    """Triton's error codes (triton-spec 5.2)."""
+    """Triton's error codes (triton-spec 5.2), and RESOURCE_EXHAUSTED: it is the caller who asks for too much."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -27,6 +28,7 @@ class Code(StrEnum):
     UNSUPPORTED = "UNSUPPORTED"
     ALREADY_EXISTS = "ALREADY_EXISTS"
     CANCELLED = "CANCELLED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
 
 
 class Reason(StrEnum):
@@ -44,6 +46,46 @@ class Reason(StrEnum):
     BACKLOG_FULL = "backlog_full"
     EXISTS = "exists"
     ANSWERED = "answered"
+
+
+class Retry(StrEnum):
+    """What a client can do about a step that was not done.
+
+    SAME   nothing was changed: the same request may be sent again, after a while
+    START  the sequence is not there: begin it again, with START
+    NO     sending the request again does not help
+    """
+
+    SAME = "same"
+    START = "start"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a reason means to the caller."""
+
+    code: Code
+    retry: Retry
+
+
+OUTCOMES: dict[Reason, Outcome] = {
+    Reason.NEVER_SEEN: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.ENDED: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.EXPIRED: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.FAILED: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.LOST: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.CANCELLED: Outcome(Code.INVALID_ARG, Retry.START),
+    Reason.LATE: Outcome(Code.INVALID_ARG, Retry.NO),
+    Reason.WRONG_STEP: Outcome(Code.INVALID_ARG, Retry.NO),
+    Reason.EXISTS: Outcome(Code.ALREADY_EXISTS, Retry.NO),
+    Reason.ANSWERED: Outcome(Code.ALREADY_EXISTS, Retry.NO),
+    Reason.BUSY: Outcome(Code.RESOURCE_EXHAUSTED, Retry.SAME),
+    Reason.BACKLOG_FULL: Outcome(Code.UNAVAILABLE, Retry.SAME),
+}
+"""The one table of reasons; `gateway.status` turns codes into statuses of HTTP and gRPC. Two answers have the code of
+what happened to the very step instead: one that was cancelled before it ran (`cancelled`, CANCELLED), and one that too
+many executors were lost with (`lost`, INTERNAL)."""
 
 
 def sendable(text: str) -> str:
@@ -74,15 +116,21 @@ class RequestError(MeshError):
 
 
 class SequenceError(RequestError):
-    """The request's sequence does not exist (any more), or not at that step.
+    """A step was not done, for a reason that says what its caller can do.
 
     last_step  the last committed step of the sequence, 0 when there was none
+    code       the reason's own (`OUTCOMES`) unless another one is given
     """
 
     def __init__(self, message: str, reason: Reason, last_step: int = 0, code: Code | None = None) -> None:
-        super().__init__(message, code)
+        super().__init__(message, code or OUTCOMES[reason].code)
         self.reason = reason
         self.last_step = last_step
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        """What machines read of it, in both protocols: reason, last step, and whether to send it again."""
+        return {"reason": self.reason.value, "last_step": self.last_step, "retry": OUTCOMES[self.reason].retry.value}
 
 
 class UnavailableError(MeshError):

@@ -268,7 +268,7 @@ class InstanceLoop:
         entries = self._table.checkpointed(owned) if is_answered_now else ()
         self._table.conclude(owned)
         if is_answered_now:
-            self._put([self._commits.void(queued, cause, entries)])
+            self._put([self._commits.void(owned, queued, cause, entries)])
 
     def _answer_cancelled(self, owned: OwnedSequence) -> None:
         """The sequence has no state from here on; a START behind this step begins anew."""
@@ -276,7 +276,8 @@ class InstanceLoop:
         entries = self._table.checkpointed(owned)
         given_up = queued.step.given_up
         self._table.conclude(owned, dropped=VoidCause.LOST if given_up else VoidCause.CANCELLED)
-        self._put([self._commits.given_up(queued, entries) if given_up else self._commits.cancelled(queued, entries)])
+        answer = self._commits.given_up if given_up else self._commits.cancelled
+        self._put([answer(owned, queued, entries)])
 
     def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
         """The step's spans up to here; `checkpoint` follows when its commit comes back."""

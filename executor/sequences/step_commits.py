@@ -60,33 +60,34 @@ class StepCommits:
             execution=execution,
         )
 
-    def void(self, queued: QueuedStep, cause: VoidCause, entries: Sequence[str]) -> StepCommit:
+    def void(self, owned: OwnedSequence, queued: QueuedStep, cause: VoidCause, entries: Sequence[str]) -> StepCommit:
         """A step that could not be run, because its sequence has no state."""
         reply = void_answer(
             cause,
             queued.step.sequence,
             version=self._version,
             executor=self._executor,
-            last_step=StepNumber(queued.step.step - 1),
+            last_step=_last_step(owned, queued),
         )
         reason = Reason.CANCELED if cause is VoidCause.CANCELLED else Reason.OTHER
         # Where it was found here that the state is lost, the next owner is not to find otherwise.
         outcome = Outcome.LOST if cause is VoidCause.LOST else Outcome.VOID
         return _commit(queued, outcome, reply, entries=entries, counts=self.refused(queued, reason))
 
-    def cancelled(self, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
+    def cancelled(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
         """A step that was not run, because its caller has gone."""
-        reply = cancelled_answer(version=self._version, executor=self._executor)
+        last_step = _last_step(owned, queued)
+        reply = cancelled_answer(version=self._version, executor=self._executor, last_step=last_step)
         counts = self.refused(queued, Reason.CANCELED)
         return _commit(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
 
-    def given_up(self, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
+    def given_up(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
         """A step that was not run, because it is likely to kill whoever runs it."""
         reply = given_up_answer(
             queued.step.sequence,
             version=self._version,
             executor=self._executor,
-            last_step=StepNumber(queued.step.step - 1),
+            last_step=_last_step(owned, queued),
         )
         counts = self.refused(queued, Reason.BACKEND)
         return _commit(queued, Outcome.GIVEN_UP, reply, entries=entries, counts=counts)
@@ -94,6 +95,11 @@ class StepCommits:
     def refused(self, queued: QueuedStep, reason: Reason) -> bytes:
         """The counts of a step that is answered without the model."""
         return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
+
+
+def _last_step(owned: OwnedSequence, queued: QueuedStep) -> int:
+    """The step before this one, counted since its START; 0 where that is not known any more."""
+    return queued.step.step - owned.start_step if owned.start_step else 0
 
 
 def _commit(

@@ -240,8 +240,8 @@ def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES
 def encode_stream_error(error: MeshError, request_id: str, model: str) -> StreamInferResponse:
     """The message by which one request of a stream fails; the stream goes on.
 
-    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason` and `last_step`. A
-    request that had been accepted is answered by it, finally, for its model; one that was refused never was.
+    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason`, `last_step` and
+    `retry`. A request that had been accepted is answered by it, finally, for its model; one that was refused never was.
     """
     message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
     response = message.infer_response
@@ -251,7 +251,7 @@ def encode_stream_error(error: MeshError, request_id: str, model: str) -> Stream
         response.parameters[FINAL_RESPONSE].bool_param = True
     write_parameters(response.parameters, {"code": error.code.value})
     if isinstance(error, SequenceError):
-        write_parameters(response.parameters, {"reason": error.reason.value, "last_step": error.last_step})
+        write_parameters(response.parameters, error.facts)
     return message
 
 

@@ -193,7 +193,8 @@ local function submit(step, flags)
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
     cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), ids = got[10] or '', version = got[11],
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16] }
-  local done = record.cm - record.start + 1
+  -- A START that is accepted and not committed has no committed step yet, whatever came before it.
+  local done = math.max(0, record.cm - record.start + 1)
   record.done = done
   -- Why a closed sequence is closed.
   record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'

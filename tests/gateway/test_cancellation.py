@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -108,19 +109,34 @@ async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_beh
     assert total(await after) == 2
 
 
-async def test_step_with_its_number_waits_to_be_asked_for_again(core: Core, executor: FakeExecutor):
-    await core.inference.submit(step(1, start=True, expected_step=1))
+@pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
+async def test_step_that_can_be_asked_for_again_runs_though_its_caller_left(
+    core: Core, executor: FakeExecutor, identity: dict[str, Any]
+):
+    await core.inference.submit(step(1, start=True))
     await executor.pause()
-    left = core.inference.submit(step(2, expected_step=2))
+    left = core.inference.submit(step(2, **identity))
     await accepted(executor, 2)
+    left.cancel()
+    executor.paused.clear()
+    assert total(await core.inference.submit(step(4))) == 7
+
+    assert total(await core.inference.submit(step(2, **identity))) == 3
+    assert len(executor.received) == 3
+
+
+async def test_sequence_that_waits_stays_when_the_caller_of_its_named_start_left(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    left = core.inference.submit(step(1, start=True, request_id="first"))
+    await accepted(executor, 1)
     left.cancel()
     await asyncio.sleep(0)
 
-    again = core.inference.submit(step(2, expected_step=2))
+    again = core.inference.submit(step(1, start=True, request_id="first"))
     executor.paused.clear()
 
-    assert total(await again) == 3
-    assert len(executor.received) == 2
+    assert total(await again) == 1
+    assert len(executor.received) == 1
 
 
 async def test_gateway_that_stops_gives_nothing_up(core: Core, executor: FakeExecutor):

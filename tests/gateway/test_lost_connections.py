@@ -333,6 +333,35 @@ async def test_steps_sent_together_and_sent_again_together_run_once(
     assert total(await behind_proxy.inference.submit(step(8, request_id="d"))) == 15
 
 
+async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
+):
+    await executor.pause()
+    queue = keys.work_queue("echo", "1")
+    leaving: list[asyncio.Future[Any]] = []
+
+    def leave_and_cut(chunk: bytes) -> bool:
+        if b"EVALSHA" not in chunk or b"INPUT0" not in chunk:
+            return False
+        leaving[0].cancel()
+        proxy.refuses = True
+        return True
+
+    proxy.cut_after = leave_and_cut
+    call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
+    leaving.append(behind_proxy.inference.submit(call))
+    async with asyncio.timeout(60):
+        while not await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+        proxy.refuses = False
+        while await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+
+    executor.paused.clear()
+    await behind_proxy.inference.submit(msgspec.structs.replace(call, request_id="next"))
+    assert ["next"] == [message.request_id for message in executor.received]
+
+
 async def test_beyond_the_bound_callers_are_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):
@@ -389,7 +418,7 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
             await answers[2]
         executor.paused.clear()
 
-        assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.UNAVAILABLE)
+        assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.RESOURCE_EXHAUSTED)
         assert [total(await answer) for answer in answers[:2]] == [1, 2]
 
 

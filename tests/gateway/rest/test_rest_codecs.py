@@ -299,6 +299,7 @@ def test_response_encoding_is_the_best_weighted_that_is_known(header: str, chose
         (Code.UNSUPPORTED, 501, "UNIMPLEMENTED"),
         (Code.ALREADY_EXISTS, 400, "ALREADY_EXISTS"),
         (Code.CANCELLED, 400, "CANCELLED"),
+        (Code.RESOURCE_EXHAUSTED, 429, "RESOURCE_EXHAUSTED"),
     ],
 )
 def test_status_of_each_code(code: Code, http: int, grpc: str):
@@ -309,5 +310,12 @@ def test_status_of_each_code(code: Code, http: int, grpc: str):
 def test_sequence_error_says_why_and_how_far_it_came():
     error = SequenceError("gone", Reason.EXPIRED, 4)
 
-    assert http_error(error) == (400, {"error": "gone", "reason": "expired", "last_step": 4})
-    assert grpc_details(error) == (("seqmesh-reason", "expired"), ("seqmesh-last-step", "4"))
+    assert http_error(error) == (
+        400,
+        {"error": "gone", "reason": "expired", "last_step": 4, "retry": "start"},
+    )
+    assert grpc_details(error) == (
+        ("seqmesh-reason", "expired"),
+        ("seqmesh-last-step", "4"),
+        ("seqmesh-retry", "start"),
+    )

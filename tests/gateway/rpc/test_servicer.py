@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
@@ -153,6 +155,26 @@ async def test_a_sequence_error_says_why_and_how_far_the_sequence_came(stub: Any
     trailing = dict(error.trailing_metadata() or ())
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert ("expired", "12") == (trailing["seqmesh-reason"], trailing["seqmesh-last-step"])
+    rich = Status.FromString(cast("bytes", trailing["grpc-status-details-bin"]))
+    assert (error.code().value[0], error.details()) == (rich.code, rich.message)
+    info = ErrorInfo()
+    assert rich.details[0].Unpack(info)
+    assert ("EXPIRED", "seqmesh", {"last_step": "12", "retry": "start"}) == (
+        info.reason,
+        info.domain,
+        dict(info.metadata),
+    )
+
+
+async def test_a_sequence_error_with_a_long_text_has_no_details_but_its_metadata(stub: Any, twin: Any) -> None:
+    twin.fail(SequenceError("ä" * 1500, Reason.ANSWERED, 3))
+
+    error = await status_of(stub.ModelInfer(request()))
+
+    trailing = dict(error.trailing_metadata() or ())
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "answered" == trailing["seqmesh-reason"]
+    assert "grpc-status-details-bin" not in trailing
 
 
 @pytest.mark.parametrize("unit", ["x" * 100 + "\n", "ä" * 50, "%" * 100])
