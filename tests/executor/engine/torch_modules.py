@@ -201,3 +201,11 @@ class FewRows(nn.Module):
             raise RuntimeError("too many rows")
         total = total + x
         return total, total
+
+
+class Normalised(nn.Module):
+    """Adds up directions: a row of zeros has none, and becomes NaN."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x / x.abs().sum(1, keepdim=True)
+        return total, total
