@@ -9,9 +9,9 @@ ends, and with it the request's future is cancelled. That is the one entry: `wat
                               its turn comes, with all that are behind it; a stateless request leaves its queue
     running                   it goes on, and nobody hears its answer
 
-Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with a request id or with its
-number (`sequence_step`) can be asked for again: whoever lost a connection would not find the sequence any more. It runs,
-and its reply is kept.
+Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with a request id or with
+its number (`sequence_step`) can be asked for again: whoever lost a connection would not find the sequence any more. It
+runs, and its reply is kept.
 """
 
 from __future__ import annotations

@@ -248,7 +248,8 @@ class Dispatch:
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
-        waiting_loads = [Load(load.shard, load.kind, waiting) for load in loads if (waiting := self._still_wanted(load))]
+        wanted = [(load, self._still_wanted(load)) for load in loads]
+        waiting_loads = [Load(load.shard, load.kind, waiting) for load, waiting in wanted if waiting]
         if now - self._down_since < PATIENCE_S:
             return waiting_loads
         for load in waiting_loads:
