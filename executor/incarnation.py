@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
@@ -168,12 +168,13 @@ class Incarnation:
             if not held:
                 raise LeaseLostError(self.executor)
 
-    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> bool:
-        """Takes an inbox entry in; True when that was all there is to do about it."""
+    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
+        """Takes an inbox entry in (see `inbox.Take`)."""
         item = inbox_entry(entry, fields)
         if isinstance(item, InboxStep):
             self.serving.accept(item, decode_infer(item.message))
-            return False
+            return ()
+        gone = [item.entry]
         for model in self.serving.models_of(item.sequence):
             match item:
                 case InboxCancelled():
@@ -181,8 +182,8 @@ class Incarnation:
                 case InboxVacated():
                     model.vacated(item)
                 case InboxExpired():
-                    await model.expired(item)
-        return True
+                    gone += await model.expired(item)
+        return gone
 
     async def _add_up_counts(self) -> None:
         """Keeps the tallies of what is served here short, and its counts alive."""

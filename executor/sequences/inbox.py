@@ -7,7 +7,7 @@ from the beginning gives everything once more that is not finished.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 from redis.exceptions import ResponseError
@@ -21,8 +21,8 @@ from shared.redis_client import CONNECTION_LOST
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"
 
-Take = Callable[[bytes, Mapping[bytes, bytes]], Awaitable[bool]]
-"""Takes an entry in: (id, fields) -> True when that was all there is to do about it, and the entry may go."""
+Take = Callable[[bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
+"""Takes an entry in: (id, fields) -> the entries that may go now; itself, when that was all there is to do about it."""
 
 Marks = Mapping[ShardId, str]
 """The last entry of each shard's inbox at one moment."""
@@ -38,6 +38,7 @@ class Inbox:
         self._executor = executor
         self._count = count
         self._take = take
+        self._done: dict[bytes, list[str]] = {}
         self._again = False
 
     def read_again(self) -> None:
@@ -87,13 +88,14 @@ class Inbox:
         if isinstance(read, ResponseError):
             raise read
         for stream, entries in read or ():
-            heard: list[bytes] = []
+            # A step leaves the inbox with its checkpoint, a control message as soon as it was heard. What was heard and
+            # not removed is kept in mind: when it is read again, nobody will know what else was to go with it.
+            done = self._done.setdefault(stream, [])
             for entry, flat in entries:
-                if await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True))):
-                    heard.append(entry)
-            if heard:
-                # A step leaves the inbox with its checkpoint, a control message as soon as it was heard.
-                await link.exchange([("XDEL", stream, *heard)], timeout_s=REPLY_TIMEOUT_S)
+                done += await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+            if done:
+                await link.exchange([("XDEL", stream, *done)], timeout_s=REPLY_TIMEOUT_S)
+                done.clear()
             self._positions[stream.decode()] = entries[-1][0].decode()
 
 

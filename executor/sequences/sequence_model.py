@@ -120,16 +120,20 @@ class SequenceModel:
         )
         self._loops[owned.instance].offer(owned)
 
-    async def expired(self, message: InboxExpired) -> None:
-        """The scheduler has ended an idle sequence: describe its state if the model asks for it, then forget it."""
+    async def expired(self, message: InboxExpired) -> list[str]:
+        """The scheduler has ended an idle sequence: describe its state if the model asks for it, then forget it.
+
+        returns  inbox entries that were kept to make its state again
+        """
         owned = self.table.get(message.sequence)
         if owned is None or owned.epoch != message.epoch:
-            return
+            return []
         worker = self._loops[owned.instance].worker
         if self._describes:
             state = await worker.describe_state(owned.slot)
             logs.info("sequence expired", sequence=message.sequence, last_step=owned.next_step - 1, state=state)
         self.forget(owned)
+        return [*owned.open_entries, *(queued.step.entry for queued in owned.steps.values())]
 
     def cancelled(self, message: InboxCancelled) -> None:
         """The caller of a step has gone."""

@@ -243,6 +243,26 @@ async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMes
 
 
 @pytest.mark.parametrize("interval", [3])
+async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        step = mesh.submission(7, value(5), START)
+        await mesh.submit(step)
+        await mesh.assign(7, a.executor)
+        assert 5 == total(await mesh.reply(step))
+        commands, shard = cast("Any", mesh.redis), mesh.keys.shard_of(step.sequence)
+        inbox = mesh.keys.inbox(shard, a.executor)
+        assert 1 == await commands.xlen(inbox)
+
+        await commands.delete(mesh.keys.sequence(step.sequence).idle)
+        expired = mesh.scripts.expire([step.sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=1000)
+        assert [True] == await mesh.scripts.run(expired)
+
+        async with asyncio.timeout(60):
+            while await commands.xlen(inbox):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("interval", [3])
 async def test_a_step_that_failed_does_not_succeed_when_others_are_replayed(
     mesh: ScriptedMesh, executor: Life, tmp_path: Path
 ) -> None:
