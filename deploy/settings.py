@@ -1,4 +1,5 @@
-"""What `seqmesh up` can be told: how many of each service, where they listen, where things are kept."""
+"""What `seqmesh up` can be told (how many of each service, where they listen, where things are kept), and where the
+commands that operate a running mesh find it."""
 
 from __future__ import annotations
 
@@ -47,3 +48,18 @@ class UpSettings(MeshSettings):
         unit="dir",
         group="Data",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """A mesh that runs."""
+
+    redis_url: str = setting(
+        "",
+        help="Redis or Valkey of the mesh; by default that of the mesh which `seqmesh up` runs in --data-dir.",
+        unit="url",
+        group="Mesh",
+        secret=True,
+    )
+    key_prefix: str = setting("seqmesh", help="Beginning of every key, so that meshes can share a Redis.", group="Mesh")
+    data_dir: Path = setting(Path(".seqmesh"), help="Of `seqmesh up`.", unit="dir", group="Mesh")

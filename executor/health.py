@@ -9,11 +9,16 @@ from shared.redis_client import CONNECTION_LOST, connect
 
 
 async def is_healthy(settings: ExecutorSettings) -> bool:
-    """Whether an executor of these settings' name is registered, its lease holds, and it is not about to leave."""
+    """Whether an executor of these settings' name is registered, its lease holds, and it is not about to leave; or it
+    is drained, and not meant to be registered."""
     redis = connect(settings.redis_url, retries=0)
     try:
-        members = await Membership(redis, Keyspace(settings.key_prefix, settings.shards)).members()
-        return any(member.usable and member.registration.name == settings.name_of("executor") for member in members)
+        membership = Membership(redis, Keyspace(settings.key_prefix, settings.shards))
+        name = settings.name_of("executor")
+        if await membership.is_drained(name):
+            return True
+        members = await membership.members()
+        return any(member.usable and member.registration.name == name for member in members)
     except CONNECTION_LOST:
         return False
     finally:

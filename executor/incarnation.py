@@ -12,12 +12,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from executor.connections import Connections, insist
+from executor.draining import bound_models
 from executor.models.repository import Repository
 from executor.models.serving import Serving
 from executor.reporting.host import Host
@@ -46,6 +48,8 @@ from shared.traces.tracing import Tracing
 
 RENEWALS_PER_LEASE = 6
 COUNTS_INTERVAL_S = 1.0
+SETTLE_POLL_S = 0.1
+"""How often an executor that leaves looks whether its last sequences have ended."""
 
 
 class LeaseLostError(Exception):
@@ -112,6 +116,32 @@ class Incarnation:
             group.create_task(self._add_up_counts(), name="counts")
             group.create_task(self._reporter.run(), name="reports")
             logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
+
+    async def settle(self, enough: Coroutine[Any, Any, None]) -> bool:
+        """Hands over what can be moved, and serves on what cannot: sequences whose state is nowhere else. Their models
+        take no others any more. Returns when they have ended, or `enough` has returned; False if there were none.
+        """
+        patience = asyncio.create_task(enough, name="patience")
+        try:
+            staying = await self._bound(self._repository.loaded)
+            if staying:
+                await self.serving.close(staying)
+                await self._committer.drained()
+                await insist("registration", self._update)
+                logs.info("executor leaves when its last sequences end", executor=self.executor, models=sorted(staying))
+            left = staying
+            while left and not patience.done():
+                await asyncio.wait({patience}, timeout=SETTLE_POLL_S)
+                left = await self._bound(staying)
+        finally:
+            patience.cancel()
+        if left:
+            logs.warning("sequences are lost with their executor", executor=self.executor, models=sorted(left))
+        return bool(staying)
+
+    async def _bound(self, models: Iterable[str]) -> set[str]:
+        redis, keys = self._connections.commands, self._connections.keys
+        return await insist("look for bound sequences", lambda: bound_models(redis, keys, self.executor, models))
 
     async def leave(self) -> None:
         """Finishes what runs, makes it final, and hands the rest over at once."""

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from executor.connections import Connections
 from executor.devices import find_devices
-from executor.incarnation import Applied, Incarnation, LeaseLostError
+from executor.draining import Draining
+from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError
 from executor.models.control import Control
 from executor.models.polling import Polling
 from executor.models.repository import Repository
@@ -17,7 +18,7 @@ from executor.settings import ExecutorSettings
 from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import Keyspace
-from shared.lifecycle import Stop, Tasks
+from shared.lifecycle import Stop, Tasks, end
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import connect, join_mesh
 from shared.statistics.metrics_config import parse_metrics_config
@@ -68,11 +69,32 @@ async def _serve(
 ) -> None:
     changed = asyncio.Event()
     applied = await start_models(settings, connections, repository, changed, tasks)
-    while not stop.requested:
+    period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
+    draining = Draining(connections.membership, settings.name, period_s=period_s)
+    while await _is_wanted(draining, stop):
         # Of the incarnation before this one nothing runs any more.
         await repository.close_retired()
         incarnation = Incarnation(settings, connections, repository, tracing, applied(), changed)
-        await _live(incarnation, applied, changed, settings, stop)
+        draining.executor = incarnation.executor
+        await _live(incarnation, applied, changed, settings, draining, stop)
+
+
+async def _is_wanted(draining: Draining, stop: Stop) -> bool:
+    """Returns when this executor shall be in the mesh, or (False) when it is to stop."""
+    undone = asyncio.create_task(draining.over(), name="drained")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await first_of(undone, stopping)
+        return not stop.requested
+    finally:
+        await end((undone, stopping))
+
+
+async def first_of(*tasks: asyncio.Task[None]) -> None:
+    """Returns when one of the tasks has; raises what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        await task
 
 
 async def start_models(
@@ -141,22 +163,19 @@ async def _live(
     applied: Callable[[], Applied],
     changed: asyncio.Event,
     settings: ExecutorSettings,
+    draining: Draining,
     stop: Stop,
 ) -> None:
-    """One incarnation: until its lease is lost (returns), or the stop (drains, returns)."""
+    """One incarnation: until its lease is lost (returns), or it is to stop or to be drained (leaves, returns)."""
     life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
     announcements = asyncio.create_task(_announce(incarnation, applied, changed), name="announcements")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
+    leaving = asyncio.create_task(_leave_when_told(incarnation, settings, draining, stop), name="leave")
     try:
-        done, _ = await asyncio.wait({life, announcements, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            await task
-        if not life.done():
-            await _leave(incarnation, settings)
+        await first_of(life, announcements, leaving)
     finally:
-        for task in (life, announcements, stopping):
+        for task in (life, announcements, leaving):
             task.cancel()
-        await asyncio.gather(life, announcements, stopping, return_exceptions=True)
+        await asyncio.gather(life, announcements, leaving, return_exceptions=True)
 
 
 async def _until_lost(incarnation: Incarnation) -> None:
@@ -166,9 +185,24 @@ async def _until_lost(incarnation: Incarnation) -> None:
         logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
 
 
-async def _leave(incarnation: Incarnation, settings: ExecutorSettings) -> None:
+async def _leave_when_told(
+    incarnation: Incarnation, settings: ExecutorSettings, draining: Draining, stop: Stop
+) -> None:
+    """Half of a stop's time is for sequences that can only end here; a drain has time until there comes a stop."""
+
+    async def patience() -> None:
+        await stop.wait()
+        await asyncio.sleep(settings.drain_timeout_s / 2)
+
+    told = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(draining.begun(), name="drain")]
     try:
-        async with asyncio.timeout(settings.drain_timeout_s):
+        await first_of(*told)
+    finally:
+        await end(told)
+    await incarnation.registered.wait()
+    stayed = await incarnation.settle(patience())
+    try:
+        async with asyncio.timeout(settings.drain_timeout_s / 2 if stayed else settings.drain_timeout_s):
             await incarnation.leave()
     except TimeoutError:
         logs.warning("drain timed out", executor=incarnation.executor, seconds=settings.drain_timeout_s)

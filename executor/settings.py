@@ -91,7 +91,8 @@ class ExecutorSettings(MetricsSettings):
     )
     drain_timeout_s: float = setting(
         10.0,
-        help="Time to finish the running batch and hand sequences over when told to stop.",
+        help="Time to finish the running batch and hand sequences over when told to stop; half of it is for sequences "
+        "whose state only their model has, which go on here until they end and are lost then.",
         unit="s",
         group="Step loop",
         minimum=0.0,

@@ -122,7 +122,7 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(served.version, served.instances, served.slots, served.floors)
+            ServedVersion(served.version, served.instances, served.slots, served.floors, served.closing)
             for served in member.registration.models
             if served.model == model
         )

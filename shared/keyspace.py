@@ -22,6 +22,7 @@ PERMANENT = (
     "{mesh}:models",
     "{mesh}:terms",
     "{mesh}:executors",
+    "{mesh}:drained",
     "{mesh}:control",
     "{mesh}:wanted",
     "{mesh}:kept",
@@ -214,6 +215,11 @@ class Keyspace:
     def executors(self) -> str:
         """Hash: executor id -> `ExecutorRegistration`; an entry goes when the executor's sequences are all moved."""
         return f"{self.mesh_base}executors"
+
+    @property
+    def drained(self) -> str:
+        """Hash: executor name or id -> since when, ms; written by operators, permanent."""
+        return f"{self.mesh_base}drained"
 
     def executor_lease(self, executor: ExecutorId) -> str:
         """String + TTL: the executor lives."""

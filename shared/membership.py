@@ -65,6 +65,22 @@ class Membership:
             pipe.delete(self._keys.executor_lease(registration.executor))
             await pipe.execute()
 
+    async def drain(self, who: str, now_ms: int) -> None:
+        """Asks an executor, by its name or id, to hand over what it owns and to stay out of the mesh."""
+        await self._redis.hset(self._keys.drained, who, now_ms)
+
+    async def undrain(self, who: str) -> bool:
+        """Takes that back; False when nobody had asked for it."""
+        return bool(await self._redis.hdel(self._keys.drained, who))
+
+    async def drained(self) -> list[str]:
+        """Names and ids of executors that are to stay out of the mesh."""
+        return sorted(name.decode() for name in await self._redis.hkeys(self._keys.drained))
+
+    async def is_drained(self, *names: str) -> bool:
+        """Whether one of an executor's names is among them."""
+        return any(since is not None for since in await self._redis.hmget(self._keys.drained, names))
+
     async def remove(self, executor: ExecutorId) -> None:
         """Forgets an executor whose sequences have all been moved."""
         async with self._redis.pipeline(transaction=True) as pipe:

@@ -96,6 +96,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     floors      per shard: its sequences up to that epoch began before the model was reloaded here and are over; () for
                 none
     says_ready  what the model says of itself; it is served in any case
+    closing     it takes no sequence any more; those that it has go on until they end
     """
 
     model: str
@@ -104,6 +105,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     slots: int
     floors: tuple[int, ...] = ()
     says_ready: bool = True
+    closing: bool = False
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):

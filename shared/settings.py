@@ -286,7 +286,7 @@ class SettingsCommand(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                group = parameter.group if isinstance(parameter, SettingOption) else "Other"
+                group = parameter.group if isinstance(parameter, SettingOption) else "Options"
                 sections.setdefault(group, []).append(record)
         for group, records in sections.items():
             with formatter.section(group):

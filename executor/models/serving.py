@@ -95,6 +95,7 @@ class Serving:
         self._floors: dict[Place, Floors] = {}
         self._announced_floors: dict[Place, Floors] = {}
         self._changing = asyncio.Lock()
+        self._staying: frozenset[str] | None = None
         self._restore = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
@@ -113,8 +114,13 @@ class Serving:
     def offers(self) -> tuple[ServedModel, ...]:
         """What the scheduler may send here: also a version that is about to go, until it has."""
         return tuple(
-            msgspec.structs.replace(model.serves.announcement, floors=self._announced_floors.get(place, ()))
+            msgspec.structs.replace(
+                model.serves.announcement,
+                floors=self._announced_floors.get(place, ()),
+                closing=self._staying is not None,
+            )
             for place, model in self._models.items()
+            if self._staying is None or model.model in self._staying
         )
 
     @property
@@ -134,10 +140,17 @@ class Serving:
             for model in self._models.values()
         ]
 
+    async def close(self, staying: AbstractSet[str]) -> None:
+        """From now on no sequence begins here, and only those of some models go on. Returns when no batch of another
+        model is running."""
+        self._staying = frozenset(staying)
+        for model in self._all():
+            if model.model not in staying:
+                await model.quiet()
+
     async def quiet(self) -> None:
         """Returns when no batch is running; nothing new is started afterwards."""
-        for model in self._all():
-            await model.quiet()
+        await self.close(frozenset())
 
     # -- steps ------------------------------------------------------------------------------------------------------
 

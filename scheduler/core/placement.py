@@ -33,6 +33,10 @@ class Ring:
         del self.tables[executor]
         self._ring.remove(executor)
 
+    def loads(self) -> dict[ExecutorId, int]:
+        """How many sequences each executor has that gives slots."""
+        return {executor: table.load for executor, table in self.tables.items() if not table.served.closing}
+
     def has_room(self) -> bool:
         """Whether any executor has a free slot."""
         return any(not table.full for table in self.tables.values())
@@ -45,7 +49,8 @@ class Ring:
         """
         if not self.has_room():
             return None
-        share = bounded_capacity(sum(table.load for table in self.tables.values()), len(self.tables), self._load_factor)
+        loads = self.loads()
+        share = bounded_capacity(sum(loads.values()), len(loads), self._load_factor)
         fallback: SlotTable | None = None
         for node in self._ring.walk(sequence):
             table = self.tables[ExecutorId(node)]

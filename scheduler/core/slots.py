@@ -29,14 +29,16 @@ class Place:
 class ServedVersion:
     """What an executor offers of one version: instances, each with so many slots (0 for a stateless model).
 
-    floors  per shard: its sequences up to that epoch began before the model was reloaded there, and are over; () if
-            there are none
+    floors   per shard: its sequences up to that epoch began before the model was reloaded there, and are over; () if
+             there are none
+    closing  it gives no slot any more; sequences keep those that they have
     """
 
     version: str
     instances: int
     slots: int
     floors: tuple[int, ...] = ()
+    closing: bool = False
 
     def is_over(self, sequence: SequenceId, epoch: Epoch) -> bool:
         """Whether a sequence of that epoch belongs to what was served before."""
@@ -86,8 +88,8 @@ class SlotTable:
 
     @property
     def full(self) -> bool:
-        """No instance has a free slot."""
-        return self.load >= self.served.instances * self.served.slots
+        """No slot can be had here."""
+        return self.served.closing or self.load >= self.served.instances * self.served.slots
 
     def take(self, sequence: SequenceId) -> Place:
         """A slot of the instance with the fewest sequences, the first of equals: instances fill evenly.

@@ -40,6 +40,20 @@ async def test_an_executor_is_healthy_while_it_holds_its_lease(redis: Redis, red
     assert not await is_healthy(settings)
 
 
+async def test_an_executor_that_an_operator_has_drained_is_healthy(
+    redis: Redis, redis_url: str, key_prefix: str
+) -> None:
+    """Else an orchestrator would start it again and again, or put another one in its place."""
+    membership, settings = Membership(redis, Keyspace(key_prefix)), settings_of(redis_url, key_prefix)
+
+    await membership.drain(NAME, 1)
+    assert await is_healthy(settings)
+    assert await membership.undrain(NAME)
+    assert not await membership.undrain(NAME)
+
+    assert not await is_healthy(settings)
+
+
 async def test_an_executor_that_leaves_is_not_healthy(redis: Redis, redis_url: str, key_prefix: str) -> None:
     membership, ours = Membership(redis, Keyspace(key_prefix)), registration(NAME)
     await membership.register(ours, lease_ms=LEASE_MS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 from redis.asyncio import Redis
@@ -37,6 +38,7 @@ MODEL = """
 import os
 import time
 
+import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -410,6 +412,46 @@ async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: Scripted
         await mesh.assign(7, b.executor)
 
         assert list(range(2, 22)) == [total(await mesh.reply(submission)) for submission in rest]
+        await end(mesh, 7)
+
+
+async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_for_ever(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        first = msgspec.structs.replace(mesh.submission(7, value(1), START), flags=START)
+        await mesh.submit(first)
+        await mesh.assign(7, a.executor)
+        assert 1 == total(await mesh.reply(first))
+        enough = asyncio.Event()
+
+        async def patience() -> None:
+            await enough.wait()
+
+        settling = asyncio.create_task(a.incarnation.settle(patience()))
+        membership = Membership(mesh.redis, mesh.keys)
+        async with asyncio.timeout(60):
+            while not (await membership.members())[0].registration.models[0].closing:
+                await asyncio.sleep(0.01)
+        second = msgspec.structs.replace(mesh.submission(7, value(2)), flags=NONE)
+        await mesh.submit(second)
+        assert 3 == total(await mesh.reply(second))
+        assert not settling.done()
+        enough.set()
+
+        assert await settling
+        await a.incarnation.leave()
+        await mesh.take_over(a.executor)
+        assert "o" == (await mesh.record(7))["st"]
+
+
+async def test_an_executor_without_such_sequences_need_not_wait(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(1), START))
+        await mesh.assign(7, a.executor)
+
+        assert not await a.incarnation.settle(asyncio.sleep(600))
+
         await end(mesh, 7)
 
 

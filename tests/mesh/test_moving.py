@@ -1,0 +1,133 @@
+"""Sequences that change their executor because somebody wants it: drained executors, and those that are to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Iterator, Sequence
+
+import pytest
+from click.testing import CliRunner
+
+from deploy import cli
+from tests.mesh.conftest import remember
+from tests.mesh.model_repository import add_forgetful_model, add_sum_model
+from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import Callers, HttpCaller, Step, Traffic, make_plans
+
+SLOTS = 64
+
+
+@pytest.fixture(scope="module")
+def module_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+    """Two executors; the running sum, and one whose state only its executor has."""
+    directory = tmp_path_factory.mktemp("moving")
+    repository = directory / "models"
+    add_sum_model(repository, slots=SLOTS)
+    add_forgetful_model(repository)
+    # A stop is not to give up sequences that cannot be moved because the machine is slow.
+    patience = {"SEQMESH_DRAIN_TIMEOUT_S": "300"}
+    with running_mesh(directory / "data", [repository], executors=2, environment=patience) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[RunningMesh]:
+    """The mesh; afterwards no process has shown a traceback, and no slot is held."""
+    mesh = remember(request, module_mesh)
+    yield mesh
+    assert [] == mesh.tracebacks()
+    assert {} == {name: held for name, held in loads(mesh, "running_sum").items() if held}
+
+
+async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:
+    """What the command says."""
+    # On a thread of its own: it runs an event loop.
+    result = await asyncio.to_thread(
+        CliRunner().invoke, cli.main, [*arguments, f"--redis-url={mesh.state.redis_url}"], catch_exceptions=False
+    )
+    assert code == result.exit_code, result.output
+    return result.output
+
+
+def loads(mesh: RunningMesh, model: str) -> dict[str, int]:
+    """How many sequences of a model each registered executor owns, by name."""
+    held: dict[str, int] = {}
+    for one in mesh.registrations():
+        owned = sum(mesh.redis.scard(mesh.keys.owned(shard, one.executor, model)) for shard in mesh.keys.shard_ids())
+        held[one.name] = held.get(one.name, 0) + owned
+    return held
+
+
+async def begin(caller: HttpCaller, model: str, names: Sequence[str]) -> None:
+    """Starts sequences, each with a sum of 1."""
+    assert [1] * len(names) == await asyncio.gather(*(caller(model, Step(name, 1, start=True)) for name in names))
+
+
+async def test_a_drained_executor_is_empty_and_nobody_notices_until_it_serves_again(
+    mesh: RunningMesh, chance: random.Random
+) -> None:
+    over = asyncio.Event()
+    async with Callers(mesh, streams=True) as callers, asyncio.TaskGroup() as group:
+        traffic = Traffic("running_sum", callers, make_plans(chance, 12), chance, pause_s=0.03, numbered=True)
+        running = group.create_task(traffic.run_until(over))
+        await eventually(lambda: loads(mesh, "running_sum")["executor-1"] > 0, "it holds sequences")
+        (before,) = [one.executor for one in mesh.alive() if one.name == "executor-1"]
+        pid = mesh.pid("executor-1")
+
+        said = await seqmesh(mesh, "drain", before)
+
+        assert said.splitlines()[-1] == "executor-1: drained"
+        assert "executor-1" not in {one.name for one in mesh.alive()}
+        assert loads(mesh, "running_sum").get("executor-1", 0) == 0
+        listed = await seqmesh(mesh, "drain", "--list")
+        states = {line.split()[0]: line for line in listed.splitlines()}
+        assert " serving " in states["executor-2"]
+        answered = traffic.answered
+        await eventually(lambda: traffic.answered > answered + 50, "the other one serves all")
+
+        assert "serves again" in await seqmesh(mesh, "drain", "executor-1", "--undo")
+        await eventually(lambda: loads(mesh, "running_sum").get("executor-1", 0) > 0, "it takes sequences again")
+        over.set()
+        await running
+
+    assert traffic.repeated == 0
+    assert pid == mesh.pid("executor-1")
+    assert before not in {one.executor for one in mesh.alive()}
+    unknown = await seqmesh(mesh, "drain", "nobody", code=1)
+    assert "no executor 'nobody' in this mesh; there are: executor-1, executor-2" in unknown
+    assert "'executor-1' is not drained; drained are: none" in await seqmesh(
+        mesh, "drain", "executor-1", "--undo", code=1
+    )
+
+
+async def test_an_executor_that_stops_serves_sequences_that_cannot_be_moved_until_they_end(mesh: RunningMesh) -> None:
+    """It takes no others, and what can be moved goes at once."""
+    fixed, movable = ([f"{kind} {number}" for number in range(12)] for kind in ("fixed", "movable"))
+    async with Callers(mesh) as callers:
+        caller = callers[0]
+        assert isinstance(caller, HttpCaller)
+        await begin(caller, "forgetful_sum", fixed)
+        await begin(caller, "running_sum", movable)
+        assert min(loads(mesh, "forgetful_sum").values()) > 0
+        pid = mesh.send("executor-1", signal.SIGTERM)
+        await eventually(lambda: loads(mesh, "running_sum").get("executor-1", 0) == 0, "what can be moved is moved")
+
+        stays = loads(mesh, "forgetful_sum")["executor-1"]
+        assert [3] * 12 == await asyncio.gather(*(caller("forgetful_sum", Step(name, 2)) for name in fixed))
+        assert [3] * 12 == await asyncio.gather(*(caller("running_sum", Step(name, 2)) for name in movable))
+        late = [f"late {number}" for number in range(12)]
+        await begin(caller, "forgetful_sum", late)
+        assert stays == loads(mesh, "forgetful_sum")["executor-1"]
+
+        for model, names, expected in (
+            ("forgetful_sum", fixed, 6),
+            ("running_sum", movable, 6),
+            ("forgetful_sum", late, 4),
+        ):
+            ended = await asyncio.gather(*(caller(model, Step(name, 3, end=True)) for name in names))
+            assert [expected] * 12 == ended
+        await eventually(lambda: mesh.pid("executor-1") != pid, "it ends when they have ended, and is started again")
+    await eventually(lambda: "executor-1" in {one.name for one in mesh.alive()}, "it is back")
+    assert "sequences are lost with their executor" not in mesh.log("executor-1")
