@@ -22,7 +22,7 @@ from deploy.chaos.fold import State
 from deploy.chaos.history import Attempt, Outcome, Strike, Told
 from deploy.chaos.models import variant
 
-AFTERMATH_S = 5.0
+AFTERMATH_S = 10.0
 """A fault explains errors until so long after what it hit is back: clients and gateways reconnect with back-off."""
 FOREWARNING_S = 0.5
 """The moment of a fault is known less exactly than that of an error."""
@@ -176,15 +176,21 @@ def exchanged_step(values: Sequence[int], step: int, got: State) -> int:
 
 
 def error_findings(told: Told, strikes: Strikes) -> list[Finding]:
-    """Every refusal or broken connection that nothing explains."""
-    findings: list[Finding] = []
+    """The refusals and broken connections that nothing explains: the first of each sort, and how many there were."""
+    alike: dict[tuple[Outcome, str], list[Attempt]] = {}
     for attempt in told.attempts:
         if attempt.outcome in (Outcome.REFUSED, Outcome.BROKEN) and not is_explained(told, attempt, strikes):
-            sort = Sort.LOST if attempt.reason in GONE else Sort.UNEXPLAINED
-            what = f"{attempt.outcome} {attempt.reason}".strip()
-            story = f"step {attempt.step} was {what}, last step {attempt.last_step}: {attempt.text[:TEXT_MAX]}"
-            findings.append(finding(told, sort, attempt.step, attempt.done_s, story))
-    return findings
+            alike.setdefault((attempt.outcome, attempt.reason), []).append(attempt)
+    return [unexplained(told, attempts[0], len(attempts)) for attempts in alike.values()]
+
+
+def unexplained(told: Told, first: Attempt, count: int) -> Finding:
+    """The finding about errors of one sort."""
+    what = f"{first.outcome} {first.reason}".strip()
+    story = f"step {first.step} was {what}, last step {first.last_step}: {first.text[:TEXT_MAX]}"
+    if count > 1:
+        story += f"; {count - 1} more attempts of the sequence alike"
+    return finding(told, Sort.LOST if first.reason in GONE else Sort.UNEXPLAINED, first.step, first.done_s, story)
 
 
 def is_explained(told: Told, attempt: Attempt, strikes: Strikes) -> bool:

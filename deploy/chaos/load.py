@@ -70,7 +70,7 @@ class Player:
         self._score = score
         self._chance = random.Random(f"player {seed} {script.index}")
         self._gateway = self._chance.randrange(len(gateways))
-        self._done: set[int] = set()
+        self._done: dict[int, float] = {}
         self._hung_up: set[int] = set()
         self._sessions = 0
         self._open: deque[Sent] = deque()
@@ -190,6 +190,10 @@ class Player:
                 self.told.forsaken = "a step without a number was refused, and those behind it were not"
         self._open.clear()
 
+    def _was_known(self, attempt: Attempt) -> bool:
+        """Whether the step before this one was answered before it was sent: the mesh had the sequence."""
+        return self._done.get(attempt.step - 1, attempt.sent_s) < attempt.sent_s
+
     def _note(self, sent: Sent, otherwise: Outcome) -> Outcome:
         """Writes an attempt down. otherwise: what it is when there is no answer."""
         # What was answered in this very turn of the loop has no time of its own yet.
@@ -219,12 +223,12 @@ class Player:
             self._last_progress_s = self._clock.now()
             if attempt.step not in self._done:
                 self._score.answered += 1
-            self._done.add(attempt.step)
+            self._done.setdefault(attempt.step, attempt.done_s)
         elif attempt.outcome is Outcome.REFUSED:
             if attempt.reason in ("wrong_step", "answered") and 0 < attempt.step <= attempt.last_step:
                 # It ran; its reply is kept no longer.
-                self._done.add(attempt.step)
-            elif attempt.reason in OVER or (attempt.reason == "never_seen" and attempt.step - 1 in self._done):
+                self._done[attempt.step] = attempt.done_s
+            elif attempt.reason in OVER or (attempt.reason == "never_seen" and self._was_known(attempt)):
                 self.told.forsaken = attempt.reason
 
 

@@ -13,7 +13,7 @@ from deploy.chaos.clients import Addresses
 from deploy.chaos.faults import Act, Victim
 from deploy.chaos.links import Links
 
-BACK_TIMEOUT_S = 90.0
+BACK_TIMEOUT_S = 240.0
 """How long is waited for a process that was struck; on a busy machine an executor loads its models for a while."""
 POLL_S = 0.1
 SIGNALS = {Act.KILL: signal.SIGKILL, Act.RESTART: signal.SIGTERM, Act.FREEZE: signal.SIGSTOP, Act.BLINK: signal.SIGSTOP}

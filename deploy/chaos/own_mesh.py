@@ -33,6 +33,8 @@ from shared.membership import Membership
 from shared.redis_client import connect
 
 Fsync = Literal["always", "everysec"]
+REFUSED_COMMIT = "commit refused"
+"""The words in which an executor logs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,9 @@ class OwnMesh:
                 if child.pid:
                     send(child.pid, signal.SIGCONT)
 
-    async def refused_commits(self) -> int | None:
-        """See `Mesh`."""
-        return None
+    async def refused_commits(self) -> int:
+        """See `Mesh`: what the executors have written into their logs."""
+        return sum(
+            log.read_text(errors="replace").count(REFUSED_COMMIT)
+            for log in (self._data_dir / "logs").glob("executor-*.log*")
+        )

@@ -13,7 +13,7 @@ from deploy.chaos.history import Attempt, Outcome, Strike, Told
 from tests.chaos.histories import answered, history, refused
 
 QUIET = Strikes([])
-VALUES = st.lists(st.integers(0, 2**40), min_size=3, max_size=40, unique=True)
+VALUES = st.lists(st.integers(0, 2**40), min_size=3, max_size=14, unique=True)
 
 
 def sorts(told: Told, strikes: Strikes = QUIET) -> list[Sort]:

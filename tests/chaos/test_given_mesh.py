@@ -1,0 +1,92 @@
+"""On a user's mesh only what was named is struck: by signals to process ids, or by a command."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+
+from deploy.chaos.clients import Addresses
+from deploy.chaos.command import chaos
+from deploy.chaos.faults import KINDS, Act, Victim
+from deploy.chaos.given_mesh import GivenMesh
+
+GATEWAYS = [Addresses("127.0.0.1:1", "127.0.0.1:2")]
+OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots"}
+
+
+def mesh(pids: dict[Victim, list[int]] | None = None, command: str = "") -> GivenMesh:
+    return GivenMesh(cast("Any", None), GATEWAYS, pids or {}, command, recovery_s=0.0)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as running:
+        yield running
+        running.kill()
+
+
+def test_without_names_only_what_is_outside_is_struck() -> None:
+    assert OUTSIDE == set(mesh().kinds)
+    assert OUTSIDE | {f"{act}-executor" for act in ("kill", "restart", "freeze", "blink")} == set(
+        mesh({Victim.EXECUTOR: [1]}).kinds
+    )
+    assert set(KINDS) - {name for name in KINDS if name.endswith("redis-links")} == set(mesh(command="x").kinds)
+
+
+async def test_named_processes_get_signals(process: subprocess.Popen[bytes]) -> None:
+    given = mesh({Victim.EXECUTOR: [process.pid]})
+    (name,) = given.names(Victim.EXECUTOR)
+    stat = Path(f"/proc/{process.pid}/stat")
+
+    freezing = asyncio.create_task(given.strike(Victim.EXECUTOR, name, Act.FREEZE, 600.0))
+    async with asyncio.timeout(60):
+        while " T " not in stat.read_text():
+            await asyncio.sleep(0.01)
+    freezing.cancel()
+    await asyncio.gather(freezing, return_exceptions=True)
+    async with asyncio.timeout(60):
+        while " T " in stat.read_text():
+            await asyncio.sleep(0.01)
+    await given.strike(Victim.EXECUTOR, name, Act.KILL, 0.0)
+
+    assert -signal.SIGKILL == await asyncio.to_thread(process.wait, 60)
+    await given.strike(Victim.EXECUTOR, name, Act.RESTART, 0.0)
+
+
+async def test_a_command_is_run_for_every_fault_and_to_wake_what_was_frozen(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    script = tmp_path / "strike.py"
+    script.write_text(f"import sys; open({str(said)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
+    given = mesh(command=f"{sys.executable} {script} {{signal}} {{service}} {{number}}")
+
+    await given.strike(Victim.GATEWAY, given.names(Victim.GATEWAY)[0], Act.RESTART, 0.0)
+    await given.strike(Victim.REDIS, given.names(Victim.REDIS)[0], Act.BLINK, 0.0)
+
+    assert ["TERM gateway 1", "STOP redis 2", "CONT redis 2"] == said.read_text().splitlines()
+    with pytest.raises(RuntimeError, match="ended with code 1"):
+        await mesh(command="false").strike(Victim.REDIS, "redis", Act.KILL, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--pids", "executor=12"], "are for a mesh of yours"),
+        (["--http", "a:1,b:2", "--grpc", "a:3"], "must name the same gateways"),
+        (["--http", "nowhere"], "'nowhere' is not host:port"),
+        (["--http", "a:1", "--pids", "nobody=12"], "'nobody=12' is not SERVICE=PID"),
+        (["--kinds", "none"], "'none' is no fault"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(arguments: list[str], complaint: str) -> None:
+    result = CliRunner().invoke(chaos, arguments)
+
+    assert 2 == result.exit_code
+    assert complaint in result.output

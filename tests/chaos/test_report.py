@@ -1,0 +1,113 @@
+"""A report says what was done and what was found, and its exit code is the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from deploy.chaos.command import Document, chaos
+from deploy.chaos.history import HistoryFile, Strike, Told, read_history
+from deploy.chaos.plot import draw
+from deploy.chaos.report import Report, judge, markdown, merged, report_of, split
+from tests.chaos.histories import history, refused
+
+STRIKES = [Strike(0, "kill-executor", 2.0, 3.5, "executor-1"), Strike(1, "restart-redis", 30.0, 31.0, "redis")]
+
+
+def wrong() -> Told:
+    told = history([4, 5, 6])
+    told.attempts[1].length = 7
+    return told
+
+
+def reported(histories: list[Told], *, steps_wanted: int = 1, faults_wanted: int = 2) -> Report:
+    return report_of(
+        judge(histories, STRIKES),
+        STRIKES,
+        seed=11,
+        command="seqmesh chaos --seed 11",
+        about={"redis": "Valkey"},
+        seconds=40.0,
+        steps_wanted=steps_wanted,
+        faults_wanted=faults_wanted,
+        refused_commits=None,
+    )
+
+
+def test_the_exit_code_is_the_verdict() -> None:
+    assert (0, "whole") == (reported([history([1, 2])]).exit_code, reported([history([1, 2])]).verdict)
+    assert 1 == reported([history([1, 2]), wrong()]).exit_code
+    assert "BROKEN: 1 wrong" == reported([history([1, 2]), wrong()]).verdict
+    assert 3 == reported([history([1, 2])], steps_wanted=3).exit_code
+    assert 3 == reported([history([1, 2])], faults_wanted=3).exit_code
+
+
+def test_the_gaps_and_latencies_are_those_of_the_answers() -> None:
+    late = history([1, 2, 3])
+    late.attempts[2].done_s = 9.0
+    report = reported([late])
+
+    assert {"kill-executor": (1, 6.5, 1.5), "restart-redis": (1, 0.0, 1.0)} == {
+        line.kind: (line.count, line.longest_gap_s, line.back_s) for line in report.faults
+    }
+    assert (1, 500.0) == (report.undisturbed.steps, report.undisturbed.ms["p50"])
+    assert (2, 6000.0) == (report.disturbed.steps, report.disturbed.ms["p100"])
+
+
+def test_a_step_is_timed_from_its_first_sending_and_is_disturbed_when_a_fault_touches_that_time() -> None:
+    told = history([1, 2])
+    told.attempts.insert(0, refused(1, at_s=0.25))
+    judgement = judge([told], [])
+
+    assert [1.25, 0.5] == judgement.timeline.took_s
+    assert ([1.25], [0.5]) == split(judgement.timeline, [Strike(0, "kill-redis", 2.1, 2.2)])
+    assert [(1, 5), (6, 7)] == merged([(6, 7), (1, 3), (2, 5)])
+
+
+def test_the_report_can_be_read_by_people() -> None:
+    text = markdown(reported([history([1, 2]), wrong()]))
+
+    assert text.startswith("# Chaos: BROKEN: 1 wrong\n")
+    for expected in (
+        "5 steps of 2 sequences and 2 faults",
+        "seed: 11",
+        "redis: Valkey",
+        "| kill-executor | 1 |",
+        "## Findings",
+        "step 2",
+    ):
+        assert expected in text
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    histories = [history([1, 2]), wrong()]
+    with HistoryFile(tmp_path / "history.jsonl.gz") as file:
+        for told in histories:
+            file.add(told)
+
+    assert histories == list(read_history(tmp_path / "history.jsonl.gz"))
+
+
+@pytest.mark.parametrize(("histories", "code"), [([history([1, 2])], 0), ([history([1]), wrong()], 1)])
+def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[Told], code: int) -> None:
+    with HistoryFile(tmp_path / "history.jsonl.gz") as file:
+        for told in histories:
+            file.add(told)
+    (tmp_path / "report.json").write_bytes(msgspec.json.encode(Document(reported(histories), [], STRIKES)))
+
+    result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
+
+    assert code == result.exit_code, result.output
+    assert f"{code} wrong" in result.output
+
+
+@pytest.mark.parametrize(("histories", "strikes"), [([history([1, 2])], STRIKES), ([], [])])
+def test_the_timeline_is_drawn_also_of_a_run_without_faults_or_answers(
+    tmp_path: Path, histories: list[Told], strikes: list[Strike]
+) -> None:
+    draw(reported(histories), judge(histories, strikes).timeline, strikes, tmp_path / "timeline.png")
+
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
