@@ -13,8 +13,12 @@ from shared.messages import ReplyMessage, encode
 def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, step: int = 0) -> bytes:
     """A row's result as an encoded reply. step: number since the sequence's START, 0 for a stateless request."""
     if isinstance(result, RowError):
+        # Where the state is lost the step counts as not run, like those that will hear `void_answer` behind it.
+        reason, step = (Reason.LOST, max(0, step - 1)) if result.lost else ("", step)
         error = sendable(result.message)
-        return encode(ReplyMessage(version, error_code=result.code, error=error, step=step, executor=executor))
+        return encode(
+            ReplyMessage(version, error_code=result.code, error=error, reason=reason, step=step, executor=executor)
+        )
     parameters = dict(result.parameters)
     return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
 

@@ -11,12 +11,21 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from executor.engine.base import BatchResult, ChecksReadiness, Engine, MeasuresMemory, Row, RowError, Timings
+from executor.engine.base import (
+    BatchResult,
+    ChecksReadiness,
+    Engine,
+    HandsOutState,
+    MeasuresMemory,
+    Row,
+    RowError,
+    Timings,
+)
 from executor.first_batch import FirstBatch
 from executor.models.readiness import Readiness
 from shared import logs
-from shared.errors import Code
-from shared.ids import InstanceIndex, SlotIndex
+from shared.errors import Code, ModelError
+from shared.ids import CorrelationId, InstanceIndex, SlotIndex
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
@@ -54,6 +63,15 @@ class EngineWorker:
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""
         return asyncio.get_running_loop().run_in_executor(self._thread, self._engine.load_state, slot, states)
+
+    def restore_model(self, correlation_id: CorrelationId, state: bytes) -> asyncio.Future[None]:
+        """Has the model take a sequence's state back, before any batch that is run after this call."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._restore_model, correlation_id, state)
+
+    def _restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
+        if not (isinstance(self._engine, HandsOutState) and self._engine.hands_out_state):
+            raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
+        self._engine.restore_model(correlation_id, state)
 
     async def describe_state(self, slot: SlotIndex) -> str:
         """A line for the log about a slot's state."""

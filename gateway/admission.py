@@ -416,7 +416,7 @@ def _step(
         # A request of an iterative model is the whole of its sequence, by whatever name (triton-spec 1.10).
         | (END if call.end or batching.iterative else 0)
         | (IMPLICIT if batching.implicit_start or call.session_id is not None else 0)
-        | (DURABLE if config.state_in_mesh else 0)
+        | (DURABLE if config.recoverable else 0)
     )
     requested = check_version_text(call.version)
     return Admitted(
@@ -433,7 +433,7 @@ def _own_sequence(
 ) -> Admitted:
     """A request without a sequence, of an iterative model: a sequence of one step, begun and ended by the batcher under
     an id that no client hears of (triton-spec 1.10). Flags that the request came with do not count, as in Triton."""
-    flags = START | END | ALONE | (DURABLE if config.state_in_mesh else 0)
+    flags = START | END | ALONE | (DURABLE if config.recoverable else 0)
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
         sequence=sequence_id(config.name, check_version_text(call.version), correlation_id),

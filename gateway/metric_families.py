@@ -12,7 +12,7 @@ from gateway.observation import Observed, Place, each_model
 from shared.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, merged_families
-from shared.statistics.tally import ModelStatistics, first_response_of, sketch_of
+from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
 
 Labels = Mapping[str, str]
 
@@ -114,6 +114,17 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
             lambda each: each.load_seconds,
         )
     )
+    replaying = [each for each in models if each.record.config.replays]
+    if replaying:
+        families.append(
+            _family(
+                replaying,
+                "seqmesh_sequence_log_full",
+                "counter",
+                "Number of sequences that stopped to be recoverable because their log of steps reached its bound",
+                lambda each: each.statistics.counts.get(FULL_LOGS, 0),
+            )
+        )
     if config.summary_latencies:
         families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
     if config.histogram_latencies:

@@ -44,3 +44,6 @@ RETRY_REPLIES = 8
 
 RETRY_REPLY_BYTES = 64 << 10
 """Bytes of those replies beyond the newest one, which is always kept (model parameter `retry_reply_bytes`)."""
+
+MODEL_STATE_BYTES_MAX = 64 << 20
+"""What a model may hand out as the state of one sequence: it goes to Redis with a commit, and everybody waits there."""

@@ -169,6 +169,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     entries     inbox entries that are not needed any more
     base        the step behind which a takeover replays from now on, 0: the one before; None: this step, if entries go.
                 A step that failed and is no base is remembered as such, and never replayed
+    recoverable  True: from now on a takeover finds the sequence, False: its state would be lost; None: as before
     checkpoint  state tensors by name, encoded; empty when the state did not change
     traceparent  of the step's span; stays with the caller
     counts      packed (`shared.statistics.tally`) counts of this request, counted if this very call commits the step
@@ -191,6 +192,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     counts: bytes = b""
     execution: bytes = b""
     base: StepNumber | None = None
+    recoverable: bool | None = None
 
     @property
     def replays_behind(self) -> int:
@@ -438,6 +440,7 @@ class Scripts:
                 1 if step.keep_reply else 0,
                 step.counts,
                 step.replays_behind,
+                "" if step.recoverable is None else int(step.recoverable),
                 len(step.entries),
                 *step.entries,
                 2 * len(step.checkpoint),

@@ -54,7 +54,9 @@ class OwnedSequence:
 
     next_step       the only step that may run now
     replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
-    open_entries    inbox entries since the last checkpoint, this one's included once it runs
+    open_entries    inbox entries since the last checkpoint, this one's included once it runs; open_bytes: of their
+                    messages together
+    log_dropped     its steps were too many, or too large, to be kept (see `recovery.Log`)
     start_step      step of the START of the present run; 0 when it is not known
     passes          how often the head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
@@ -73,11 +75,12 @@ class OwnedSequence:
     void: VoidCause | None = None
     replay_until: StepNumber = StepNumber(0)
     start_step: StepNumber = StepNumber(0)
-    since_checkpoint: int = 0
     passes: int = 0
     taken_over: bool = False
     predecessor: str = ""
+    log_dropped: bool = False
     open_entries: list[str] = field(default_factory=list[str])
+    open_bytes: int = 0
     steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
     cancelled: set[StepNumber] = field(default_factory=set[StepNumber])
     failed: tuple[Range, ...] = ()
@@ -98,6 +101,22 @@ class OwnedSequence:
     def head_is_cancelled(self) -> bool:
         """Whether the step that may run now is not to be run. One that was answered before runs again for its state."""
         return self.next_step in self.cancelled and not self.replays and self.head is not None
+
+    def closed(self) -> list[str]:
+        """Takes the open entries: none of them will be needed any more."""
+        entries, self.open_entries, self.open_bytes = self.open_entries, [], 0
+        return entries
+
+    def closed_before(self, latest: QueuedStep) -> list[str]:
+        """Takes the open entries but that of the latest step."""
+        entries = self.closed()[:-1]
+        self.open_entries, self.open_bytes = [latest.step.entry], len(latest.step.message)
+        return entries
+
+    def passed_over(self, latest: QueuedStep) -> str:
+        """Takes the entry of the latest step: nothing will ever run it again."""
+        self.open_bytes -= len(latest.step.message)
+        return self.open_entries.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +236,7 @@ class SequenceTable:
         if StepFlag.START in queued.step.flags:
             owned.start_step = queued.step.step
         owned.open_entries.append(queued.step.entry)
-        owned.since_checkpoint += 1
+        owned.open_bytes += len(queued.step.message)
         return queued
 
     def repeat(self, owned: OwnedSequence) -> None:
@@ -247,17 +266,6 @@ class SequenceTable:
             owned.void = VoidCause.FAILED
         elif started:
             owned.void = None
-
-    def checkpointed(self, owned: OwnedSequence) -> list[str]:
-        """Takes the inbox entries that a checkpoint of the present step makes unnecessary."""
-        entries, owned.open_entries = owned.open_entries, []
-        owned.since_checkpoint = 0
-        return entries
-
-    def passed_over(self, owned: OwnedSequence) -> list[str]:
-        """Takes the inbox entry of the present step, which failed: nothing will ever run it again."""
-        owned.since_checkpoint -= 1
-        return [owned.open_entries.pop()]
 
     def drop(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
         """Forgets a sequence, if it still is the one of that epoch."""

@@ -53,10 +53,16 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RowError(msgspec.Struct, frozen=True):
-    """Why one row has no result. `code` is a name from `shared.errors.Code`; the row's state stays as it was."""
+    """Why one row has no result. `code` is a name from `shared.errors.Code`; the row's state stays as it was.
+
+    model_state  of a model that hands its state out: what the failed step left of it; b"" when it was not asked
+    lost         it could not be asked: nobody knows the state from here on
+    """
 
     code: str
     message: str
+    model_state: bytes = b""
+    lost: bool = False
 
 
 class RowResult(msgspec.Struct, frozen=True):
@@ -67,12 +73,15 @@ class RowResult(msgspec.Struct, frozen=True):
     again   the model wants this request in a later batch once more before it answers (triton-spec 1.10): no outputs.
             Only of models with `iterative_sequence`.
     parameters  of the response, for the caller
+    model_state  what the model's own method gave as its state after this step, encoded; where `want_state` was on and
+                 the model has such a method (see `HandsOutState`)
     """
 
     outputs: Sequence[Tensor]
     states: Mapping[str, Tensor] = {}
     again: bool = False
     parameters: Mapping[str, str | int | bool | float] = {}
+    model_state: bytes = b""
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -168,6 +177,25 @@ class FixesShape(Protocol):
     def is_testable(self) -> bool: ...
     def run_rows_alone(self, because: str) -> None:
         """From now on. because: one line for the operator."""
+        ...
+
+
+@runtime_checkable
+class HandsOutState(Protocol):
+    """An engine whose model keeps the state of its sequences itself, and may have methods to hand it out.
+
+    Where it has, `run` fills `model_state` of every row whose state is wanted, and of every row that failed in the
+    middle of its sequence: what a failed step leaves of the state is the model's business, and the next owner is to
+    find the same.
+    """
+
+    @property
+    def hands_out_state(self) -> bool:
+        """Whether the model has such methods."""
+        ...
+
+    def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
+        """Gives the model a sequence's state back. Raises ModelError when it does not take it."""
         ...
 
 

@@ -10,7 +10,7 @@ state that the model does not return leaves that state as it was, or as the mode
 output are one buffer. When `execute` raises, no declared state moves, and
 the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
 keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
-Triton.
+Triton. If it has methods to hand that state out, it is asked for it after its steps (`model_state`).
 
 With `fixed_shape` every call has one request, so that nothing else can matter to it. A direct model that declares no
 state may know its sequences by their places: its request keeps its own, among null rows that fill the batch.
@@ -24,12 +24,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine import shapes
 from executor.engine import triton_python_backend_utils as interface
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.model_state import ModelState, has_methods
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.python_model import (
     error_text,
@@ -41,8 +43,9 @@ from executor.engine.python_model import (
 )
 from executor.engine.python_state import SlotStates, States
 from executor.engine.row_shapes import RowShapes
-from shared.errors import Code, LoadError
-from shared.model_config.values import Direct, FixedShape, StateSpec, TensorSpec
+from shared.errors import Code, LoadError, ModelError
+from shared.ids import CorrelationId
+from shared.model_config.values import Direct, FixedShape, SequenceRecovery, StateSpec, TensorSpec
 from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
 
 log = logging.getLogger(__name__)
@@ -103,6 +106,10 @@ class PythonEngine:
         except LoadError:
             forget(self._model_class, path.parent)
             raise
+        # A request of an iterative model is a whole sequence: no state outlives its answer.
+        own = batching is not None and not self._has_state and not self._iterative
+        wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
+        self._model_state = ModelState(self._model, config.name, self._model_dir) if wanted else None
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -182,11 +189,45 @@ class PythonEngine:
                 before = states[position] if self._has_state else None
                 if before is not None and self._shares_buffers:
                     before = self._written(before, columns, position)
-                result = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
-                results[index] = result
+                results[index] = self._result(rows[index], count, responses[position], before, wanted=want_state[index])
+        if self._model_state is not None:
+            self._save_states(self._model_state, rows, want_state, results)
         finished = time.perf_counter_ns()
         timings = Timings(called - began, returned - called, finished - returned)
         return BatchResult(results, timings), isinstance(responses, RowError)
+
+    def _save_states(
+        self,
+        model_state: ModelState,
+        rows: Sequence[Row],
+        want_state: Sequence[bool],
+        results: list[RowResult | RowError | None],
+    ) -> None:
+        """Asks the model for the state of the rows that a checkpoint follows, and of those that failed (see
+        `base.HandsOutState`)."""
+        for index, (row, result) in enumerate(zip(rows, results, strict=True)):
+            failed = isinstance(result, RowError) and not (row.start or row.end)
+            if result is None or row.slot is None or not (want_state[index] or failed):
+                continue
+            if isinstance(result, RowError) and not failed:
+                continue
+            try:
+                saved = model_state.save(row.correlation_id)
+            except ModelError as error:
+                message = f"{result.message}; {error.message}" if isinstance(result, RowError) else error.message
+                results[index] = RowError(Code.INTERNAL, message, lost=True)
+            else:
+                results[index] = msgspec.structs.replace(result, model_state=saved)
+
+    @property
+    def hands_out_state(self) -> bool:
+        """See `base.HandsOutState`."""
+        return self._model_state is not None
+
+    def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
+        """See `base.HandsOutState`."""
+        assert self._model_state is not None, "asked before"
+        self._model_state.load(correlation_id, state)
 
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit."""

@@ -23,6 +23,7 @@ from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.readiness import Readiness
+from executor.models.recovery import of_versions, with_methods
 from executor.models.warmup import warm_up
 from executor.reporting.statistics import ModelStatistics
 from executor.work.custom_batching import BatchStrategy, find_strategy
@@ -264,7 +265,7 @@ class Repository:
             # Gateways read the counts of all versions under one generation.
             versions = [_counted_under(served, generation) for served in versions]
         record = ModelRecord(
-            loaded.config,
+            of_versions(loaded.config, [served.config for served in versions]),
             loaded.json,
             tuple(str(version) for version in loaded.versions),
             generation,
@@ -382,6 +383,7 @@ class Repository:
                 warm_up(engines[-1], config, loaded.model_dir, name)
                 settle_shape(engines[-1], config, name)
                 workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
+            config = with_methods(config, engines)
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:
             for engine in engines:

@@ -9,7 +9,19 @@ from collections.abc import Sequence
 
 from executor.engine.base import RowError, RowResult, Timings
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
-from shared.statistics.tally import Compute, Load, Reason, execution, failure, first_response, packed, sketches, success
+from shared.statistics.tally import (
+    FULL_LOGS,
+    Compute,
+    Load,
+    Reason,
+    execution,
+    failure,
+    first_response,
+    packed,
+    sketches,
+    success,
+    unpacked,
+)
 
 DEFAULT = MetricsConfig()
 
@@ -54,6 +66,10 @@ class ModelStatistics:
         if self._bounds_ms:
             counts |= first_response(total_ns, self._bounds_ms)
         return packed(counts)
+
+    def with_full_log(self, counts: bytes) -> bytes:
+        """One request with whose commit its sequence stopped to be recoverable."""
+        return packed({**unpacked(counts), FULL_LOGS: 1})
 
     def refused(self, reason: Reason, *, arrived_ns: int, now_ns: int) -> bytes:
         """One request that is answered without the model."""

@@ -5,6 +5,9 @@ A checkpoint is a hash: field `n` the step it belongs to, then one field per sta
 traced sequence `t` is the trace context of the step, for the link of the next owner's first span. It is
 written only by `commit`, in the same atomic step as the record; reading it needs no script, because only the owner
 writes, and the reader is the owner.
+
+A model that keeps its state itself, and has methods to hand it out, has one field `m` instead of the tensors, with all
+that it gave: the tensors of a later step may have other names, and none of the earlier ones may stay.
 """
 
 from __future__ import annotations
@@ -22,24 +25,29 @@ from shared.messages import decode_tensor, encode
 from shared.tensors import Tensor
 
 STATE_FIELD = "s:"
+MODEL_FIELD = "m"
 TRACE_FIELD = "t"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What Redis holds of one sequence. states: by state input name, without batch dimension; empty before the first
-    checkpoint."""
+    checkpoint. model_state: what the model's own method gave, None where it gave nothing yet."""
 
     restored: Restored
     states: Mapping[str, Tensor]
+    model_state: bytes | None = None
 
 
-def checkpoint_fields(states: Mapping[str, Tensor], traceparent: str) -> list[tuple[str, bytes]]:
-    """State tensors, and the context of their step ("" when it is not traced), as fields for `commit`.
+def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, traceparent: str) -> list[tuple[str, bytes]]:
+    """State tensors, or what the model's own method gave, and the context of their step ("" when it is not traced), as
+    fields for `commit`.
 
     Without state there is no checkpoint, and then nothing carries the context.
     """
     fields = [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
+    if model_state:
+        fields.append((MODEL_FIELD, model_state))
     if fields and traceparent:
         fields.append((TRACE_FIELD, traceparent.encode()))
     return fields
@@ -68,7 +76,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
         failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
-    return Checkpoint(restored, states)
+    return Checkpoint(restored, states, fields.get(MODEL_FIELD.encode()))
 
 
 def _range(text: bytes) -> tuple[StepNumber, StepNumber]:

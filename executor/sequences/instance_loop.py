@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from executor.clock import monotonic_us
 from executor.core.batching import Wait
+from executor.core.recovery import closed, recovery_of
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
@@ -25,7 +26,7 @@ from executor.sequences.step_commits import StepCommits
 from executor.worker import EngineWorker
 from shared import logs
 from shared.errors import Code
-from shared.ids import ExecutorId, SlotIndex, StepNumber
+from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig, Oldest
 from shared.scripts import StepCommit
@@ -55,11 +56,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A step in a running batch. due: a checkpoint goes with its commit."""
+    """A step in a running batch."""
 
     owned: OwnedSequence
     queued: QueuedStep
-    due: bool
 
 
 class InstanceLoop:
@@ -72,8 +72,7 @@ class InstanceLoop:
         self._lane = lane
         self._table = lane.table
         self._steps: SlotSteps[QueuedStep] = slot_steps(config.sequence_batching, config.max_batch_size)
-        self._interval = config.checkpoint_interval
-        self._durable = config.state_in_mesh
+        self._recovery = recovery_of(config)
         strategy = config.sequence_batching.strategy
         self._ordered = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._rows = RowMaker(config)
@@ -167,11 +166,7 @@ class InstanceLoop:
             for member in members
         ]
         want_state = [
-            member is not None
-            and member.due
-            and self._durable
-            and not member.owned.replays
-            and StepFlag.END not in member.queued.step.flags
+            member is not None and StepFlag.END not in member.queued.step.flags and self._recovery.is_due(member.owned)
             for member in members
         ]
         began_ns = time.time_ns()
@@ -188,9 +183,7 @@ class InstanceLoop:
         assert owned is not None and owned.head is queued, f"{queued.step.sequence}: not the sequence's head"
         self._steps.withdraw(owned.slot)
         self._table.begin(owned)
-        ends = StepFlag.END in queued.step.flags
-        due = not self._durable or ends or owned.since_checkpoint >= self._interval
-        return Member(owned, queued, due)
+        return Member(owned, queued)
 
     def _conclude(self, members: Sequence[Member | None], result: BatchResult, began_ns: int, ended_ns: int) -> None:
         concluded: list[OwnedSequence] = []
@@ -233,28 +226,25 @@ class InstanceLoop:
             # It succeeded the first time. What comes behind it would build on another state than its caller has seen.
             self._table.conclude(owned, started=begins and ok, dropped=None if ok else VoidCause.LOST)
             return False
-        self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok)
+        lost = VoidCause.LOST if isinstance(row, RowError) and row.lost else None
+        self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok, dropped=lost)
         return True
 
     def _commit(self, member: Member, row: RowResult | RowError, counts: bytes) -> StepCommit:
-        ok = isinstance(row, RowResult)
-        if self._closes(member, ok=ok):
-            return self._commits.run(member.owned, member.queued, row, counts, self._table.checkpointed(member.owned))
-        entries = () if ok else self._table.passed_over(member.owned)
-        return self._commits.run(member.owned, member.queued, row, counts, entries, StepNumber(0))
+        owned, queued = member.owned, member.queued
+        if isinstance(row, RowResult):
+            change = self._recovery.succeeded(owned, queued)
+        elif row.lost:
+            change = closed(owned, queued)
+        else:
+            change = self._recovery.failed(owned, queued, saved=bool(row.model_state))
+        if change.recoverable is False:
+            logs.warning("sequence not recoverable: its log is full", sequence=owned.sequence, step=queued.step.step)
+            counts = self._lane.statistics.with_full_log(counts)
+        return self._commits.run(owned, queued, row, counts, change)
 
     def _put(self, commits: Sequence[StepCommit]) -> None:
         self._answered = self._lane.committer.put(self._lane.owner, commits)
-
-    def _closes(self, member: Member, *, ok: bool) -> bool:
-        """Whether this step's commit leaves nothing to replay. A failed step did not move the state: Redis still has
-        the right one exactly if the step before was checkpointed (or if there is no state any more)."""
-        if ok:
-            return member.due
-        flags = member.queued.step.flags
-        return (
-            not self._durable or StepFlag.END in flags or StepFlag.START in flags or len(member.owned.open_entries) == 1
-        )
 
     def _answer_refused(self, queued: QueuedStep, problem: str) -> None:
         """A step that the model cannot be given fails as if the model had failed it."""
@@ -265,7 +255,7 @@ class InstanceLoop:
     def _answer_void(self, owned: OwnedSequence, cause: VoidCause) -> None:
         queued = self._table.begin(owned)
         is_answered_now = not owned.replays
-        entries = self._table.checkpointed(owned) if is_answered_now else ()
+        entries = owned.closed() if is_answered_now else ()
         self._table.conclude(owned)
         if is_answered_now:
             self._put([self._commits.void(owned, queued, cause, entries)])
@@ -273,7 +263,7 @@ class InstanceLoop:
     def _answer_cancelled(self, owned: OwnedSequence) -> None:
         """The sequence has no state from here on; a START behind this step begins anew."""
         queued = self._table.begin(owned)
-        entries = self._table.checkpointed(owned)
+        entries = owned.closed()
         given_up = queued.step.given_up
         self._table.conclude(owned, dropped=VoidCause.LOST if given_up else VoidCause.CANCELLED)
         answer = self._commits.given_up if given_up else self._commits.cancelled

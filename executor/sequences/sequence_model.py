@@ -18,7 +18,7 @@ from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.committer import Committer
 from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
-from shared.ids import ExecutorId
+from shared.ids import ExecutorId, correlation_id_of
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InboxVacated, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, KeptReplies, StepCommit
@@ -91,11 +91,14 @@ class SequenceModel:
             self.table.drop(owned.sequence, owned.epoch)
             return
         loop = self._loops[owned.instance]
-        if not checkpoint.states or checkpoint.restored.void is not None:
+        # The sequence stays `restoring`, and none of its steps runs, until its state is in its place.
+        if checkpoint.restored.void is None and checkpoint.states:
+            loading = loop.worker.load_state(owned.slot, checkpoint.states)
+        elif checkpoint.restored.void is None and checkpoint.model_state is not None:
+            loading = loop.worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state)
+        else:
             self._resume(owned, checkpoint.restored)
             return
-        # The sequence stays `restoring`, and none of its steps runs, until its state is in the arena.
-        loading = loop.worker.load_state(owned.slot, checkpoint.states)
         loading.add_done_callback(lambda future: self._loaded(owned, checkpoint.restored, future))
 
     def _loaded(self, owned: OwnedSequence, found: Restored, loading: asyncio.Future[None]) -> None:

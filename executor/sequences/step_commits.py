@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from executor.answers import answer, cancelled_answer, given_up_answer, void_answer
+from executor.core.recovery import Change
 from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.reporting.statistics import ModelStatistics
@@ -13,6 +14,7 @@ from executor.sequences.checkpoints import checkpoint_fields
 from shared.ids import ExecutorId, StepNumber
 from shared.scripts import Outcome, StepCommit
 from shared.statistics.tally import Reason, added, packed, unpacked
+from shared.tensors import Tensor
 
 
 class StepCommits:
@@ -40,21 +42,21 @@ class StepCommits:
         queued: QueuedStep,
         row: RowResult | RowError,
         counts: bytes,
-        entries: Sequence[str],
-        base: StepNumber | None = None,
+        change: Change,
     ) -> StepCommit:
-        """A step that the model was given, or could not be given. entries, base: see `StepCommit`."""
+        """A step that the model was given, or could not be given."""
         # A request of its own is no step to its caller.
         counted = owned.start_step and not queued.message.own_sequence
         since_start = queued.step.step - owned.start_step + 1 if counted else 0
         execution, self._executed = self._executed, b""
         return _commit(
             queued,
-            Outcome.DONE if isinstance(row, RowResult) else Outcome.FAILED,
+            _outcome(row),
             answer(row, version=self._version, executor=self._executor, step=since_start),
-            entries=entries,
-            base=base,
-            checkpoint=checkpoint_fields(row.states, queued.message.traceparent) if isinstance(row, RowResult) else (),
+            entries=change.entries,
+            base=change.base,
+            recoverable=change.recoverable,
+            checkpoint=_checkpoint(row, queued.message.traceparent),
             traceparent=queued.message.traceparent,
             counts=counts,
             execution=execution,
@@ -102,6 +104,17 @@ def _last_step(owned: OwnedSequence, queued: QueuedStep) -> int:
     return queued.step.step - owned.start_step if owned.start_step else 0
 
 
+def _outcome(row: RowResult | RowError) -> Outcome:
+    if isinstance(row, RowResult):
+        return Outcome.DONE
+    return Outcome.LOST if row.lost else Outcome.FAILED
+
+
+def _checkpoint(row: RowResult | RowError, traceparent: str) -> Sequence[tuple[str, bytes]]:
+    states: Mapping[str, Tensor] = row.states if isinstance(row, RowResult) else {}
+    return checkpoint_fields(states, row.model_state, traceparent)
+
+
 def _commit(
     queued: QueuedStep,
     outcome: Outcome,
@@ -110,6 +123,7 @@ def _commit(
     entries: Sequence[str],
     counts: bytes,
     base: StepNumber | None = None,
+    recoverable: bool | None = None,
     checkpoint: Sequence[tuple[str, bytes]] = (),
     traceparent: str = "",
     execution: bytes = b"",
@@ -127,6 +141,7 @@ def _commit(
         keep_reply=message.keep_reply,
         entries=entries,
         base=base,
+        recoverable=recoverable,
         checkpoint=checkpoint,
         traceparent=traceparent,
         counts=counts,

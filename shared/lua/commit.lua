@@ -10,8 +10,8 @@
 --                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
 --                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
---                  step behind which a takeover replays from now on (0: as before), number of inbox entries to remove,
---                  these entry ids,
+--                  step behind which a takeover replays from now on (0: as before), 1 the sequence can be taken over
+--                  from now on, 0 it cannot any more, '' as before, number of inbox entries to remove, these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
 -- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused,
 --        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
@@ -79,6 +79,7 @@ local function advance(keys, step, failed, change)
   elseif step.outcome == 1 then
     change[#change + 1], change[#change + 2] = 'fl', append_failed(failed, step.n)
   end
+  if step.recoverable ~= '' then change[#change + 1], change[#change + 2] = 'du', step.recoverable end
   for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
 end
 
@@ -150,10 +151,10 @@ for i = 1, (#KEYS - 5) / 4 do
   local k = 5 + (i - 1) * 4
   local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
-  local fixed = take(11)
+  local fixed = take(12)
   local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
     outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8],
-    keep = fixed[9] == '1', counts = fixed[10], base = tonumber(fixed[11]) }
+    keep = fixed[9] == '1', counts = fixed[10], base = tonumber(fixed[11]), recoverable = fixed[12] }
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   results[i] = commit(keys, step)

@@ -9,7 +9,7 @@
 --   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
 --   vk  why it is void: f failed START, o lost, c cancelled
---   vr  version pin            du  1: the mesh holds its state     pg  1: it may be paged
+--   vr  version pin            du  1: a takeover finds its state   pg  1: it may be paged
 --   bn  entry id of its first wait: tells it from every other sequence of the same id
 --   be  entry id in the starts stream while waiting or moving
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered

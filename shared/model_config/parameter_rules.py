@@ -4,6 +4,10 @@
     retry_replies                replies of a sequence that are kept for retries, 1 to 64, default 8
     retry_reply_bytes            bytes of those beyond the newest, default 65536
     fixed_shape                  "true" or "rows": results do not depend on a batch's other rows, default "false"
+    sequence_recovery            of a model that keeps its sequences' state itself: none, replay, or methods (its own
+                                 `checkpoint` and `restore`, the default where it has them)
+    sequence_log_steps           with replay: steps since START that are kept, default 1000
+    sequence_log_bytes           with replay: their bytes, default 16 MiB
     orphan_grace_microseconds    idle time left to a sequence whose connection was lost
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
@@ -18,16 +22,23 @@ from collections.abc import Mapping
 from shared.errors import ConfigError
 from shared.limits import RETRY_IDS
 from shared.model_config.schema import ConfigMessage
-from shared.model_config.values import FixedShape
+from shared.model_config.values import FixedShape, SequenceRecovery
 
 _SEQUENCE_PARAMETERS = (
     "checkpoint_interval",
+    "sequence_recovery",
+    "sequence_log_steps",
+    "sequence_log_bytes",
     "retry_replies",
     "retry_reply_bytes",
     "fixed_shape",
     "orphan_grace_microseconds",
 )
+_POSITIVE = ("checkpoint_interval", "sequence_log_steps", "sequence_log_bytes")
+_LOG = ("sequence_log_steps", "sequence_log_bytes")
 _WHOLE_DIGITS_MAX = 18
+PYTHON = "python"
+"""The one backend whose models may hand their state out."""
 STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 
@@ -38,9 +49,15 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     """
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     model, stateful = config.name, config.HasField("sequence_batching")
-    interval = parameters.get("checkpoint_interval", "1")
-    if not _is_whole(interval) or int(interval) < 1:
-        raise ConfigError(f"parameter 'checkpoint_interval' must be a positive integer for {model}, got '{interval}'")
+    for name in _POSITIVE:
+        text = parameters.get(name, "1")
+        if not _is_whole(text) or int(text) < 1:
+            raise ConfigError(f"parameter '{name}' must be a positive integer for {model}, got '{text}'")
+    recovery = parameters.get("sequence_recovery")
+    if recovery is not None and recovery not in list(SequenceRecovery):
+        raise ConfigError(
+            f"parameter 'sequence_recovery' must be none, replay or methods for {model}, got '{recovery}'"
+        )
     fixed = parameters.get("fixed_shape", FixedShape.OFF)
     if fixed not in list(FixedShape):
         raise ConfigError(f"parameter 'fixed_shape' must be true, rows or false for {model}, got '{fixed}'")
@@ -67,8 +84,22 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         notes.append("parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment")
     if stateful and int(grace):
         notes.append("parameter 'orphan_grace_microseconds' is not applied yet: idle sequences end by their idle time")
-    if stateful and int(interval) > 1 and not config.sequence_batching.state:
+    return notes + (_recovery_notes(config, parameters) if stateful else [])
+
+
+def _recovery_notes(config: ConfigMessage, parameters: Mapping[str, str]) -> list[str]:
+    """What has no effect on a stateful model, as far as that can be told before it is loaded."""
+    notes: list[str] = []
+    recovery = parameters.get("sequence_recovery")
+    if config.sequence_batching.state:
+        if recovery is not None:
+            notes.append("parameter 'sequence_recovery' has no effect: the model declares its state")
+    elif int(parameters.get("checkpoint_interval", "1")) > 1 and config.backend != PYTHON:
         notes.append("parameter 'checkpoint_interval' has no effect: the model declares no state")
+    if recovery != SequenceRecovery.REPLAY:
+        notes += [
+            f"parameter '{name}' has no effect without sequence_recovery: replay" for name in _LOG if name in parameters
+        ]
     return notes
 
 

@@ -130,6 +130,20 @@ class SequenceBatching(msgspec.Struct, frozen=True):
         return next((control for control in self.controls if control.kind is kind), None)
 
 
+class SequenceRecovery(StrEnum):
+    """What becomes of sequences whose state the model keeps itself when their executor is gone (parameter
+    `sequence_recovery`).
+
+    NONE    they are lost with it
+    REPLAY  the steps since START are kept in the mesh, and run again elsewhere
+    METHODS  the model's methods `checkpoint` and `restore` carry the state: the default of a model that has them
+    """
+
+    NONE = "none"
+    REPLAY = "replay"
+    METHODS = "methods"
+
+
 class QueuePolicy(msgspec.Struct, frozen=True):
     """One priority level's rules (triton-spec 3.1); zeros mean none."""
 
@@ -236,6 +250,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     response_cache     equal requests may be answered from the cache; never of a sequence model
     metric_tags        labels beside model and version on the model's metrics
     histogram_buckets  of `model_metrics`: family of a histogram -> its own bucket bounds
+    state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it
+                       out; found at load
     notes              what the loader wants the operator to know (dialect read, values completed)
     """
 
@@ -257,6 +273,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     response_cache: bool = False
     metric_tags: dict[str, str] = {}
     histogram_buckets: dict[str, tuple[float, ...]] = {}
+    state_methods: bool = False
 
     @property
     def instance_count(self) -> int:
@@ -296,6 +313,39 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")
 
     @property
-    def state_in_mesh(self) -> bool:
-        """Whether a sequence can be taken over: all of its state is declared, so that the mesh holds it."""
+    def declares_state(self) -> bool:
+        """Whether the configuration declares the sequences' state; then all of it."""
         return self.sequence_batching is not None and bool(self.sequence_batching.states)
+
+    @property
+    def state_in_mesh(self) -> bool:
+        """Whether the mesh holds the state of a sequence: it is declared, or the model hands it out."""
+        return self.declares_state or self.state_methods
+
+    @property
+    def sequence_recovery(self) -> SequenceRecovery | None:
+        """Parameter `sequence_recovery`; None where nothing is said: then it is METHODS if the model has them."""
+        said = self.parameters.get("sequence_recovery")
+        return None if said is None else SequenceRecovery(said)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a takeover makes a sequence's state anew, from all of its steps since START."""
+        stateful = self.sequence_batching is not None
+        return stateful and not self.state_in_mesh and self.sequence_recovery is SequenceRecovery.REPLAY
+
+    @property
+    def sequence_log_steps(self) -> int:
+        """Steps since START that are kept for that (parameter, default 1000). With more, the sequence is not
+        recoverable any more."""
+        return int(self.parameters.get("sequence_log_steps", "1000"))
+
+    @property
+    def sequence_log_bytes(self) -> int:
+        """Bytes of these steps together (parameter, default 16 MiB)."""
+        return int(self.parameters.get("sequence_log_bytes", str(16 << 20)))
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether a sequence can be taken over when its executor is gone."""
+        return self.state_in_mesh or self.replays

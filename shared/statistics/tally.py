@@ -10,7 +10,8 @@ Fields of the hash: `success_count`, `success_ns`, `queue_ns`, `compute_input_ns
 `fail_<reason>`; `cache_hit_count`, `cache_hit_ns`, `cache_miss_count`, `cache_miss_ns`; `last_inference_ms`; and for
 each size of an executed batch `batch:<size>:count`, `batch:<size>:compute_input_ns`, `..._infer_ns`, `..._output_ns`.
 For summaries, if they are wanted, `sketch:<name>:<bucket>`; for the histogram `first_response:<bucket>`, buckets by
-index. What follows from these is not kept. Source: triton-spec 5.7 and 7.
+index. `full_log_count`: sequences that stopped to be recoverable, because their steps were too many to be kept.
+What follows from these is not kept. Source: triton-spec 5.7 and 7.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 """Durations that a summary shows, by the names in the metric's (triton-spec 7)."""
 
+FULL_LOGS = "full_log_count"
 SKETCH = "sketch:"
 FIRST_RESPONSE = "first_response:"
 """Beginnings of fields."""

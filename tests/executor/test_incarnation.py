@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,22 +13,17 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from executor.connections import Connections
-from executor.devices import Devices
-from executor.incarnation import Applied, Incarnation, LeaseLostError
-from executor.models.repository import Repository
-from executor.settings import ExecutorSettings
+from executor.incarnation import Applied, LeaseLostError
 from shared.errors import LoadError
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
-from shared.redis_client import connect
 from shared.scripts import CancelCode, VacateCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
 from shared.tensors import Tensor, to_numpy
-from shared.traces.tracing import Tracing
+from tests.executor.living import Running, living
 from tests.scripted_mesh import ScriptedMesh
 
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
@@ -77,20 +71,6 @@ parameters { key: "checkpoint_interval" value { string_value: "INTERVAL" } }
 """
 
 
-@dataclass(frozen=True)
-class Running:
-    """An executor that a test started."""
-
-    incarnation: Incarnation
-    task: asyncio.Task[None]
-    repository: Repository
-    changed: asyncio.Event
-
-    @property
-    def executor(self) -> ExecutorId:
-        return self.incarnation.executor
-
-
 Life = Callable[[str], AbstractAsyncContextManager[Running]]
 
 
@@ -131,30 +111,7 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
 @pytest.fixture
 async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
     """Runs executors of the test's model, each with its own engines, as its context lasts."""
-    settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=2, models=(models,))
-
-    @asynccontextmanager
-    async def life(name: str) -> AsyncGenerator[Running]:
-        connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), Keyspace(key_prefix, 2))
-        repository = Repository(settings.models, Devices())
-        repository.load("sum")
-        named = replace(settings, name=name)
-        changed = asyncio.Event()
-        incarnation = Incarnation(named, connections, repository, Tracing(), Applied(), changed)
-        running = asyncio.create_task(incarnation.run())
-        try:
-            started = asyncio.create_task(incarnation.registered.wait())
-            await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                await running
-            yield Running(incarnation, running, repository, changed)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await repository.close()
-            await connections.close()
-
-    return life
+    return lambda name: living(redis_url, key_prefix, models, "sum", name)
 
 
 async def end(mesh: ScriptedMesh, correlation_id: int) -> int:

@@ -17,11 +17,12 @@ from gateway.metric_families import (
 )
 from gateway.observation import CacheUse, Observed, memory_of
 from shared.messages import ModelRecord
-from shared.model_config.values import ModelConfig
+from shared.model_config.values import ModelConfig, Oldest, SequenceBatching
 from shared.statistics.metrics_config import FIRST_RESPONSE, MetricsConfig
 from shared.statistics.reports import CustomFamily, ExecutorReport, GpuReport, HostReport, ModelReport
 from shared.statistics.reports import Sample as CustomSample
 from shared.statistics.tally import (
+    FULL_LOGS,
     Compute,
     MemoryUse,
     Reason,
@@ -285,3 +286,15 @@ def test_the_cache_is_told_of_where_there_is_one() -> None:
         "nv_cache_lookup_duration": 14,
     } == {name: samples[name, ()] for name, (_, samples) in read.items()}
     assert [] == cache_families(models, observed())
+
+
+def test_full_logs_are_counted_of_models_that_replay() -> None:
+    batching = SequenceBatching(Oldest(4), 1_000_000)
+    replaying = config("replaying", sequence_batching=batching, parameters={"sequence_recovery": "replay"})
+    statistics = [statistics_of(name, "1", {FULL_LOGS: 3}) for name in ("replaying", "cached")]
+    records = {"replaying": ModelRecord(replaying, "{}", ("1",)), "cached": CACHED}
+
+    families = inference_families(shown(statistics, records, Observed((), {})), MetricsConfig())
+
+    (family,) = [each for each in families if each.name == "seqmesh_sequence_log_full"]
+    assert [({"model": "replaying", "version": "1"}, 3)] == [(each.labels, each.value) for each in family.samples]

@@ -179,7 +179,7 @@ def test_entries_stay_open_until_a_checkpoint_closes_all_of_them() -> None:
 
     run_all(table, owned)
 
-    assert ["1-1", "1-2"] == table.checkpointed(owned)
+    assert ["1-1", "1-2"] == owned.closed()
     assert [] == owned.open_entries
 
 
@@ -224,8 +224,8 @@ def test_a_step_that_is_repeated_stays_the_head_and_leaves_the_inbox_once() -> N
     table.begin(owned)
     table.conclude(owned, started=True)
 
-    assert (0, 1, 1) == (owned.passes, owned.since_checkpoint, owned.start_step)
-    assert ["1-1"] == table.checkpointed(owned)
+    assert (0, 1) == (owned.passes, owned.start_step)
+    assert ["1-1"] == owned.closed()
     assert [2] == run_all(table, owned)
 
 

@@ -491,12 +491,30 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
             "parameter 'checkpoint_interval' has no effect on a stateless model",
         ),
         (
-            'sequence_batching { } parameters { key: "checkpoint_interval" value { string_value: "4" } }',
+            (
+                'backend: "pytorch" default_model_filename: "model.py" sequence_batching { } '
+                'parameters { key: "checkpoint_interval" value { string_value: "4" } }'
+            ),
             "parameter 'checkpoint_interval' has no effect: the model declares no state",
         ),
         (
             'parameters { key: "fixed_shape" value { string_value: "true" } }',
             "parameter 'fixed_shape' has no effect on a stateless model",
+        ),
+        (
+            (
+                'sequence_batching { state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 } } '
+                'parameters { key: "sequence_recovery" value { string_value: "none" } }'
+            ),
+            "parameter 'sequence_recovery' has no effect: the model declares its state",
+        ),
+        (
+            'sequence_batching { } parameters { key: "sequence_log_steps" value { string_value: "4" } }',
+            "parameter 'sequence_log_steps' has no effect without sequence_recovery: replay",
+        ),
+        (
+            'parameters { key: "sequence_recovery" value { string_value: "replay" } }',
+            "parameter 'sequence_recovery' has no effect on a stateless model",
         ),
         (
             "dynamic_batching { default_priority_level: 1 }",
@@ -540,6 +558,31 @@ def test_checkpoint_interval_is_read_from_the_parameters(load_text: LoadText) ->
 )
 def test_fixed_shape_is_a_sequence_model_s(load_text: LoadText, text: str, expected: FixedShape) -> None:
     assert expected is load_text(f"{IO} {text}").config.fixed_shape
+
+
+@pytest.mark.parametrize(
+    ("parameters", "replays", "recoverable", "bound"),
+    [
+        ({}, False, False, (1000, 16 << 20)),
+        ({"sequence_recovery": "none"}, False, False, (1000, 16 << 20)),
+        ({"sequence_recovery": "replay"}, True, True, (1000, 16 << 20)),
+        (
+            {"sequence_recovery": "replay", "sequence_log_steps": "7", "sequence_log_bytes": "999"},
+            True,
+            True,
+            (7, 999),
+        ),
+    ],
+)
+def test_how_sequences_are_recovered_is_read_from_the_parameters(
+    load_text: LoadText, parameters: dict[str, str], bound: tuple[int, int], *, replays: bool, recoverable: bool
+) -> None:
+    texts = [f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in parameters.items()]
+
+    config = load_text(f"{IO} sequence_batching {{ }} {' '.join(texts)}").config
+
+    assert (replays, recoverable, False) == (config.replays, config.recoverable, config.state_in_mesh)
+    assert bound == (config.sequence_log_steps, config.sequence_log_bytes)
 
 
 @pytest.mark.parametrize(

@@ -259,14 +259,19 @@ INSTANCES = [
 
 PARAMETERS = [
     (
-        f'{IO} sequence_batching {{ }} parameters {{ key: "checkpoint_interval" value {{ string_value: "{value}" }} }}',
-        f"parameter 'checkpoint_interval' must be a positive integer for m, got '{value}'",
+        f'{IO} sequence_batching {{ }} parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}',
+        f"parameter '{name}' must be a positive integer for m, got '{value}'",
     )
+    for name in ("checkpoint_interval", "sequence_log_steps", "sequence_log_bytes")
     for value in ("0", "-1", "two", "", "1.5", "٣", "1" * 40)
 ] + [
     (
         f'{IO} sequence_batching {{ }} parameters {{ key: "fixed_shape" value {{ string_value: "yes" }} }}',
         "parameter 'fixed_shape' must be true, rows or false for m, got 'yes'",
+    ),
+    (
+        f'{IO} sequence_batching {{ }} parameters {{ key: "sequence_recovery" value {{ string_value: "Replay" }} }}',
+        "parameter 'sequence_recovery' must be none, replay or methods for m, got 'Replay'",
     ),
     (
         f'{IO} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{ string_value: "/x.so" }} }}',

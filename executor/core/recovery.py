@@ -1,0 +1,143 @@
+"""What a takeover would need of a sequence, and what a step's commit changes about it.
+
+Redis holds a sequence's state as of one step, its *base*; the steps behind it lie in the owner's inbox until a later
+base makes them unnecessary, and a takeover replays them. Three ways, one per kind of model:
+
+    Checkpoints   the state itself goes to Redis every N steps: the base is the last of these
+    Log           the state stays with the model; the base is the step before START, and all of its steps are kept
+    Nothing       the state stays with the model and is lost with it: every step is its own base
+
+Pure: says which entries may go; the caller commits it.
+
+Source: DESIGN 7, "Checkpoint interval N".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from executor.core.sequences import OwnedSequence, QueuedStep
+from shared.ids import StepNumber
+from shared.messages import StepFlag
+from shared.model_config.values import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step's commit changes about its sequence's recovery.
+
+    entries      inbox entries that a takeover does not need any more
+    base         the step whose state Redis holds from now on, 0: as before
+    recoverable  whether a takeover will find the sequence, where this step decides that
+    """
+
+    entries: Sequence[str] = ()
+    base: StepNumber = StepNumber(0)
+    recoverable: bool | None = None
+
+
+class Recovery(Protocol):
+    """How a model's sequences survive their executor."""
+
+    def is_due(self, owned: OwnedSequence) -> bool:
+        """Whether the state that the running step leaves behind is to go to Redis with its commit. An END's is not."""
+        ...
+
+    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
+        """The running step has succeeded, and its state, if it was due, is in the commit."""
+        ...
+
+    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+        """The running step has failed. saved: what it left of the state is in the commit nevertheless."""
+        ...
+
+
+def recovery_of(config: ModelConfig) -> Recovery:
+    """The way of a model."""
+    if config.state_in_mesh:
+        return Checkpoints(config.checkpoint_interval)
+    if config.replays:
+        return Log(config.sequence_log_steps, config.sequence_log_bytes)
+    return Nothing()
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Every step is over with its commit."""
+
+    def is_due(self, owned: OwnedSequence) -> bool:
+        return False
+
+    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
+        return closed(owned, queued)
+
+    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+        return closed(owned, queued)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The state of every `interval`-th step goes to Redis."""
+
+    interval: int
+
+    def is_due(self, owned: OwnedSequence) -> bool:
+        return not owned.replays and len(owned.open_entries) >= self.interval
+
+    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
+        if self.is_due(owned) or StepFlag.END in queued.step.flags:
+            return closed(owned, queued)
+        return Change()
+
+    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+        """It did not move the state: what Redis holds is right exactly if the step before was checkpointed."""
+        if saved or _voids(queued) or len(owned.open_entries) == 1:
+            return closed(owned, queued)
+        return Change([owned.passed_over(queued)])
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """All steps since START stay, as long as they are no more than `steps`, and `payload_bytes` together. Beyond that
+    the sequence goes on, but is lost with its executor; until a START, which needs nothing of what came before."""
+
+    steps: int
+    payload_bytes: int
+
+    def is_due(self, owned: OwnedSequence) -> bool:
+        return False
+
+    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
+        if StepFlag.END in queued.step.flags:
+            return closed(owned, queued)
+        if StepFlag.START in queued.step.flags:
+            owned.log_dropped = False
+            change = Change(owned.closed_before(queued), StepNumber(queued.step.step - 1), recoverable=True)
+            return change if self._has_room(owned) else self._dropped(owned, queued, change.entries)
+        if owned.log_dropped:
+            return closed(owned, queued)
+        return Change() if self._has_room(owned) else self._dropped(owned, queued)
+
+    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+        if owned.log_dropped or _voids(queued):
+            return closed(owned, queued)
+        return Change([owned.passed_over(queued)])
+
+    def _has_room(self, owned: OwnedSequence) -> bool:
+        return len(owned.open_entries) <= self.steps and owned.open_bytes <= self.payload_bytes
+
+    def _dropped(self, owned: OwnedSequence, queued: QueuedStep, before: Sequence[str] = ()) -> Change:
+        owned.log_dropped = True
+        return Change([*before, *owned.closed()], queued.step.step, recoverable=False)
+
+
+def closed(owned: OwnedSequence, queued: QueuedStep) -> Change:
+    """Nothing up to this step will be replayed."""
+    return Change(owned.closed(), queued.step.step)
+
+
+def _voids(queued: QueuedStep) -> bool:
+    """Whether no state is left when such a step fails, or none is needed any more."""
+    return bool(queued.step.flags & (StepFlag.START | StepFlag.END))

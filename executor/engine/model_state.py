@@ -1,0 +1,116 @@
+"""The state of sequences that a `model.py` keeps itself, out of it and back: its methods `checkpoint` and `restore`.
+
+    def checkpoint(self, correlation_id) -> dict[str, np.ndarray]: ...
+    def restore(self, correlation_id, state): ...
+
+`checkpoint` is asked after a step of the sequence, on the thread that runs `execute`; what it returns is copied at
+once, so that the model may go on writing to its arrays. `restore` is given the same names and values, in arrays that
+are the model's own to write to, perhaps in another process and at any time before the sequence's next step. Strings
+come back as `bytes` in an array of objects, as a BYTES input does.
+
+Triton knows no such methods: a model that uses the names for something else is told by their parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.engine.python_model import error_text, model_dir_known
+from shared.errors import ModelError
+from shared.ids import CorrelationId
+from shared.limits import MODEL_STATE_BYTES_MAX
+from shared.messages import encode
+from shared.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
+
+CHECKPOINT, RESTORE = "checkpoint", "restore"
+_PARAMETERS: Mapping[str, int] = {CHECKPOINT: 1, RESTORE: 2}
+
+_tensors = msgspec.msgpack.Decoder(list[Tensor])
+
+
+def has_methods(model_class: type[Any]) -> bool:
+    """Whether a model hands its sequences' state out: it has both methods, and they take what they would be given."""
+    return all(_takes(getattr(model_class, name, None), count) for name, count in _PARAMETERS.items())
+
+
+def _takes(method: object, count: int) -> bool:
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(*range(count + 1))  # and the model itself
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class ModelState:
+    """One model's methods. What they raise, or return wrongly, is a ModelError that names the model and the method."""
+
+    def __init__(self, model: Any, name: str, model_dir: str) -> None:
+        self._model = model
+        self._name = name
+        self._model_dir = model_dir
+
+    def save(self, correlation_id: CorrelationId) -> bytes:
+        """The state of a sequence as it is now, in its Redis form; never empty, though the model's dict may be."""
+        given = self._call(CHECKPOINT, correlation_id)
+        try:
+            tensors = _packed(given)
+        except (TypeError, ValueError) as wrong:
+            raise self._error(CHECKPOINT, correlation_id, str(wrong)) from wrong
+        size = sum(len(tensor.raw) for tensor in tensors)
+        if size > MODEL_STATE_BYTES_MAX:
+            text = f"returned {size} bytes, and no more than {MODEL_STATE_BYTES_MAX} are kept of a sequence"
+            raise self._error(CHECKPOINT, correlation_id, text)
+        return encode(tensors)
+
+    def load(self, correlation_id: CorrelationId, state: bytes) -> None:
+        """Gives the model what `save` made."""
+        try:
+            arrays = {tensor.name: _array(tensor) for tensor in _tensors.decode(state)}
+        except (ValueError, KeyError) as wrong:  # msgspec's errors are ValueErrors
+            raise self._error(RESTORE, correlation_id, f"what was kept is not readable: {wrong}") from wrong
+        self._call(RESTORE, correlation_id, arrays)
+
+    def _call(self, method: str, correlation_id: CorrelationId, *arguments: object) -> object:
+        call: Callable[..., object] = getattr(self._model, method)
+        try:
+            with model_dir_known(self._model_dir):
+                return call(correlation_id, *arguments)
+        except (Exception, SystemExit) as error:  # the model's own code: only this sequence is to suffer from it
+            raise self._error(method, correlation_id, error_text(error)) from error
+
+    def _error(self, method: str, correlation_id: CorrelationId, text: str) -> ModelError:
+        return ModelError(f"model '{self._name}': {method} of sequence {correlation_id} failed: {text}")
+
+
+def _packed(given: object) -> Sequence[Tensor]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"expected a dict of numpy arrays, got {type(given).__name__}")
+    return [_tensor(name, value) for name, value in cast("Mapping[object, object]", given).items()]
+
+
+def _tensor(name: object, value: object) -> Tensor:
+    if not isinstance(name, str):
+        raise TypeError(f"expected names that are str, got {name!r}")
+    if not isinstance(value, np.ndarray | np.generic):
+        raise TypeError(f"expected a numpy array as '{name}', got {type(value).__name__}")
+    array: NDArray[Any] = np.asarray(cast("Any", value))
+    if array.dtype.kind in "OSU":
+        if not all(isinstance(element, str | bytes) for element in array.reshape(-1).tolist()):
+            raise TypeError(f"expected str or bytes as elements of '{name}'")
+        return from_numpy(name, array)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if little.dtype not in DATATYPE_OF:
+        raise TypeError(f"'{name}' has elements of a type that no tensor has: {array.dtype}")
+    return from_numpy(name, little)
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return to_numpy(tensor).copy()

@@ -1,0 +1,262 @@
+"""What a takeover finds is what the owner had, whenever it comes; and what is kept for it is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.core.recovery import Change, Checkpoints, Log, Nothing, Recovery, recovery_of
+from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
+from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.messages import InboxStep, InferMessage, StepFlag
+from shared.model_config.values import ModelConfig, Oldest, SequenceBatching, StateSpec
+
+SEQUENCE = SequenceId("m||i7")
+MESSAGE = InferMessage("m", "1", "", 7, ())
+START, NONE = StepFlag.START, StepFlag.NONE
+
+State = tuple[int, ...]
+
+
+@dataclass
+class Record:
+    """What Redis holds of the sequence, and the model of the truth beside it.
+
+    wanted  the answer to each step: the state that it left, None where it failed
+    """
+
+    recovery: Recovery
+    steps: Sequence[tuple[StepFlag, bool]]
+    message: bytes = b"1234"
+    committed: int = 0
+    base: int = 0
+    checkpoint: State = ()
+    failed: list[int] = field(default_factory=list[int])
+    entries: dict[str, int] = field(default_factory=dict[str, int])
+    recoverable: bool = True
+    answers: list[State | None] = field(default_factory=list["State | None"])
+    epoch: int = 0
+
+    @property
+    def wanted(self) -> list[State | None]:
+        state: State = ()
+        told: list[State | None] = []
+        for number, (flags, ok) in enumerate(self.steps, 1):
+            if ok:
+                state = (number,) if flags & START else (*state, number)
+            told.append(state if ok else None)
+        return told
+
+    def deliver(self, number: int) -> QueuedStep:
+        """A step as the present owner's inbox brings it."""
+        entry = f"{self.epoch}-{number}"
+        self.entries[entry] = number
+        flags, _ = self.steps[number - 1]
+        place = (Epoch(self.epoch), InstanceIndex(0), SlotIndex(0), StepNumber(self.committed))
+        inbox = InboxStep(entry, SEQUENCE, StepNumber(number), flags, *place, "1", "g", "t", self.message)
+        return QueuedStep(inbox, MESSAGE, 0, None)
+
+    def owner(self) -> Owner:
+        """The sequence in the hands of another executor."""
+        self.epoch += 1
+        kept = sorted(number for number in self.entries.values() if number > self.base)
+        self.entries.clear()
+        table = SequenceTable()
+        owned: OwnedSequence | None = None
+        for number in [*kept, self.committed + 1]:
+            owned = table.accept(self.deliver(number)) or owned
+        assert owned is not None
+        if owned.restoring:
+            failed = tuple((StepNumber(number), StepNumber(number)) for number in self.failed)
+            numbers = (StepNumber(self.base), StepNumber(self.committed), StepNumber(1))
+            table.restored(SEQUENCE, Restored(Epoch(self.epoch), *numbers, None, failed=failed))
+        return Owner(self, table, owned, self.checkpoint)
+
+    def commit(self, number: int, change: Change, state: State | None, answer: State | None) -> None:
+        """What `commit.lua` does."""
+        assert self.committed + 1 == number
+        self.committed = number
+        self.answers.append(answer)
+        if state is not None:
+            self.checkpoint = state
+        if change.base:
+            self.base, self.failed = change.base, []
+        elif answer is None:
+            self.failed.append(number)
+        if change.recoverable is not None:
+            self.recoverable = change.recoverable
+        for entry in change.entries:
+            del self.entries[entry]
+
+
+@dataclass
+class Owner:
+    """An executor that runs the sequence. state: what the model holds."""
+
+    record: Record
+    table: SequenceTable
+    owned: OwnedSequence
+    state: State
+
+    def run(self, *, commits: bool = True) -> None:
+        """Runs up to and including the next step that is not a replay; without its commit, the owner died before."""
+        while True:
+            queued = self.table.begin(self.owned)
+            number = queued.step.step
+            flags, ok = self.record.steps[number - 1]
+            due, replays = self.record.recovery.is_due(self.owned), self.owned.replays
+            assert not (replays and due)
+            if ok:
+                self.state = (number,) if flags & START else (*self.state, number)
+            self.table.conclude(self.owned)
+            if replays:
+                assert ok, "a step that failed is not replayed"
+                continue
+            if commits:
+                self._commit(queued, ok=ok, due=due)
+            return
+
+    def _commit(self, queued: QueuedStep, *, ok: bool, due: bool) -> None:
+        recovery = self.record.recovery
+        change = recovery.succeeded(self.owned, queued) if ok else recovery.failed(self.owned, queued, saved=False)
+        state = self.state if ok and due else None
+        self.record.commit(queued.step.step, change, state, self.state if ok else None)
+
+
+middle = st.tuples(st.sampled_from([NONE, NONE, NONE, START]), st.booleans()).map(
+    # A START that fails ends the state; that is no matter of recovery.
+    lambda step: (step[0], step[1] or bool(step[0] & START))
+)
+lives = st.lists(st.sampled_from(["runs", "runs", "runs", "dies before the commit", "dies after it"]), min_size=30)
+
+
+@given(
+    recovery=st.one_of(st.builds(Checkpoints, st.integers(1, 6)), st.just(Log(1000, 1 << 20))),
+    steps=st.lists(middle, min_size=1, max_size=24),
+    lives=lives,
+)
+def test_a_takeover_finds_what_the_owner_had(
+    recovery: Recovery, steps: list[tuple[StepFlag, bool]], lives: list[str]
+) -> None:
+    """Killed at any moment, as often as one likes: every step has its one answer, built on those before it."""
+    record = Record(recovery, [(START, True), *steps])
+    owner = record.owner()
+    fates = iter([*lives, *["runs"] * 100])
+    while record.committed < len(record.steps):
+        number, fate = record.committed + 1, next(fates)
+        if number not in record.entries.values():
+            owner.table.accept(record.deliver(number))
+        owner.run(commits=fate != "dies before the commit")
+        if fate != "runs" and record.committed < len(record.steps):
+            owner = record.owner()
+
+    assert record.wanted == record.answers
+    assert record.recoverable
+    if isinstance(recovery, Checkpoints):
+        assert len(record.entries) < recovery.interval
+    else:
+        successes = [number for number, (_, ok) in enumerate(record.steps, 1) if ok]
+        latest = max(number for number, (flags, _) in enumerate(record.steps, 1) if flags & START)
+        assert [number for number in successes if number >= latest] == sorted(record.entries.values())
+
+
+class TestLog:
+    @pytest.mark.parametrize(("bound", "fits"), [(Log(3, 1 << 20), 3), (Log(1000, 11), 2)])
+    def test_beyond_its_bound_the_sequence_goes_on_but_is_not_recoverable(self, bound: Log, fits: int) -> None:
+        """Until a START, with which a new log begins."""
+        record = Record(bound, [(START, True), *[(NONE, True)] * 5, (START, True), (NONE, True)])
+        owner = record.owner()
+        seen: list[tuple[bool, int]] = []
+        for number in range(1, 9):
+            if number > 1:
+                owner.table.accept(record.deliver(number))
+            owner.run()
+            seen.append((record.recoverable, len(record.entries)))
+
+        kept = [(True, length) for length in range(1, fits + 1)]
+        assert [*kept, *[(False, 0)] * (6 - fits), (True, 1), (True, 2)] == seen
+        assert record.wanted == record.answers
+
+    def test_a_start_that_is_too_large_is_not_kept_either(self) -> None:
+        record = Record(Log(1000, 3), [(START, True), (NONE, True)])
+        owner = record.owner()
+        for number in (1, 2):
+            if number > 1:
+                owner.table.accept(record.deliver(number))
+            owner.run()
+            assert (False, {}) == (record.recoverable, record.entries)
+
+    def test_failures_do_not_fill_it(self) -> None:
+        record = Record(Log(2, 1 << 20), [(START, True), *[(NONE, False)] * 50, (NONE, True)])
+        owner = record.owner()
+        for number in range(1, 53):
+            if number > 1:
+                owner.table.accept(record.deliver(number))
+            owner.run()
+
+        assert record.recoverable
+        assert [1, 52] == sorted(record.entries.values())
+
+
+def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
+    for recovery in (Checkpoints(5), Log(1000, 1 << 20), Nothing()):
+        record = Record(recovery, [(START, True), (NONE, True), (START, False)])
+        owner = record.owner()
+        for number in (1, 2, 3):
+            if number > 1:
+                owner.table.accept(record.deliver(number))
+            owner.run()
+
+        assert (3, {}) == (record.base, record.entries)
+
+
+def test_a_state_that_came_with_a_failed_step_is_a_checkpoint() -> None:
+    record = Record(Checkpoints(5), [(START, True), (NONE, False)])
+    owner = record.owner()
+    owner.run()
+    owner.table.accept(record.deliver(2))
+    queued = owner.table.begin(owner.owned)
+
+    assert Change(["1-1", "1-2"], StepNumber(2)) == record.recovery.failed(owner.owned, queued, saved=True)
+
+
+def test_a_sequence_without_state_replays_nothing() -> None:
+    """Its next step is what its owners were lost with (or it is void anyway): the replay may be what kills them."""
+    table = SequenceTable()
+    record = Record(Checkpoints(9), [(START, True), (NONE, True), (NONE, True)], committed=2, epoch=3)
+    for number in (1, 2, 3):
+        table.accept(record.deliver(number))
+    found = Restored(Epoch(3), StepNumber(0), StepNumber(2), StepNumber(1), VoidCause.LOST)
+
+    owned = table.restored(SEQUENCE, found)
+
+    assert owned is not None
+    assert (VoidCause.LOST, True) == (owned.void, owned.replays)
+
+
+@pytest.mark.parametrize(
+    ("declares", "methods", "parameters", "expected"),
+    [
+        (True, False, {"checkpoint_interval": "4"}, Checkpoints(4)),
+        (False, True, {}, Checkpoints(1)),
+        (False, True, {"sequence_recovery": "replay"}, Checkpoints(1)),
+        (False, False, {"sequence_recovery": "replay", "sequence_log_steps": "5"}, Log(5, 16 << 20)),
+        (True, False, {"sequence_recovery": "replay"}, Checkpoints(1)),
+        (False, False, {"sequence_recovery": "none", "checkpoint_interval": "4"}, Nothing()),
+        (False, False, {}, Nothing()),
+    ],
+)
+def test_the_configuration_says_how_a_model_is_recovered(
+    parameters: dict[str, str], expected: Recovery, *, declares: bool, methods: bool
+) -> None:
+    states = (StateSpec("h", "h", "FP32", (2,)),) if declares else ()
+    batching = SequenceBatching(Oldest(4), 1000, states=states)
+    config = ModelConfig(
+        "m", "python", "", 4, (), (), sequence_batching=batching, parameters=parameters, state_methods=methods
+    )
+
+    assert expected == recovery_of(config)

@@ -1,0 +1,59 @@
+"""Executors inside the test's process, against the real server: each with its own engines, as its context lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.connections import Connections
+from executor.devices import Devices
+from executor.incarnation import Applied, Incarnation
+from executor.models.repository import Repository
+from executor.settings import ExecutorSettings
+from shared.ids import ExecutorId
+from shared.keyspace import Keyspace
+from shared.redis_client import connect
+from shared.traces.tracing import Tracing
+
+SHARDS = 2
+
+
+@dataclass(frozen=True)
+class Running:
+    """An executor that a test started."""
+
+    incarnation: Incarnation
+    task: asyncio.Task[None]
+    repository: Repository
+    changed: asyncio.Event
+
+    @property
+    def executor(self) -> ExecutorId:
+        return self.incarnation.executor
+
+
+@asynccontextmanager
+async def living(redis_url: str, key_prefix: str, models: Path, model: str, name: str) -> AsyncGenerator[Running]:
+    """Runs an executor of one model. Afterwards it is gone as if it had been killed: its lease and inbox stay."""
+    settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
+    keys = Keyspace(key_prefix, SHARDS)
+    connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), keys)
+    repository = Repository(settings.models, Devices())
+    repository.load(model)
+    changed = asyncio.Event()
+    incarnation = Incarnation(settings, connections, repository, Tracing(), Applied(), changed)
+    running = asyncio.create_task(incarnation.run())
+    try:
+        started = asyncio.create_task(incarnation.registered.wait())
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            await running
+        yield Running(incarnation, running, repository, changed)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await repository.close()
+        await connections.close()
