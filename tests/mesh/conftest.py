@@ -14,6 +14,7 @@ import pytest
 
 from tests.fixtures.seed_models.build import build as build_seed_models
 from tests.mesh.model_repository import (
+    METHODICAL_MODEL,
     MISBEHAVING,
     SAMPLES,
     add_forgetful_model,
@@ -26,7 +27,16 @@ from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 LEAK_PATIENCE_S = 20.0
 VICTIM_IDLE_US = 20_000_000
 """Longer than a takeover on a busy machine, short enough to wait for what a failed test has left open."""
-VICTIM_MODELS = ("running_sum", "slow_sum", "replayed_sum", "oldest_sum", "forgetful_sum", "iterative")
+VICTIM_MODELS = (
+    "running_sum",
+    "slow_sum",
+    "replayed_sum",
+    "oldest_sum",
+    "forgetful_sum",
+    "retold_sum",
+    "methodical_sum",
+    "iterative",
+)
 MESHES = pytest.StashKey[list[RunningMesh]]()
 
 
@@ -95,6 +105,8 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     oldest = "oldest { max_candidate_sequences: 16, max_queue_delay_microseconds: 500 }"
     add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005, idle_us=VICTIM_IDLE_US)
     add_forgetful_model(repository)
+    add_forgetful_model(repository, "retold_sum", recovery="replay", idle_us=VICTIM_IDLE_US)
+    add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL, idle_us=VICTIM_IDLE_US)
     add_iterative_model(repository, pass_s=0.02)
     add_stateless_model(repository)
     with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2) as mesh:

@@ -35,6 +35,37 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", total)])
 '''
 
+METHODICAL_MODEL = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    """The running sum, kept in the process, by correlation id, and handed out and taken back."""
+
+    def initialize(self, args):
+        self.sums = {{}}
+
+    def execute(self, requests):
+        return [self.add(request) for request in requests]
+
+    def add(self, request):
+        def number(name):
+            return pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+
+        sequence = request.correlation_id()
+        if number("READY").item():
+            before = 0 if number("START").item() else self.sums[sequence]
+            self.sums[sequence] = before + number("INPUT")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", self.sums.get(sequence, number("INPUT")))])
+
+    def checkpoint(self, correlation_id):
+        return {{"sum": self.sums[correlation_id]}}
+
+    def restore(self, correlation_id, state):
+        self.sums[correlation_id] = state["sum"]
+'''
+
 SLOW_MODEL = '''
 import time
 from running_sum_model import TritonPythonModel as RunningSum
@@ -87,14 +118,26 @@ def add_sum_model(
     return name
 
 
-def add_forgetful_model(repository: Path, name: str = "forgetful_sum") -> str:
-    """Puts a running sum into a repository whose state the mesh does not hold; returns its name."""
-    add_sum_model(repository, name)
+def add_forgetful_model(
+    repository: Path,
+    name: str = "forgetful_sum",
+    *,
+    source: str = FORGETFUL_MODEL,
+    recovery: str = "",
+    idle_us: int = 60_000_000,
+) -> str:
+    """Puts a running sum into a repository that keeps its state itself; returns its name.
+
+    recovery  `sequence_recovery`; "" says nothing of it
+    """
+    add_sum_model(repository, name, idle_us=idle_us)
     config = (repository / name / "config.pbtxt").read_text()
     stateless = re.sub(r"^  state \[.*?^  \]$", "", config, flags=re.MULTILINE | re.DOTALL)
     assert stateless != config
+    if recovery:
+        stateless += f'\nparameters: {{ key: "sequence_recovery", value: {{ string_value: "{recovery}" }} }}\n'
     (repository / name / "config.pbtxt").write_text(stateless)
-    (repository / name / "1" / "model.py").write_text(FORGETFUL_MODEL.format())
+    (repository / name / "1" / "model.py").write_text(source.format())
     return name
 
 

@@ -54,6 +54,22 @@ async def test_sums_are_right_over_takeovers_with_rare_checkpoints_and_with_the_
     assert 0 == traffic.repeated
 
 
+async def test_sums_are_right_of_models_that_keep_their_own_state(victim: RunningMesh, chance: random.Random) -> None:
+    """One by the replay of its steps, one by its methods."""
+    models = ("retold_sum", "methodical_sum")
+    callers = {model: make_plans(chance, SEQUENCES // 2, shortest=20, longest=40) for model in models}
+    async with Callers(victim) as client, asyncio.TaskGroup() as group:
+        traffics = [Traffic(model, client, plans, chance) for model, plans in callers.items()]
+        for traffic in traffics:
+            group.create_task(traffic.run())
+        for share, name in ((0.2, "executor-1"), (0.5, "executor-2")):
+            for traffic in traffics:
+                await traffic.progress(share)
+            await victim.kill_executor(name)
+
+    assert [0, 0] == [traffic.repeated for traffic in traffics]
+
+
 async def play_stateless(client: Any, chance: random.Random, answered: list[float]) -> None:
     """One caller's requests of `add_sub`, each answered rightly."""
     for _ in range(40):
