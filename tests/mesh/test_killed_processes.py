@@ -9,17 +9,19 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 
 from shared.ids import SequenceId, sequence_id
 from tests.mesh.raw_http import infer_document, posted
-from tests.mesh.running_mesh import LEASE_MS, RunningMesh, eventually
-from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans
+from tests.mesh.running_mesh import LEASE_MS, PATIENCE_S, RunningMesh, eventually
+from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, sum_of, tensor
 
 SEQUENCES = 24
 
@@ -281,3 +283,77 @@ async def test_a_frozen_executor_that_wakes_after_takeover_changes_nothing_and_r
 def owned_by(mesh: RunningMesh, executor: str, sequences: Sequence[SequenceId]) -> list[SequenceId]:
     """Those of the sequences that an executor owns, by their records."""
     return [sequence for sequence in sequences if mesh.record(sequence).get("ow") == executor]
+
+
+async def test_eight_open_steps_are_repeated_elsewhere_when_their_gateway_and_their_executor_are_killed(
+    victim: RunningMesh, chance: random.Random
+) -> None:
+    """Some are committed by then, some run, some wait. The client knows none of it, and asks for all of them again."""
+    clients = [OpenSteps(victim, f"open {number}", named=number % 2 == 0, chance=chance) for number in range(6)]
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(client.stream()) for client in clients]
+        await eventually(lambda: all(client.accepted == 8 for client in clients), "all steps are accepted")
+        victim.kill(victim.gateways[0].name)
+        victim.kill(chance.choice(victim.names("executor")))
+        await asyncio.wait(streams)
+        for client in clients:
+            group.create_task(client.repeat())
+
+
+class OpenSteps:
+    """A client that sends eight steps at once on a stream of the first gateway, and repeats them through the second.
+
+    named  by request ids; otherwise by number
+    """
+
+    def __init__(self, mesh: RunningMesh, name: str, *, named: bool, chance: random.Random) -> None:
+        self._mesh = mesh
+        self._plan = Plan(name, tuple(chance.randint(-1000, 1000) for _ in range(9)))
+        self._named = named
+        self._order = chance.sample(range(8), 8)
+
+    @property
+    def accepted(self) -> int:
+        """Steps that the mesh has taken."""
+        return int(self._mesh.record(sequence_id("slow_sum", "", self._plan.id)).get("nx", 0))
+
+    def request(self, index: int) -> dict[str, Any]:
+        identity = {"request_id": f"r{index}"} if self._named else {"parameters": {"sequence_step": index + 1}}
+        return {
+            "model_name": "slow_sum",
+            "inputs": [tensor(grpc_aio.InferInput, self._plan.values[index])],
+            "sequence_id": self._plan.id,
+            "sequence_start": index == 0,
+            "sequence_end": index == 8,
+            **identity,
+        }
+
+    async def stream(self) -> None:
+        """Ends when its gateway is killed."""
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            for index in range(8):
+                yield self.request(index)
+            await asyncio.sleep(PATIENCE_S)
+
+        client: Any = grpc_aio.InferenceServerClient(self._mesh.grpc(0))
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await self._listen(client.stream_infer(requests()))
+        assert grpc.StatusCode.UNAVAILABLE is lost.value.code()
+        await client.close()
+
+    @staticmethod
+    async def _listen(answers: Any) -> None:
+        async for _result, error in answers:
+            assert error is None, error
+
+    async def repeat(self) -> None:
+        """All of them at once, in any order, and then the last one."""
+        client: Any = grpc_aio.InferenceServerClient(self._mesh.grpc(1))
+        again = await asyncio.gather(*(client.infer(**self.request(index)) for index in self._order))
+        last = await client.infer(**self.request(8))
+        await client.close()
+
+        sums = self._plan.sums
+        assert [sums[index] for index in self._order] == [sum_of(result) for result in again]
+        assert sums[8] == sum_of(last)
