@@ -228,13 +228,14 @@ def has_open_step_before(told: Told, attempt: Attempt) -> bool:
 
 
 def was_silent(told: Told, attempt: Attempt) -> bool:
-    """Whether the sequence may have expired: nothing of it was answered for as long as its model allows.
+    """Whether the sequence may have expired: for as long as its model allows, nothing was committed, and nothing open.
 
-    The idle time counts from a commit, which lies between the sending of a step and its answer.
+    The idle time counts from a commit, which comes after the first sending of its step. The client may have heard of it
+    much later: it lost a connection, and a retry got the stored reply.
     """
-    answered = (a for a in told.attempts if a.outcome is Outcome.ANSWERED and a.step < attempt.step)
-    last_s = max((a.sent_s for a in answered), default=0.0)
-    return attempt.done_s - last_s >= variant(told.script.model).idle_s
+    answered = max((a.step for a in told.attempts if a.outcome is Outcome.ANSWERED), default=0)
+    first_sent_s = min((a.sent_s for a in told.attempts if a.step == attempt.last_step), default=0.0)
+    return attempt.last_step >= answered and attempt.done_s - first_sent_s >= variant(told.script.model).idle_s
 
 
 # -- silence ----------------------------------------------------------------------------------------------------------

@@ -162,14 +162,28 @@ def test_an_answer_that_is_kept_no_longer_is_allowed_only_beyond_the_number_that
     assert [Sort.UNEXPLAINED] == sorts(near)
 
 
-@pytest.mark.parametrize(("silence_s", "expected"), [(1.0, [Sort.LOST]), (4.0, [])])
-def test_a_sequence_may_expire_only_after_a_silence(silence_s: float, expected: list[Sort]) -> None:
+def expired(*, after_s: float, last_step: int = 2) -> Told:
+    """Two steps are answered, the second after 2.5 s; the third is told that the sequence has expired."""
     told = history([1, 2], model="chaos_brief")
     told.script = msgspec.structs.replace(told.script, values=(1, 2, 3))
-    told.attempts.append(refused(3, "expired", last_step=2, at_s=2.5 + silence_s))
+    told.attempts.append(refused(3, "expired", last_step=last_step, at_s=after_s))
     told.forsaken = "expired"
+    return told
 
-    assert expected == sorts(told)
+
+def test_a_sequence_may_expire_only_after_a_silence_and_with_all_its_steps() -> None:
+    assert [] == sorts(expired(after_s=6.5))
+    assert [Sort.LOST] == sorts(expired(after_s=3.5))
+    assert [Sort.LOST] == sorts(expired(after_s=6.5, last_step=1))
+
+
+def test_a_silence_begins_with_the_commit_and_not_with_the_stored_reply_to_a_retry() -> None:
+    """The gateway froze after it had sent the step: another one tells the reply, and the limit is nearly over."""
+    told = expired(after_s=5.2)
+    told.attempts[1:2] = [Attempt(2, 1, 0, 2.0, 5.0, Outcome.LATE), answered(2, fold.answers([1, 2])[1])]
+    told.attempts[2].sent_s, told.attempts[2].done_s = 5.05, 5.1
+
+    assert [] == sorts(told)
 
 
 def test_the_longest_gap_is_one_that_touches_the_given_time() -> None:
