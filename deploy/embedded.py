@@ -24,11 +24,12 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 from urllib.parse import quote
 
 from deploy.tether import tethered
 
+AppendFsync = Literal["everysec", "always"]
 OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 / Valkey 7.2: the floor of the commands that the mesh uses."""
 START_TIMEOUT_S = 30.0
@@ -99,7 +100,9 @@ def server_version(program: Path) -> tuple[int, ...] | None:
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
-def server_command(program: Path, data_dir: Path, port: int, host: str = "127.0.0.1") -> list[str]:
+def server_command(
+    program: Path, data_dir: Path, port: int, host: str = "127.0.0.1", *, appendfsync: AppendFsync = "everysec"
+) -> list[str]:
     """The command line of a persistent server that refuses writes rather than evict."""
     options = {
         "bind": host,
@@ -108,7 +111,7 @@ def server_command(program: Path, data_dir: Path, port: int, host: str = "127.0.
         "daemonize": "no",
         "logfile": "",
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": appendfsync,
         "save": "",
         "maxmemory-policy": "noeviction",
     }
@@ -175,18 +178,26 @@ class EmbeddedRedis:
     data_dir  holds the append-only file and `redis.log`; made when absent. A second start in the same directory
               finds the data of the first.
     port      0 picks a free one at the first start and keeps it across restarts
+    appendfsync  when what was written reaches the disk
 
     A context manager: starts on entry, stops on exit.
     """
 
     def __init__(
-        self, data_dir: Path, *, port: int = 0, host: str = "127.0.0.1", program: ServerProgram | None = None
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        program: ServerProgram | None = None,
+        appendfsync: AppendFsync = "everysec",
     ) -> None:
         self.data_dir = data_dir
         self.host = host
         self.log_path = data_dir / "redis.log"
         self._port = port
         self._program = program
+        self._appendfsync: AppendFsync = appendfsync
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -248,7 +259,8 @@ class EmbeddedRedis:
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def _spawn(self, program: ServerProgram, port: int) -> None:
-        command = tethered(server_command(program.path, self.data_dir.resolve(), port, self.host), signal.SIGTERM)
+        server = server_command(program.path, self.data_dir.resolve(), port, self.host, appendfsync=self._appendfsync)
+        command = tethered(server, signal.SIGTERM)
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C on the terminal must reach the owner only, which stops things in order.
             self._process = subprocess.Popen(

@@ -151,7 +151,7 @@ def plan(settings: UpSettings, commands: ServiceCommand) -> list[ChildPlan]:
     plans: list[ChildPlan] = []
     redis_url = settings.redis_url
     if not redis_url:
-        server = server_plan(settings.data_dir)
+        server = server_plan(settings)
         redis_url = local_url(server_dir(settings.data_dir), server.address[1] if server.address else 0)
         plans.append(server)
     environment = {**os.environ, **environment_of(mesh_settings(settings, redis_url))}
@@ -191,15 +191,15 @@ def server_dir(data_dir: Path) -> Path:
     return data_dir / "redis"
 
 
-def server_plan(data_dir: Path) -> ChildPlan:
+def server_plan(settings: UpSettings) -> ChildPlan:
     """The embedded server, on a free port that it keeps when it is restarted."""
     program = find_server()
-    directory = server_dir(data_dir)
+    directory = server_dir(settings.data_dir)
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     return ChildPlan(
-        child_state(data_dir, "redis", "redis"),
-        server_command(program.path, directory.resolve(), port),
+        child_state(settings.data_dir, "redis", "redis"),
+        server_command(program.path, directory.resolve(), port, appendfsync=settings.appendfsync),
         dict(os.environ),
         death_signal=signal.SIGTERM,
         address=("127.0.0.1", port),

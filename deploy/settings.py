@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.embedded import AppendFsync
 from shared.settings import MeshSettings, setting
 
 
@@ -46,6 +47,13 @@ class UpSettings(MeshSettings):
         Path(".seqmesh"),
         help="Where the embedded server keeps its data, and where logs and mesh.json go.",
         unit="dir",
+        group="Data",
+    )
+    appendfsync: AppendFsync = setting(
+        "everysec",
+        help="When the embedded server's writes reach the disk. everysec: within a second or two; a stop in order "
+        "loses nothing, a power cut or SIGKILL of the server may lose the last of them. always: before they are "
+        "acknowledged.",
         group="Data",
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
@@ -14,10 +15,13 @@ from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts
+from shared.server_run import ServerRun
 
 RETRY_DELAY_S = 0.2
 
 T = TypeVar("T")
+OpenClient = Callable[[ServerRun], Redis]
+"""Makes a client whose connections are bound to a run of the server."""
 
 
 class Connections:
@@ -26,12 +30,36 @@ class Connections:
     Neither repeats a call by itself: a read whose reply was lost is repeated by its caller, who knows what it meant.
     """
 
-    def __init__(self, commands: Redis, blocking: Redis, keys: Keyspace) -> None:
-        self.commands = commands
-        self.blocking = blocking
+    def __init__(self, open_client: OpenClient, keys: Keyspace) -> None:
+        self._open = open_client
+        self.run = ServerRun()
+        self.commands = open_client(self.run)
+        self.blocking = open_client(self.run)
         self.keys = keys
-        self.scripts = Scripts(commands, keys)
-        self.membership = Membership(commands, keys)
+        self.scripts = Scripts(self.commands, keys)
+        self.membership = Membership(self.commands, keys)
+
+    @asynccontextmanager
+    async def unbound(self) -> AsyncGenerator[tuple[Redis, ServerRun]]:
+        """A client of whatever server is there now, and its run; for the comparison after which the other clients may
+        be bound to it."""
+        run = ServerRun()
+        client = self._open(run)
+        try:
+            await cast("Any", client).ping()
+            yield client, run
+        finally:
+            await client.aclose()
+
+    async def follow(self) -> None:
+        """Goes over to whatever server is there, for ever; for the time in which nothing is held of any."""
+        while True:
+            await self.run.changed.wait()
+            await insist("agreement with Redis", self._agree)
+
+    async def _agree(self) -> None:
+        async with self.unbound() as (_, run):
+            self.run.agree(run.bound)
 
     async def close(self) -> None:
         """Closes both pools."""

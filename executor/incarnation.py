@@ -26,11 +26,13 @@ from executor.reporting.host import Host
 from executor.reporting.nvml import load_nvml
 from executor.reporting.reports import Reporter
 from executor.sequences.committer import Committer
+from executor.sequences.holdings import is_behind
 from executor.sequences.inbox import BEGINNING, Inbox
 from executor.settings import ExecutorSettings
 from shared import logs
 from shared.ids import ExecutorId
 from shared.link import Link
+from shared.membership import Membership
 from shared.messages import (
     ExecutorRegistration,
     InboxCancelled,
@@ -54,6 +56,10 @@ SETTLE_POLL_S = 0.1
 
 class LeaseLostError(Exception):
     """This incarnation is over: others may own its sequences already."""
+
+
+class OlderDataError(Exception):
+    """This incarnation is over: it knows of steps that Redis has lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,13 @@ class Incarnation:
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
-        """Registers and serves until the lease is lost (raises LeaseLostError in an exception group) or cancelled."""
+        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError or OlderDataError in
+        an exception group."""
         async with asyncio.TaskGroup() as group:
+            # First of all: nobody talks to a Redis that was restarted meanwhile.
+            group.create_task(self._follow_server(), name="server")
             await self.serving.begin(group)
-            await self._register()
+            await insist("registration", self._register)
             group.create_task(self._renew(), name="lease")
             group.create_task(self._committer.run(time.time_ns), name="commits")
             group.create_task(self._inbox.run(), name="inbox")
@@ -197,6 +206,23 @@ class Incarnation:
                 continue
             if not held:
                 raise LeaseLostError(self.executor)
+
+    async def _follow_server(self) -> None:
+        """After a restart of Redis, or a failover: goes on when nothing is missing there of what it has told us."""
+        while True:
+            await self._connections.run.changed.wait()
+            await insist("comparison with Redis", self._compare)
+
+    async def _compare(self) -> None:
+        async with self._connections.unbound() as (redis, run):
+            if await is_behind(redis, self._connections.keys, self.executor, self.serving.holdings):
+                # Its sequences are moved at once: their next owner begins with what is there.
+                await Membership(redis, self._connections.keys).leave(self._registration())
+                raise OlderDataError(self.executor)
+            # What was removed from the inboxes, and is there again, lies before the place where reading goes on.
+            self._inbox.read_again()
+            self._connections.run.agree(run.bound)
+            logs.info("redis holds what was known", executor=self.executor)
 
     async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
         """Takes an inbox entry in (see `inbox.Take`)."""

@@ -6,11 +6,12 @@ import asyncio
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from executor.connections import Connections
 from executor.devices import find_devices
 from executor.draining import Draining
-from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError
+from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
 from executor.models.control import Control
 from executor.models.polling import Polling
 from executor.models.repository import Repository
@@ -36,8 +37,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     patient = connect(settings.redis_url, name=settings.name)
     await join_mesh(patient, keys)
     await patient.aclose()
-    commands, blocking = (connect(settings.redis_url, retries=0, name=settings.name) for _ in range(2))
-    connections = Connections(commands, blocking, keys)
+    client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
+    connections = Connections(lambda run: client(run=run), keys)
     tracing = setup("executor", settings.name)
     repository = Repository(
         settings.models,
@@ -71,7 +72,7 @@ async def _serve(
     applied = await start_models(settings, connections, repository, changed, tasks)
     period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
     draining = Draining(connections.membership, settings.name, period_s=period_s)
-    while await _is_wanted(draining, stop):
+    while await _is_wanted(connections, draining, stop):
         # Of the incarnation before this one nothing runs any more.
         await repository.close_retired()
         incarnation = Incarnation(settings, connections, repository, tracing, applied(), changed)
@@ -79,15 +80,16 @@ async def _serve(
         await _live(incarnation, applied, changed, settings, draining, stop)
 
 
-async def _is_wanted(draining: Draining, stop: Stop) -> bool:
-    """Returns when this executor shall be in the mesh, or (False) when it is to stop."""
+async def _is_wanted(connections: Connections, draining: Draining, stop: Stop) -> bool:
+    """Returns when this executor shall be in the mesh, or (False) when it is to stop. It holds nothing meanwhile."""
+    following = asyncio.create_task(connections.follow(), name="server")
     undone = asyncio.create_task(draining.over(), name="drained")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     try:
         await first_of(undone, stopping)
         return not stop.requested
     finally:
-        await end((undone, stopping))
+        await end((undone, stopping, following))
 
 
 async def first_of(*tasks: asyncio.Task[None]) -> None:
@@ -166,7 +168,7 @@ async def _live(
     draining: Draining,
     stop: Stop,
 ) -> None:
-    """One incarnation: until its lease is lost (returns), or it is to stop or to be drained (leaves, returns)."""
+    """One incarnation: until it is over (returns), or it is to stop or to be drained (leaves, returns)."""
     life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
     announcements = asyncio.create_task(_announce(incarnation, applied, changed), name="announcements")
     leaving = asyncio.create_task(_leave_when_told(incarnation, settings, draining, stop), name="leave")
@@ -183,6 +185,8 @@ async def _until_lost(incarnation: Incarnation) -> None:
         await incarnation.run()
     except* LeaseLostError:
         logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
+    except* OlderDataError:
+        logs.error("redis holds older data", executor=incarnation.executor, remedy="registering anew under another id")
 
 
 async def _leave_when_told(

@@ -17,14 +17,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
-from redis.exceptions import ReadOnlyError
 
 from gateway.admission import with_id
 from gateway.refusals import refusal
@@ -33,12 +32,12 @@ from gateway.response_cache import lookup_of
 from gateway.waiting import Accepted, Waiting
 from shared import logs
 from shared.errors import Code, Reason, UnavailableError
-from shared.ids import GatewayId, ShardId
+from shared.ids import GatewayId, SequenceId, ShardId
 from shared.keyspace import Keyspace
 from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.messages import ReplyMessage, encode
-from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST, UnfitServerError
 from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.scripts import Cancellation as CancelledStep
 from shared.statistics.tally import Load as ModelLoad
@@ -101,6 +100,7 @@ class Dispatch:
         summaries: bool = False,
     ) -> None:
         self._scripts = scripts
+        self._keys = keys
         self._link = Link(redis)
         self._stateless = WorkScripts(keys)
         self._replies = replies
@@ -164,8 +164,6 @@ class Dispatch:
                 loads = self._after_failure(loads, lost)
             else:
                 loads = await self._attempt(loads)
-                if not loads:
-                    self._back()
             if loads:
                 failures += 1
                 await asyncio.sleep(backoff.compute(failures))
@@ -174,7 +172,7 @@ class Dispatch:
         """One round trip; returns what must be sent again."""
         began = time.monotonic()
         try:
-            await self._learn_the_time(loads)
+            await self._learn_the_time(loads, self._link)
             began = time.monotonic()
             outcomes = await self._scripts.run_all([self._call(load) for load in loads], self._link)
         except CONNECTION_LOST as lost:
@@ -187,18 +185,72 @@ class Dispatch:
             return self._after_failure(loads, lost)
         self.round_trips += 1
         again: list[Load] = []
+        unfit: UnfitServerError | None = None
         for load, outcome in zip(loads, outcomes, strict=True):
             self.sent += len(load.waiting)
-            if isinstance(outcome, ReadOnlyError):
-                # A primary that was demoted: nothing was done, and the next connection finds the new primary.
-                await self._link.close()
+            for waiting in load.waiting:
+                waiting.sent = began
+            if isinstance(outcome, UnfitServerError):
+                # For instance a primary that was demoted: nothing was done, and the next connection finds the new one.
+                unfit = outcome
                 again.append(load)
             elif isinstance(outcome, Exception):
                 logs.error("redis refused a script", error=str(outcome))
                 _fail(load, f"Redis refused the request: {outcome}")
             else:
                 self._settle(load, outcome)
+        if unfit is not None:
+            return self._after_failure(again, unfit)
+        self._back()
         return again
+
+    async def ask_again(self, redis: Redis, lost: Collection[ShardId]) -> None:
+        """Makes sure that a server which was restarted, and may hold older data, still owes every accepted request its
+        answer; for before anything else is sent there.
+
+        What can be recognised is sent again, in its order: it is known, or accepted once more. Of other steps the
+        record is asked; their callers are told when they are not there.
+        lost    shards whose replies may be gone
+        raises  one of CONNECTION_LOST: then all of it is to be done again
+        """
+        waiting = [one for one in self._replies.waiting if one.accepted is not None and not one.withdrawn]
+        link = Link(redis)
+        try:
+            await link.connect()
+            await self._send_again([one for one in waiting if one.repeatable], link)
+            await self._tell_forgotten([one for one in waiting if not one.repeatable], lost, link)
+        finally:
+            await link.close()
+
+    async def _send_again(self, waiting: Sequence[Waiting], link: Link) -> None:
+        queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {}
+        for one in waiting:
+            if one.first_sent is None:
+                one.first_sent = one.sent
+            queues.setdefault((one.shard, kind_of(one)), deque()).append(one)
+        while queues:
+            loads = [Load(*place, taken) for place, queue in queues.items() if (taken := _take_unsent(queue))]
+            await self._learn_the_time(loads, link)
+            outcomes = await self._scripts.run_all([self._call(load) for load in loads], link)
+            for load, outcome in zip(loads, outcomes, strict=True):
+                if isinstance(outcome, UnfitServerError):
+                    raise outcome
+                if isinstance(outcome, Exception):
+                    _fail(load, f"Redis refused the request: {outcome}")
+                else:
+                    self._settle(load, outcome)
+            queues = {place: queue for place, queue in queues.items() if queue}
+
+    async def _tell_forgotten(self, waiting: Sequence[Waiting], lost: Collection[ShardId], link: Link) -> None:
+        asked = [("HMGET", self._keys.sequence(sequence_of(one)).record, "bn", "nx") for one in waiting]
+        for one, record in zip(waiting, await link.exchange(asked) if asked else (), strict=True):
+            if isinstance(record, Exception):
+                raise record
+            assert one.accepted is not None
+            birth, newest = record
+            known = birth == one.accepted.birth.encode() and int(newest or 0) >= one.accepted.step
+            if not known or one.shard in lost:
+                one.failed(unknown_outcome(one, "Redis was restarted and has lost data"))
 
     def _settle(self, load: Load, outcomes: Sequence[Any]) -> None:
         if load.kind not in WITHDRAWALS:
@@ -235,11 +287,11 @@ class Dispatch:
         if waiting.withdrawn:
             self.withdraw(waiting)
 
-    async def _learn_the_time(self, loads: Sequence[Load]) -> None:
+    async def _learn_the_time(self, loads: Sequence[Load], link: Link) -> None:
         """The clock of Redis against this process's, when something is sent again. It was read a moment ago, so a time
         that is reckoned by it is rather too early than too late: what came in since then is not overlooked."""
         if any(waiting.first_sent is not None for load in loads for waiting in load.waiting):
-            ((seconds, microseconds),) = await self._link.exchange([("TIME",)])
+            ((seconds, microseconds),) = await link.exchange([("TIME",)])
             self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
     def _after_failure(self, loads: Sequence[Load], lost: BaseException) -> Sequence[Load]:
@@ -298,17 +350,15 @@ class Dispatch:
                 return self._stateless.withdraw(model_load(load.waiting[0]), self._gateway, tokens, reply=CANCELLED)
 
     def _withdrawn(self, waiting: Waiting) -> CancelledStep:
-        assert waiting.admitted.sequence is not None
         assert waiting.accepted is not None
         birth, step = waiting.accepted
         model = waiting.admitted.message.model
-        return CancelledStep(waiting.admitted.sequence, model, birth, step, self._gateway, waiting.token)
+        return CancelledStep(sequence_of(waiting), model, birth, step, self._gateway, waiting.token)
 
     def _submission(self, waiting: Waiting) -> Submission:
         message, call = waiting.admitted.message, waiting.call
-        assert waiting.admitted.sequence is not None
         return Submission(
-            sequence=waiting.admitted.sequence,
+            sequence=sequence_of(waiting),
             flags=waiting.admitted.flags,
             request_id=call.request_id,
             expected_step=call.expected_step,
@@ -346,6 +396,12 @@ class Dispatch:
 def kind_of(waiting: Waiting) -> Kind:
     """By which script a request is sent."""
     return Kind.WORK if waiting.admitted.sequence is None else Kind.STEPS
+
+
+def sequence_of(waiting: Waiting) -> SequenceId:
+    """The sequence of a step."""
+    assert waiting.admitted.sequence is not None
+    return waiting.admitted.sequence
 
 
 def model_load(waiting: Waiting) -> ModelLoad:

@@ -26,7 +26,7 @@ from shared.errors import UnavailableError
 from shared.ids import GatewayId, ShardId
 from shared.keyspace import Keyspace
 from shared.limits import REPLY_STREAM_TTL_MS
-from shared.link import REPLY_TIMEOUT_S, Link
+from shared.link import Link
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 
 HEARTBEAT_S = 5.0
@@ -86,8 +86,15 @@ class Replies:
 
     async def open(self) -> None:
         """Makes the reply streams; must have happened before the first request is sent."""
-        await self._create(list(self._streams))
-        await self._beat()
+        await self._create(list(self._streams), self._redis)
+        await self._beat(self._redis)
+
+    async def reopen(self, redis: Redis) -> list[ShardId]:
+        """After a restart of the server: makes the streams that it has lost; returns their shards."""
+        client = cast("Any", redis)
+        gone = await self._beat(client)
+        await self._create(gone, client)
+        return gone
 
     async def close(self) -> None:
         """Removes this gateway's keys; where Redis cannot be reached, their TTL does."""
@@ -120,7 +127,7 @@ class Replies:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                gone = await self._beat()
+                gone = await self._beat(self._redis)
                 if gone:
                     await self._recover(gone)
             except (*CONNECTION_LOST, ResponseError) as lost:
@@ -137,8 +144,8 @@ class Replies:
         streams = list(self._positions)
         positions = [self._positions[stream] for stream in streams]
         commands.append(("XREAD", "COUNT", READ_ENTRIES_MAX, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
-        *_, news = await self._link.exchange(commands, timeout_s=REPLY_TIMEOUT_S + READ_BLOCK_MS / 1000)
-        if isinstance(news, ResponseError):
+        *_, news = await self._link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
+        if isinstance(news, Exception):
             raise news
         for stream, entries in news or ():
             self._positions[stream] = entries[-1][0]
@@ -147,20 +154,20 @@ class Replies:
                 for index in range(0, len(fields), 2):
                     self.deliver(fields[index], fields[index + 1])
 
-    async def _create(self, shards: Sequence[ShardId]) -> None:
+    async def _create(self, shards: Sequence[ShardId], redis: Any) -> None:
         for shard in shards:
             stream = self._streams[shard]
-            async with self._redis.pipeline(transaction=True) as pipe:
+            async with redis.pipeline(transaction=True) as pipe:
                 # An entry that nobody waits for: there is no other way to make a stream without a group.
                 pipe.xadd(stream, {"": ""})
                 pipe.pexpire(stream, REPLY_STREAM_TTL_MS)
                 entry, _ = await pipe.execute()
             self._positions[stream.encode()] = entry
 
-    async def _beat(self) -> list[ShardId]:
+    async def _beat(self, redis: Any) -> list[ShardId]:
         """Renews every TTL; returns the shards whose stream is gone."""
         shards = list(self._streams)
-        async with self._redis.pipeline(transaction=False) as pipe:
+        async with redis.pipeline(transaction=False) as pipe:
             for shard in shards:
                 pipe.pexpire(self._streams[shard], REPLY_STREAM_TTL_MS)
             for stream, entries in self._untrimmed.items():
@@ -178,7 +185,7 @@ class Replies:
         """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
         lost = [waiting for waiting in self._waiting.values() if waiting.shard in gone]
-        await self._create(gone)
+        await self._create(gone, self._redis)
         for waiting in lost:
             waiting.failed(unknown_outcome(waiting, "the gateway lost its replies"))
 

@@ -16,7 +16,7 @@ import os
 import socket
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -27,6 +27,7 @@ from gateway.http_server import HttpServer, listen
 from gateway.inference import Inference
 from gateway.metrics import Gauge, Metrics
 from gateway.observation import Observation
+from gateway.recovery import Recovery
 from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.response_cache import ResponseCache
@@ -53,6 +54,7 @@ from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import connect, join_mesh
 from shared.response_cache import parse_cache_config
 from shared.scripts import Scripts
+from shared.server_run import ServerRun
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.statistics.totals import Tallies
 from shared.traces.tracing import Tracing, setup
@@ -104,72 +106,78 @@ async def serve(
         await join_mesh(patient, keys)
     finally:
         await patient.aclose()
-    # Nothing is repeated by the connection itself: whether a request may be sent twice is for `dispatch` to say.
-    redis = connect(settings.redis_url, retries=0, name=name)
     tracing = setup("gateway", name)
     try:
-        async with running_core(settings, name, redis, keys, tracing, tasks) as core:
+        async with running_core(settings, name, keys, tracing, tasks) as core:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
             await _serve_ports(settings, core, stop, on_ready, patience_s)
     finally:
-        await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)
 
 
 @asynccontextmanager
 async def running_core(
-    settings: GatewaySettings, name: str, redis: Redis, keys: Keyspace, tracing: Tracing, tasks: Tasks
+    settings: GatewaySettings, name: str, keys: Keyspace, tracing: Tracing, tasks: Tasks
 ) -> AsyncGenerator[Core]:
     """The core with its background tasks; on leaving they end, and this gateway's keys go."""
-    gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
-    catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
-    where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
-    replies = Replies(redis, keys, gateway, where=where)
-    bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
-    summaries = parse_metrics_config(settings.metrics_config).summary_latencies
-    scripts = Scripts(redis, keys)
-    dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
-    cache_bytes = parse_cache_config(settings.cache_config)
-    observation = Observation(redis, scripts, keys, catalog, cache_bytes=cache_bytes)
-    statistics = Statistics(Tallies(scripts, keys), catalog, observation)
-    inference = Inference(
-        catalog,
-        dispatch,
-        replies,
-        keys,
-        tracing,
-        in_flight_max=settings.max_requests_in_flight,
-        timeout_ms=settings.request_timeout_ms,
-        cache=ResponseCache(cache_bytes),
-    )
-    mesh_settings = MeshSettings(redis, keys)
-    process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
-    await replies.open()
-    await catalog.refresh()
-    background = [
-        tasks.start(replies.run(), name="replies"),
-        tasks.start(replies.heartbeat(), name="heartbeat"),
-        tasks.start(dispatch.run(), name="dispatch"),
-        tasks.start(catalog.run(), name="catalog"),
-        tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
-        tasks.start(process.run(), name="settings"),
-    ]
-    try:
-        yield Core(
-            inference,
+
+    def open_client(run: ServerRun) -> Redis:
+        # Nothing is repeated by the connection itself: whether a request may be sent twice is for `dispatch` to say.
+        timeout_ms = settings.redis_timeout_ms
+        return connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run)
+
+    run = ServerRun()
+    async with aclosing(open_client(run)) as redis:
+        gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
+        catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
+        where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
+        replies = Replies(redis, keys, gateway, where=where)
+        bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
+        summaries = parse_metrics_config(settings.metrics_config).summary_latencies
+        scripts = Scripts(redis, keys)
+        dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
+        cache_bytes = parse_cache_config(settings.cache_config)
+        observation = Observation(redis, scripts, keys, catalog, cache_bytes=cache_bytes)
+        statistics = Statistics(Tallies(scripts, keys), catalog, observation)
+        inference = Inference(
             catalog,
-            Repository(redis, keys, catalog),
-            statistics,
-            observation,
             dispatch,
             replies,
-            RuntimeSettings(mesh_settings, process, tracing.control, catalog),
+            keys,
+            tracing,
+            in_flight_max=settings.max_requests_in_flight,
+            timeout_ms=settings.request_timeout_ms,
+            cache=ResponseCache(cache_bytes),
         )
-    finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        await replies.close()
+        mesh_settings = MeshSettings(redis, keys)
+        process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
+        await replies.open()
+        await catalog.refresh()
+        background = [
+            tasks.start(replies.run(), name="replies"),
+            tasks.start(replies.heartbeat(), name="heartbeat"),
+            tasks.start(dispatch.run(), name="dispatch"),
+            tasks.start(Recovery(open_client, run, replies, dispatch).run(), name="recovery"),
+            tasks.start(catalog.run(), name="catalog"),
+            tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
+            tasks.start(process.run(), name="settings"),
+        ]
+        try:
+            yield Core(
+                inference,
+                catalog,
+                Repository(redis, keys, catalog),
+                statistics,
+                observation,
+                dispatch,
+                replies,
+                RuntimeSettings(mesh_settings, process, tracing.control, catalog),
+            )
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await replies.close()
 
 
 async def _serve_ports(

@@ -55,7 +55,8 @@ class Waiting:
     span        records what happens to it, if it is traced
     accepted    set when Redis has said so
     withdrawn   its caller has left, and it is to be given up
-    first_sent  when it was first sent, if the answer to that was lost; seconds, monotonic
+    sent        when it was sent last; seconds, monotonic
+    first_sent  when it was first sent, if the answer to that was lost; likewise
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class Waiting:
         "first_sent",
         "future",
         "record",
+        "sent",
         "shard",
         "span",
         "token",
@@ -91,6 +93,7 @@ class Waiting:
         self.span = span
         self.accepted: Accepted | None = None
         self.withdrawn = False
+        self.sent = 0.0
         self.first_sent: float | None = None
 
     @property

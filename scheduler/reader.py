@@ -12,7 +12,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from scheduler.leader import Leader
-from shared.link import REPLY_TIMEOUT_S, Link
+from shared.link import Link
 
 ENTRIES_PER_STREAM = 512
 """Most entries of one stream in one read."""
@@ -39,7 +39,7 @@ class StreamReader:
             return False
         await self._link.connect()
         command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *places)
-        (reply,) = await self._link.exchange([command], timeout_s=REPLY_TIMEOUT_S + block_ms / 1000)
+        (reply,) = await self._link.exchange([command], blocking_s=block_ms / 1000)
         if isinstance(reply, Exception):
             raise reply
         for stream, entries in reply or ():

@@ -1,6 +1,7 @@
 """The scheduler's composition root and its loops.
 
     contend   renews the leases of the models it leads, asks for the others; starts and stops leaders
+    server    begins anew when Redis was restarted
     watch     every tick: who is in the mesh, what time it is in Redis
     read      one blocking read for all leaders (`scheduler.reader`)
     lead      per model: a `Leader`, made anew from Redis whenever it fails
@@ -34,6 +35,7 @@ from shared.membership import Member, Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.redis_client import CONNECTION_LOST, connect, join_mesh
 from shared.scripts import Scripts
+from shared.server_run import ServerRun
 from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6
@@ -52,10 +54,11 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     patient = connect(settings.redis_url, name=name)
     await join_mesh(patient, keys)
     await patient.aclose()
-    redis = connect(settings.redis_url, retries=0, name=name)
+    run = ServerRun()
+    redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
     tracing = setup("scheduler", name)
     mesh = Mesh(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
-    scheduler = Scheduler(settings, name, mesh, tasks)
+    scheduler = Scheduler(settings, name, mesh, run, tasks)
     process = ProcessSettings(MeshSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
         scheduler.start()
@@ -83,9 +86,10 @@ async def is_healthy(settings: SchedulerSettings) -> bool:
 class Scheduler:
     """The loops of one scheduler process."""
 
-    def __init__(self, settings: SchedulerSettings, name: str, mesh: Mesh, tasks: Tasks) -> None:
+    def __init__(self, settings: SchedulerSettings, name: str, mesh: Mesh, run: ServerRun, tasks: Tasks) -> None:
         self._settings = settings
         self._name = name
+        self._run = run
         self._mesh = mesh
         self._tasks = tasks
         self._policy = Policy(
@@ -113,6 +117,7 @@ class Scheduler:
             ("read", self._read, 0.0),
         ):
             self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
+        self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
         """Stops everything, then gives the leases back: a standby leads at once, and nobody decides meanwhile."""
@@ -175,6 +180,17 @@ class Scheduler:
     async def _read(self) -> None:
         if not await self._reader.read(self.leaders.values(), block_ms=self._settings.tick_ms):
             await asyncio.sleep(self._settings.tick_ms / 1000)
+
+    async def _follow_server(self) -> None:
+        """After a restart of Redis, or a failover: whoever leads on does so from what is there now."""
+        while True:
+            await self._run.changed.wait()
+            leading = list(self._leading.values())
+            for model in self._leadership.drop_all():
+                self._stop_leading(model, "Redis was restarted or replaced")
+            # One of them that acted there, in a term that is given a second time, would not be refused.
+            await end(leading)
+            self._run.agree(self._run.met)
 
     # -- leading --------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,12 @@ from typing import Any, cast
 import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-REPLY_TIMEOUT_S = 30.0
-"""Without a byte from Redis for this long, the connection counts as lost: a dead host answers nothing, not even FIN."""
+from shared.redis_client import REPLY_TIMEOUT_S, UnfitServerError
+
+SLOWEST_BYTES_S = 1 << 20
+"""What is sent may take so long: a large request must not look like a server that is silent."""
 
 
 class Link:
@@ -37,29 +40,35 @@ class Link:
             await connection.disconnect()
         await connection.connect()
 
-    async def exchange(self, commands: Sequence[Iterable[Any]], *, timeout_s: float = REPLY_TIMEOUT_S) -> list[Any]:
-        """Sends the commands in one write and reads as many replies; an error reply is a ResponseError in its place.
+    async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
+        """Sends the commands in one write and reads as many replies; an error reply is an exception in its place: a
+        ResponseError, or an UnfitServerError, after which the link leads elsewhere when it is connected again.
 
-        timeout_s  for all of it; give a blocking command's own time on top
-        raises     one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
+        blocking_s  how long the server may hold its answer back, on top of the connection's own limit
+        raises      one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
         """
         connection = self._connection
         replies: list[Any] = []
+        limit_s: float = getattr(connection, "reply_timeout_s", REPLY_TIMEOUT_S) + blocking_s
         try:
             # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
             packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit_s + sum(map(len, packed)) / SLOWEST_BYTES_S):
                 await connection.send_packed_command(packed, check_health=False)
                 for _ in commands:
                     try:
                         # math.inf: the time limit is ours, one for the whole exchange.
                         replies.append(await connection.read_response(timeout=math.inf, disconnect_on_error=False))
-                    except ResponseError as error:
+                    except (ResponseError, UnfitServerError) as error:
                         replies.append(error)
-        except BaseException:
+        except BaseException as failure:
             # A half-read connection would give the next exchange this one's replies.
             await connection.disconnect(nowait=True)
+            if isinstance(failure, TimeoutError):
+                raise RedisTimeoutError(f"no answer within {limit_s:g} s") from failure
             raise
+        if any(isinstance(reply, UnfitServerError) for reply in replies):
+            await connection.disconnect(nowait=True)
         return replies
 
     async def close(self) -> None:

@@ -7,20 +7,31 @@ Lost connections are retried with jittered back-off; what a lost call had alread
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 import socket
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import SCHEMA_VERSION, Keyspace
+from shared.server_run import ServerRun
 
 RETRIES = 8
 """Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
@@ -39,22 +50,92 @@ NOT_IN_A_NAME = re.compile(r"[^!-~]")
 MINIMUM_VERSION = (7, 0)
 """Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
 
+REPLY_TIMEOUT_S = 10.0
+"""How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
+connection looks alive, and only its silence tells."""
 CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What a command raises when Redis cannot be reached."""
+"""What a command raises when Redis cannot be reached, or cannot serve now."""
+UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
+UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
+RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 class UnfitRedisError(MeshError):
     """This Redis cannot hold this mesh; the message says what to change."""
 
 
-def connect(url: str, *, retries: int = RETRIES, name: str = "") -> Redis:
+class UnfitServerError(RedisConnectionError):
+    """What was reached cannot serve now: a replica, a server that is just becoming one or has lost its primary, one
+    that cannot write to its disk, or is busy with a script. The command was not carried out."""
+
+
+class _Bound:
+    """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
+
+    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
+    """
+
+    reply_timeout_s = REPLY_TIMEOUT_S
+
+    async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
+        read = cast("Any", super()).read_response
+        try:
+            if timeout is not None:
+                return await read(*args, timeout=timeout, **options)
+            async with asyncio.timeout(self.reply_timeout_s):
+                return await read(*args, timeout=math.inf, **options)
+        except TimeoutError as silence:
+            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
+        except ResponseError as error:
+            if is_unfit(error):
+                raise UnfitServerError(str(error)) from error
+            raise
+
+
+class _TcpConnection(_Bound, Connection):
+    pass
+
+
+class _TlsConnection(_Bound, SSLConnection):
+    pass
+
+
+class _UnixConnection(_Bound, UnixDomainSocketConnection):
+    pass
+
+
+CONNECTIONS: dict[Any, Any] = {
+    Connection: _TcpConnection,
+    SSLConnection: _TlsConnection,
+    UnixDomainSocketConnection: _UnixConnection,
+}
+
+
+def is_unfit(error: ResponseError) -> bool:
+    """Whether an error reply tells of the server's state alone. (A loading server's is a ConnectionError already; one
+    without memory must be told apart, because it still does part of what is asked.)"""
+    return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
+
+
+def connect(
+    url: str,
+    *,
+    retries: int = RETRIES,
+    name: str = "",
+    timeout_ms: int = round(REPLY_TIMEOUT_S * 1000),
+    run: ServerRun | None = None,
+) -> Redis:
     """A client with a pool of its own; bytes in, bytes out.
 
-    retries  0 for calls that must not be repeated by themselves
-    name     of this process: what CLIENT LIST shows of its connections
+    retries     0 for calls that must not be repeated by themselves
+    name        of this process: what CLIENT LIST shows of its connections
+    timeout_ms  how long the server may take to answer
+    run         the server's run that the connections are bound to; None: they go to any
     """
-    # A host that is gone is found out by the kernel. redis-py's own socket timeout would wrap each write in
-    # asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end would go on for ever.
+    # A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
+    # would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end
+    # would go on for ever.
     keepalive: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     pool: Any = ConnectionPool.from_url(  # its many keyword arguments are those of the connection, untyped
         url,
@@ -63,11 +144,31 @@ def connect(url: str, *, retries: int = RETRIES, name: str = "") -> Redis:
         client_name=NOT_IN_A_NAME.sub("-", name) or None,
         socket_timeout=None,
         socket_connect_timeout=CONNECT_TIMEOUT_S,
+        redis_connect_func=partial(_greet, timeout_ms / 1000, run),
         **({} if url.startswith("unix:") else keepalive),
         retry=Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
         retry_on_error=list(CONNECTION_LOST),
     )
+    pool.connection_class = CONNECTIONS[pool.connection_class]
     return Redis.from_pool(pool)
+
+
+async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
+    """What is said on a new connection before anybody uses it."""
+    connection.reply_timeout_s = reply_timeout_s
+    await connection.on_connect()
+    if run is not None:
+        run.meet(await _run_id(connection))
+
+
+async def _run_id(connection: Any) -> str:
+    await connection.send_command("INFO", "server")
+    try:
+        info: bytes = await connection.read_response()
+    except NoPermissionError:
+        return ""
+    found = RUN_ID.search(info)
+    return found[1].decode() if found else ""
 
 
 async def join_mesh(redis: Redis, keys: Keyspace) -> None:

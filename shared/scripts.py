@@ -8,7 +8,7 @@ Scripts run atomically in Redis; see the header of each `.lua` file for keys, ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
@@ -328,14 +328,22 @@ class Scripts:
         unknown = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NoScriptError)]
         if unknown:
             # A server that was restarted knows no script; then none of the calls was carried out.
-            for name in {calls[index].script for index in unknown}:
-                await self._redis.script_load(self._sources[name])
+            await self._load({calls[index].script for index in unknown}, link)
             for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown], link), strict=True):
                 outcomes[index] = outcome
         return [
             outcome if isinstance(outcome, Exception) else call.read(outcome)
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
+
+    async def _load(self, names: Iterable[str], link: Link | None) -> None:
+        if link is None:
+            for name in names:
+                await self._redis.script_load(self._sources[name])
+            return
+        for loaded in await link.exchange([("SCRIPT", "LOAD", self._sources[name]) for name in names]):
+            if isinstance(loaded, Exception):
+                raise loaded
 
     async def _send(self, calls: Sequence[Call[Any]], link: Link | None) -> list[Any]:
         if link is not None:

@@ -96,6 +96,14 @@ class MeshSettings:
         group="Mesh",
         secret=True,
     )
+    redis_timeout_ms: int = setting(
+        10_000,
+        help="How long Redis may take to answer; then the connection counts as lost, and another is made. What is sent "
+        "gets a second for each MiB on top.",
+        unit="ms",
+        group="Mesh",
+        minimum=100,
+    )
     key_prefix: str = setting("seqmesh", help="Beginning of every key, so that meshes can share a Redis.", group="Mesh")
     shards: int = setting(
         4,

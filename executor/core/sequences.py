@@ -53,6 +53,7 @@ class OwnedSequence:
     """One sequence and what comes next for it.
 
     next_step       the only step that may run now
+    committed       the last step that Redis is known to have made final
     replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
     open_entries    inbox entries since the last checkpoint, this one's included once it runs; open_bytes: of their
                     messages together
@@ -70,6 +71,7 @@ class OwnedSequence:
     instance: InstanceIndex
     slot: SlotIndex
     next_step: StepNumber
+    committed: StepNumber = StepNumber(0)
     restoring: bool = False
     running: bool = False
     void: VoidCause | None = None
@@ -96,6 +98,11 @@ class OwnedSequence:
         if self.restoring or self.running:
             return None
         return self.steps.get(self.next_step)
+
+    @property
+    def newest(self) -> StepNumber:
+        """The newest step that was taken in."""
+        return max(self.steps, default=StepNumber(max(0, self.next_step - 1)))
 
     @property
     def head_is_cancelled(self) -> bool:
@@ -172,6 +179,17 @@ class SequenceTable:
         """Steps that do not run yet."""
         return sum(len(owned.steps) - owned.running for owned in self._by_id.values())
 
+    @property
+    def all(self) -> list[OwnedSequence]:
+        """Every sequence."""
+        return list(self._by_id.values())
+
+    def committed(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> None:
+        """A step has become final."""
+        owned = self._by_id.get(sequence)
+        if owned is not None and owned.epoch == epoch:
+            owned.committed = max(owned.committed, step)
+
     def get(self, sequence: SequenceId) -> OwnedSequence | None:
         """The sequence, if it is owned here."""
         return self._by_id.get(sequence)
@@ -218,7 +236,7 @@ class SequenceTable:
         owned.predecessor = found.traceparent
         owned.failed = found.failed
         owned.next_step = _past(found.failed, found.checkpointed + 1)
-        owned.replay_until = found.committed
+        owned.replay_until = owned.committed = found.committed
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
         owned.void = found.void
         owned.cancelled |= found.cancelled
@@ -291,6 +309,7 @@ class SequenceTable:
             instance=step.instance,
             slot=step.slot,
             next_step=step.step if begins else StepNumber(0),
+            committed=step.committed,
             restoring=not begins,
         )
         previous = self._by_id.get(step.sequence)

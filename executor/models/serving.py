@@ -30,6 +30,7 @@ from executor.first_batch import backlog_requests
 from executor.models.repository import Repository, ServedVersion
 from executor.sequences.checkpoints import read_checkpoints
 from executor.sequences.committer import Committer
+from executor.sequences.holdings import Holding
 from executor.sequences.inbox import Inbox, Marks, entry_key
 from executor.sequences.sequence_model import SequenceModel
 from executor.work.work_model import WorkModel
@@ -139,6 +140,11 @@ class Serving:
             model.serves.report(pending=model.table.waiting if isinstance(model, SequenceModel) else 0)
             for model in self._models.values()
         ]
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """What is known of every sequence that is owned here."""
+        return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]
 
     async def close(self, staying: AbstractSet[str]) -> None:
         """From now on no sequence begins here, and only those of some models go on. Returns when no batch of another

@@ -49,6 +49,11 @@ class _Group:
     shard: ShardId
     steps: list[StepCommit]
 
+    @property
+    def place(self) -> tuple[Load, ShardId]:
+        """Groups of the same place hold steps of the same sequences."""
+        return self.owner.load, self.shard
+
 
 class Committer:
     """The commits of one executor incarnation."""
@@ -112,8 +117,6 @@ class Committer:
         for group, codes in await self._send(self._groups(taken)):
             done_ns = clock_ns()
             for step, code in zip(group.steps, codes, strict=True):
-                # A process that has lost count must not go on: its end makes others restore from Redis.
-                assert code is not CommitCode.OUT_OF_ORDER, f"{step.sequence}: step {step.step} came too early"
                 group.owner.committed(step, code, sent_ns, done_ns)
         self._sending = 0
         self._done += len(taken)
@@ -149,9 +152,15 @@ class Committer:
                 await asyncio.sleep(RETRY_DELAY_S)
                 continue
             failed: list[_Group] = []
-            for group, outcome in zip(remaining, outcomes, strict=True):
+            for index, (group, outcome) in enumerate(zip(remaining, outcomes, strict=True)):
                 if isinstance(outcome, Exception):
                     logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
+                    failed.append(group)
+                elif CommitCode.OUT_OF_ORDER in outcome:
+                    # The call before it, in the same place, was not carried out, or after it: a server that has just
+                    # been restarted does not know the script until it is told. A process that has lost count itself
+                    # must not go on: its end makes others restore from Redis.
+                    assert any(before.place == group.place for before in remaining[:index]), f"{group}: out of order"
                     failed.append(group)
                 else:
                     done.append((group, outcome))

@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from redis.exceptions import ResponseError
-
 from executor.connections import RETRY_DELAY_S, Connections
 from shared import logs
 from shared.ids import ExecutorId, ShardId
-from shared.link import REPLY_TIMEOUT_S, Link
+from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
@@ -84,8 +82,8 @@ class Inbox:
             self._again = False
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self._positions, *self._positions.values())
-        (read,) = await link.exchange([command], timeout_s=REPLY_TIMEOUT_S + INBOX_BLOCK_MS / 1000)
-        if isinstance(read, ResponseError):
+        (read,) = await link.exchange([command], blocking_s=INBOX_BLOCK_MS / 1000)
+        if isinstance(read, Exception):
             raise read
         for stream, entries in read or ():
             # A step leaves the inbox with its checkpoint, a control message as soon as it was heard. What was heard and
@@ -94,7 +92,9 @@ class Inbox:
             for entry, flat in entries:
                 done += await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
             if done:
-                await link.exchange([("XDEL", stream, *done)], timeout_s=REPLY_TIMEOUT_S)
+                (removed,) = await link.exchange([("XDEL", stream, *done)])
+                if isinstance(removed, Exception):
+                    raise removed
                 done.clear()
             self._positions[stream.decode()] = entries[-1][0].decode()
 

@@ -16,6 +16,7 @@ from executor.first_batch import Backlog
 from executor.models.repository import ServedVersion
 from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.committer import Committer
+from executor.sequences.holdings import Holding
 from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
 from shared.ids import ExecutorId, correlation_id_of
@@ -164,12 +165,18 @@ class SequenceModel:
                 root = self._tracing.root_of(step.sequence)
                 self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
         if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
+            self.table.committed(step.sequence, step.epoch, step.step)
             return
         owned = self.table.get(step.sequence)
         if code is CommitCode.REFUSED:
             logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
         if owned is not None and owned.epoch == step.epoch:
             self.forget(owned)
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """What is known of every sequence that is owned here."""
+        return [Holding(owned.sequence, owned.epoch, owned.committed, owned.newest) for owned in self.table.all]
 
     async def run(self) -> None:
         """Runs every instance's loop, for ever."""

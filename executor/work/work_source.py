@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
-from redis.exceptions import ResponseError
-
 from shared import logs
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
-from shared.link import REPLY_TIMEOUT_S, Link
+from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, Scripts
 from shared.statistics.tally import Load
@@ -80,8 +78,6 @@ class Carrier:
                 causes = {str(outcome) for outcome in outcomes if isinstance(outcome, Exception)}
                 logs.error("work calls failed", queue=self._what, calls=len(failed), cause="; ".join(sorted(causes)))
                 self._waiting.extendleft(reversed(failed))
-                # A primary that was demoted is left behind with its connection.
-                await self._link.close()
                 await asyncio.sleep(RETRY_DELAY_S)
 
     async def _exchange(self, sending: Sequence[tuple[Call[Any], asyncio.Future[Any]]]) -> list[Any]:
@@ -198,14 +194,14 @@ class WorkSource:
         try:
             await self._blocking.connect()
             (popped,) = await self._blocking.exchange(
-                [("BLPOP", self._keys.wake, WAKE_BLOCK_S)], timeout_s=REPLY_TIMEOUT_S + WAKE_BLOCK_S
+                [("BLPOP", self._keys.wake, WAKE_BLOCK_S)], blocking_s=WAKE_BLOCK_S
             )
+            if isinstance(popped, Exception):
+                raise popped
         except CONNECTION_LOST as error:
             logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
             return False
-        if isinstance(popped, ResponseError):
-            raise popped
         return popped is not None
 
 

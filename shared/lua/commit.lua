@@ -99,6 +99,8 @@ local function commit(keys, step)
   if step.n ~= committed + 1 then
     return -2
   end
+  -- Redis was restarted with older data: it has never accepted this step, and may give its number to another.
+  if step.n > accepted then return -1 end
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 

@@ -40,7 +40,7 @@ async def living(redis_url: str, key_prefix: str, models: Path, model: str, name
     """Runs an executor of one model. Afterwards it is gone as if it had been killed: its lease and inbox stay."""
     settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
     keys = Keyspace(key_prefix, SHARDS)
-    connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), keys)
+    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), keys)
     repository = Repository(settings.models, Devices())
     repository.load(model)
     changed = asyncio.Event()

@@ -157,7 +157,7 @@ async def executor(redis_url: str, key_prefix: str, models: Path, gate: Gate) ->
 
     @asynccontextmanager
     async def life(name: str) -> AsyncGenerator[Running]:
-        connections = Connections(connect(redis_url, retries=0), connect(redis_url, retries=0), Keyspace(key_prefix, 2))
+        connections = Connections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, 2))
         repository = Repository(settings.models, Devices())
         repository.load("work")
         named = replace(settings, name=name)

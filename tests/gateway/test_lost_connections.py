@@ -95,13 +95,11 @@ async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
 @asynccontextmanager
 async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[Core]:
     """A gateway without ports."""
-    redis = connect(settings.redis_url, retries=0)
     async with (
         asyncio.TaskGroup() as group,
-        running_core(settings, "core", redis, keys, Tracing(), Tasks(group)) as core,
+        running_core(settings, "core", keys, Tracing(), Tasks(group)) as core,
     ):
         yield core
-    await redis.aclose()
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ from shared.scripts import (
     SubmitCode,
     Submitted,
 )
+from shared.server_run import ServerRun
 from shared.traces.tracing import Tracing
 
 MODEL = "sum"
@@ -86,7 +87,7 @@ class Stage:
         settings = self.settings(**changed)
         async with asyncio.TaskGroup() as group:
             tasks = Tasks(group)
-            scheduler = Scheduler(settings, settings.name, self.mesh, tasks)
+            scheduler = Scheduler(settings, settings.name, self.mesh, ServerRun(), tasks)
             scheduler.start()
             try:
                 yield scheduler

@@ -1,0 +1,50 @@
+"""What an executor knows of its sequences, against what Redis holds after a restart or a failover.
+
+A server that comes back with older data has lost steps, commits or assignments that it had acknowledged. Then neither
+the states in the arenas nor the steps taken in are what it holds, and no sequence of this executor may go on from them.
+What is newer there (a sequence that was moved, or ended) is nothing new: commits are refused by epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from redis.asyncio import Redis
+
+from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.keyspace import Keyspace
+
+RECORDS_PER_READ = 512
+
+
+class Holding(NamedTuple):
+    """A sequence that is owned here. committed: the last step that is known to be final; accepted: the newest that was
+    taken in."""
+
+    sequence: SequenceId
+    epoch: Epoch
+    committed: StepNumber
+    accepted: StepNumber
+
+
+async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings: Sequence[Holding]) -> bool:
+    """Whether Redis lacks anything of it. Raises one of `CONNECTION_LOST`."""
+    for begin in range(0, len(holdings), RECORDS_PER_READ):
+        chunk = holdings[begin : begin + RECORDS_PER_READ]
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        pipe = cast("Any", redis.pipeline(transaction=False))
+        for holding in chunk:
+            pipe.hmget(keys.sequence(holding.sequence).record, ["ow", "ep", "nx", "cm"])
+        if any(_lacks(record, executor, holding) for record, holding in zip(await pipe.execute(), chunk, strict=True)):
+            return True
+    return False
+
+
+def _lacks(record: Sequence[bytes | None], executor: ExecutorId, holding: Holding) -> bool:
+    owner, epoch, accepted, committed = record
+    if int(epoch or 0) != holding.epoch:
+        return int(epoch or 0) < holding.epoch
+    # The counter of epochs may have been set back as well: then another owner has got the same one.
+    is_others = owner is not None and owner.decode() != executor
+    return is_others or int(committed or 0) < holding.committed or int(accepted or 0) < holding.accepted

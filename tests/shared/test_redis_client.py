@@ -1,0 +1,192 @@
+"""Connections to a server that is silent, unfit, or not the one it was: each is heard of, and nothing goes astray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
+
+import pytest
+from redis import Redis as SyncRedis
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from deploy.chaos.proxy import Proxy, Way
+from deploy.embedded import EmbeddedRedis
+from shared.link import Link
+from shared.redis_client import CONNECTION_LOST, UnfitServerError, connect
+from shared.server_run import AnotherRunError, ServerRun
+
+SOON_S = 60
+
+
+@pytest.fixture
+def server(private_server: EmbeddedRedis) -> Iterator[Any]:
+    """A client for what is done to the server."""
+    with SyncRedis.from_url(private_server.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def run() -> ServerRun:
+    return ServerRun()
+
+
+@pytest.fixture
+async def redis(private_server: EmbeddedRedis, run: ServerRun) -> AsyncIterator[Any]:
+    redis = connect(private_server.url, retries=0, run=run)
+    yield redis
+    await redis.aclose()
+
+
+# -- a silent one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(redis_server: str) -> Iterator[Proxy]:
+    host, _, port = redis_server.removeprefix("redis://").removesuffix("/0").partition(":")
+    with Proxy(host, int(port)) as proxy:
+        yield proxy
+
+
+async def test_a_connection_that_looks_alive_and_is_silent_counts_as_lost(proxy: Proxy) -> None:
+    redis: Any = connect(f"redis://{proxy.address}/0", retries=0, timeout_ms=SOON_S * 1000)
+    link: Any = Link(redis)
+    await redis.ping()
+    await link.connect()
+    for connection in (link._connection, *redis.connection_pool._available_connections):
+        connection.reply_timeout_s = 0.1
+
+    assert 2 == proxy.strand()
+
+    with pytest.raises(RedisTimeoutError):
+        await link.exchange([("PING",)])
+    with pytest.raises(RedisTimeoutError):
+        await redis.ping()
+    await link.connect()
+    assert [b"PONG"] == await link.exchange([("PING",)])
+    assert await redis.ping()
+    await link.close()
+    await redis.aclose()
+
+
+async def test_a_server_that_takes_connections_and_is_silent_counts_as_lost(proxy: Proxy) -> None:
+    proxy.hold(way=Way.REPLIES)
+    redis: Any = connect(f"redis://{proxy.address}/0", retries=0, timeout_ms=100)
+
+    with pytest.raises(CONNECTION_LOST):
+        await Link(redis).connect()
+    with pytest.raises(CONNECTION_LOST):
+        await redis.ping()
+    await redis.aclose()
+
+
+async def test_a_blocking_read_may_take_its_own_time_on_top(private_server: EmbeddedRedis) -> None:
+    redis: Any = connect(private_server.url, retries=0, timeout_ms=SOON_S * 1000)
+    link: Any = Link(redis)
+    await link.connect()
+    link._connection.reply_timeout_s = 0.1
+
+    assert [None] == await link.exchange([("BLPOP", "empty", 0.3)], blocking_s=SOON_S)
+
+    await link.close()
+    await redis.aclose()
+
+
+# -- an unfit one ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_primary_that_is_demoted_counts_as_a_lost_connection(redis: Any, server: Any) -> None:
+    link = Link(redis)
+    await link.connect()
+    server.xadd("stream", {"a": "b"})
+    reading = asyncio.create_task(link.exchange([("XREAD", "BLOCK", 0, "STREAMS", "stream", "$")], blocking_s=SOON_S))
+    while not any("xread" in shown["cmd"] for shown in server.client_list()):
+        await asyncio.sleep(0.01)
+
+    server.replicaof("127.0.0.1", 1)
+
+    ((unblocked,), refused) = await reading, await refusal(redis.set("a", "b"))
+    assert ["UNBLOCKED", "You can't write"] == [str(unblocked)[:9], str(refused)[:15]]
+    assert isinstance(unblocked, UnfitServerError)
+    await link.connect()
+    (first, second) = await link.exchange([("SET", "a", "b"), ("PING",)])
+    assert isinstance(first, UnfitServerError)
+    assert b"PONG" == second
+
+    server.replicaof("NO", "ONE")
+    await link.connect()
+    assert [b"OK"] == await link.exchange([("SET", "a", "b")])
+    assert await redis.get("a") == b"b"
+    await link.close()
+
+
+async def test_a_server_that_may_not_write_counts_as_a_lost_connection(redis: Any, server: Any) -> None:
+    server.config_set("min-replicas-to-write", 1)
+
+    assert "NOREPLICAS" in str(await refusal(redis.set("a", "b")))
+
+    server.config_set("min-replicas-to-write", 0)
+    assert await redis.set("a", "b")
+
+
+async def refusal(call: Any) -> UnfitServerError:
+    with pytest.raises(UnfitServerError) as caught:
+        await call
+    return caught.value
+
+
+# -- another one -------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_to_a_restarted_server_before_it_is_agreed_to(
+    redis: Any, run: ServerRun, private_server: EmbeddedRedis
+) -> None:
+    link = Link(redis)
+    await link.connect()
+    assert await redis.incr("counted") == 1
+    private_server.stop()
+    private_server.start()
+
+    with contextlib.suppress(AnotherRunError):
+        # The end of the old connection may not have been seen yet: then it is used, and fails.
+        await link.connect()
+        with pytest.raises(CONNECTION_LOST):
+            await link.exchange([("INCR", "counted")])
+    with pytest.raises(AnotherRunError):
+        await link.connect()
+    with pytest.raises(AnotherRunError):
+        await redis.incr("counted")
+    assert run.changed.is_set()
+    free: Any = connect(private_server.url, retries=0)
+    assert await free.get("counted") == b"1"
+
+    run.agree(run.met)
+
+    assert await redis.incr("counted") == 2
+    await link.connect()
+    assert [b"2"] == await link.exchange([("GET", "counted")])
+    await link.close()
+    await free.aclose()
+
+
+async def test_connections_of_one_run_are_made_whenever_they_are_needed(redis: Any, run: ServerRun) -> None:
+    for _ in range(3):
+        assert await redis.ping()
+        await redis.connection_pool.disconnect()
+
+    assert not run.changed.is_set()
+    assert run.bound == run.met != ""
+
+
+async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is(
+    run: ServerRun, private_server: EmbeddedRedis, server: Any
+) -> None:
+    server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@all"], commands=["-info"], keys="*")
+    url = private_server.url.replace("redis://", "redis://quiet:secret@")
+    redis = cast("Any", connect(url, retries=0, run=run))
+
+    assert await redis.ping()
+
+    assert ("", False) == (run.bound, run.changed.is_set())
+    await redis.aclose()
