@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from deploy.bench.clients import PROTOCOLS, ProtocolName, StepError, client_for
+from deploy.bench.dial import measure_dial
 from deploy.bench.load import DRAIN_TIMEOUT_S, Load, Tally, new_sequence_ids, probe
 from deploy.bench.results import Cell, Result, comparison, result_of, summary, table
 from deploy.bench.servers import Server, build_models, executions, running_mesh
@@ -119,6 +120,7 @@ class ChoiceList(click.ParamType[list[str]]):
     show_default=True,
     help="Where the results go.",
 )
+@click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
 @click.option("--triton", is_flag=True, help="Also measure a Triton from the PyPI wheel nvidia-pytriton.")
 @click.option(
     "--triton-python",
@@ -142,11 +144,15 @@ def bench(
     rounds: int | None,
     executors: int,
     out: Path,
+    dial: bool,
     triton: bool,
     triton_python: str,
     triton_wheel: Path | None,
 ) -> None:
     """See HELP."""
+    if dial:
+        measure_dial(seconds=seconds or (1.0 if quick else 3.0), rounds=rounds or (1 if quick else 3), out=out)
+        return
     plan = Plan(
         models=models or (ALL_MODELS if triton else MODELS),
         protocols=protocols,

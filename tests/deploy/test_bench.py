@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from deploy.bench import command
+from deploy.bench import command, dial
 from deploy.bench.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from deploy.bench.command import Plan, bench
 from deploy.bench.load import Tally
@@ -28,6 +28,8 @@ from deploy.bench.triton import TritonError, interpreter_of, wheel_at, without_s
 from deploy.bench.usage import Meter, Reading, cpu_us_per_step, other_cores, redis_cost
 from deploy.bench.workloads import LstmScripts, RunningSums, TensorForm
 from deploy.launcher import ChildState, MeshState
+from executor.devices import Devices
+from executor.models.repository import Repository
 
 service_pb2: Any = untyped_service_pb2
 model_config_pb2: Any = untyped_model_config_pb2
@@ -323,3 +325,36 @@ def test_a_small_run_finds_every_answer_right_and_writes_its_results(tmp_path: P
     ]
     assert (tmp_path / "plot.png").exists()
     assert "| accumulate | grpc-stream |" in (tmp_path / "results.md").read_text()
+
+
+# -- the recovery dial ------------------------------------------------------------------------------------------------
+
+
+def test_every_position_of_the_dial_is_a_model_that_loads_and_is_recovered_as_it_says(tmp_path: Path) -> None:
+    recovered: dict[str, tuple[bool, bool]] = {}
+    for setting in dial.settings():
+        dial.write_model(tmp_path, setting)
+        repository = Repository([tmp_path], Devices())
+        config = repository.load(setting.name).record.config
+        recovered[setting.name] = (config.state_in_mesh, config.replays)
+        assert setting.recovers == config.recoverable
+        assert setting.interval == config.checkpoint_interval
+
+    assert {(True, False)} == {way for name, way in recovered.items() if name.startswith(("declared", "methods"))}
+    assert ((False, True), (False, False)) == (recovered["replay"], recovered["nothing"])
+
+
+def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
+    turns = [
+        dial.Turn(setting.name, 100.0 * turn, 10.0 * turn, 1000.0 + turn if setting.recovers else None)
+        for turn in (1, 9, 2)
+        for setting in dial.settings()
+    ]
+
+    dial.write(dial.summary(turns), turns, tmp_path)
+
+    text = (tmp_path / "dial.md").read_text()
+    assert "| declared | 32    |     200 |               20 |        1002 |" in text
+    assert "| nothing  |       |     200 |               20 |        lost |" in text
+    assert len(turns) == len(json.loads((tmp_path / "dial.json").read_text()))
+    assert (tmp_path / "dial.png").read_bytes().startswith(PNG_SIGNATURE)
