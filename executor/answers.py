@@ -66,8 +66,8 @@ def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executo
     why = (
         "the sequence's START failed"
         if cause is VoidCause.FAILED
-        else "the sequence's state was lost with the process that held it; declare the state in the model's "
-        "configuration to have the mesh keep it"
+        else "the sequence's state was lost with the process that held it, or could not be restored; to have the mesh "
+        "keep a state, declare it in the model's configuration, or name a sequence_recovery there"
     )
     message = (
         f"inference request for sequence {correlation_id_of(sequence)} to model '{model_of(sequence)}' must specify "
