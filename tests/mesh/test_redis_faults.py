@@ -6,8 +6,11 @@ One mesh, whose services reach Redis through a proxy that misbehaves; clients nu
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
-from collections.abc import AsyncGenerator, Iterator
+import re
+import shutil
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,8 +24,8 @@ from shared.redis_client import connect
 from shared.scripts import Scripts
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
-from tests.mesh.traffic import Callers, Traffic, make_plans
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, is_interruption, make_plans
 
 MODEL = "running_sum"
 SEQUENCES = 16
@@ -51,7 +54,7 @@ class Broken:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     directory = tmp_path_factory.mktemp("redis-faults")
-    add_sum_model(directory / "models", MODEL, idle_us=60_000_000)
+    add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
     with (
         EmbeddedRedis(directory / "redis", appendfsync="always") as server,
         Proxy("127.0.0.1", server.port) as proxy,
@@ -166,3 +169,75 @@ async def test_sums_are_right_though_redis_is_restarted(broken: Broken, chance: 
             # Here, not in another thread: it would end with that thread (`deploy.tether`).
             broken.server.start()
     assert {"executor-1", "executor-2"} == {one.name for one in broken.mesh.alive()}
+
+
+# -- older data --------------------------------------------------------------------------------------------------------
+
+
+class Player:
+    """One sequence's client that numbers its steps and believes what it is told: where the mesh has forgotten steps, it
+    plays them again. Every answer must be the sum of the steps before it, whatever was forgotten."""
+
+    def __init__(self, plan: Plan, callers: Sequence[Call], chance: random.Random) -> None:
+        self._plan = plan
+        self._callers = callers
+        self._chance = chance
+        self.done = 0
+        self.forgotten = 0
+
+    async def play(self, until: int) -> None:
+        """Steps up to that one."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.done < until:
+                await self._step(dataclasses.replace(self._plan.steps[self.done], request_id=""))
+
+    async def _step(self, step: Step) -> None:
+        try:
+            answer = await self._chance.choice(self._callers)(MODEL, step)
+        except Exception as error:
+            if (last := last_step(error)) is not None:
+                self.forgotten += self.done - last
+                self.done = last
+            elif not is_interruption(error):
+                raise
+            await asyncio.sleep(0.02)
+            return
+        assert self._plan.sums[self.done] == answer, f"{step}, after {self.forgotten} forgotten steps"
+        self.done += 1
+
+
+def last_step(error: Exception) -> int | None:
+    """How far the mesh says that the sequence has come, where that is elsewhere than the client thought."""
+    if found := re.search(r"expects step (\d+) next", str(error)):
+        return int(found[1]) - 1
+    return 0 if "must specify the START flag" in str(error) else None
+
+
+async def test_a_redis_that_comes_back_with_older_data_is_believed_and_nothing_is_mixed(
+    broken: Broken, chance: random.Random
+) -> None:
+    """Killed, and restored from a copy of its directory: as after a failover to a replica that lagged.
+
+    What was acknowledged since is lost, which nobody can help. But states in arenas are those that Redis holds, numbers
+    of steps go on from the older ones, and no step is taken twice or left out of what follows.
+    """
+    plans = [Plan(f"older {number}", tuple(range(1, 31))) for number in range(8)]
+    before = {one.executor for one in broken.mesh.alive()}
+    data = broken.server.data_dir / "appendonlydir"
+    copy = broken.server.data_dir / "copy"
+    async with Callers(broken.mesh) as callers:
+        players = [Player(plan, callers, chance) for plan in plans]
+        old, new = players[:6], players[6:]
+
+        await asyncio.gather(*(player.play(5) for player in old))
+        shutil.copytree(data, copy)
+        await asyncio.gather(*(player.play(15 if player in old else 6) for player in players))
+        broken.server.kill()
+        shutil.rmtree(data)
+        copy.rename(data)
+        broken.server.start()
+        await asyncio.gather(*(player.play(30) for player in players))
+
+    assert [10] * 6 == [player.forgotten for player in old]
+    assert [6] * 2 == [player.forgotten for player in new]
+    assert before.isdisjoint({one.executor for one in broken.mesh.alive()})
