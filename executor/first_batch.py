@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from redis.asyncio import Redis
 
 from shared.errors import LoadError
 from shared.keyspace import Keyspace
 from shared.redis_client import CONNECTION_LOST
+from shared.waiting_line import read_lines
 
 REQUESTS_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
@@ -70,13 +70,8 @@ def _count(variables: Mapping[str, str], name: str) -> int:
 
 async def backlog_requests(redis: Redis, keys: Keyspace, model: str) -> int:
     """Requests of sequences of a model that wait for a slot; 0 while Redis cannot be reached."""
-    commands: Any = redis
-    waiting = 0
     try:
-        for shard in keys.shard_ids():
-            entries = await commands.xrange(keys.starts(shard, model))
-            for sequence in {fields[b"q"] for _, fields in entries if fields.get(b"k") == b"w"}:
-                waiting += await commands.xlen(keys.sequence(sequence.decode()).parked)
+        lines = await read_lines(redis, keys, [model])
     except CONNECTION_LOST:
         return 0
-    return waiting
+    return lines[model].steps.total()

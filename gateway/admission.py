@@ -26,7 +26,9 @@ Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
 INT64_MAX = (1 << 63) - 1
 VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
-START, END, IMPLICIT, DURABLE = map(int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE))
+START, END, IMPLICIT, DURABLE, PAGEABLE = map(
+    int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.PAGEABLE)
+)
 ALONE = int(StepFlag.ALONE)
 
 BATCH_NOTE = (
@@ -417,6 +419,7 @@ def _step(
         | (END if call.end or batching.iterative else 0)
         | (IMPLICIT if batching.implicit_start or call.session_id is not None else 0)
         | (DURABLE if config.recoverable else 0)
+        | (PAGEABLE if config.pageable else 0)
     )
     requested = check_version_text(call.version)
     return Admitted(

@@ -34,7 +34,7 @@ from shared import logs
 from shared.errors import Code, Reason, UnavailableError
 from shared.ids import GatewayId, SequenceId, ShardId
 from shared.keyspace import Keyspace
-from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
+from shared.limits import LIVE_MAX, SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.messages import ReplyMessage, encode
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST, UnfitServerError
@@ -54,11 +54,13 @@ class Bounds:
     """What may wait in Redis; beyond it callers are refused.
 
     in_flight_max  accepted, unanswered steps of one sequence
-    backlog_max    sequences of one model and shard that wait for a slot; stateless requests in one work stream
+    backlog_max    sequences of one model and shard that wait for their first slot; requests in one work stream
+    live_max       sequences of one model and shard that have had a slot, and are not over
     """
 
     in_flight_max: int
     backlog_max: int
+    live_max: int = LIVE_MAX
 
 
 class Kind(Enum):
@@ -331,6 +333,7 @@ class Dispatch:
                     shard=load.shard,
                     backlog_max=self._bounds.backlog_max,
                     in_flight_max=self._bounds.in_flight_max,
+                    live_max=self._bounds.live_max,
                 )
             case Kind.WORK:
                 return self._stateless.enqueue(

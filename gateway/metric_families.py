@@ -13,6 +13,7 @@ from shared.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, merged_families
 from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
+from shared.waiting_line import WaitingLine
 
 Labels = Mapping[str, str]
 
@@ -65,6 +66,7 @@ class Shown:
     record: ModelRecord
     pending: int
     load_seconds: float
+    line: WaitingLine
 
 
 def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelRecord], observed: Observed) -> list[Shown]:
@@ -84,6 +86,7 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
             record=records[each.name],
             pending=observed.pending.get((each.name, each.version), 0),
             load_seconds=load_seconds.get((each.name, each.version), 0.0),
+            line=observed.lines.get(each.name) or WaitingLine(),
         )
         for each in statistics
         if each.name in records
@@ -125,6 +128,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
                 lambda each: each.statistics.counts.get(FULL_LOGS, 0),
             )
         )
+    families += _paging([each for each in models if each.record.config.pageable])
     if config.summary_latencies:
         families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
     if config.histogram_latencies:
@@ -232,6 +236,23 @@ def _counters(models: Sequence[Shown]) -> list[Family]:
 
 def _duration(models: Sequence[Shown], name: str, text: str, duration: str) -> Family:
     return _family(models, name, "counter", text, lambda each: each.statistics.durations[duration].ns // 1000)
+
+
+PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
+    ("seqmesh_paged_out_total", "counter", "Times that a sequence gave up its slot", lambda line: line.paged_out),
+    ("seqmesh_paged_in_total", "counter", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
+    ("seqmesh_paged_sequences", "gauge", "Live sequences that hold no slot and want none", lambda line: line.paged),
+)
+
+
+def _paging(models: Sequence[Shown]) -> list[Family]:
+    """Of the models with virtual slots."""
+    if not models:
+        return []
+    return [
+        _family(models, name, kind, text, lambda each, of=of: of(each.line).get(each.labels["version"], 0))
+        for name, kind, text, of in PAGING
+    ]
 
 
 def _cache_counters(models: Sequence[Shown]) -> list[Family]:

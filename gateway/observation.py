@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -18,10 +18,10 @@ from gateway.catalog import Catalog
 from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
 from shared.redis_client import CONNECTION_LOST
-from shared.scripts import Scripts
 from shared.statistics.reporting import Reports
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
+from shared.waiting_line import WaitingLine, read_lines
 
 Place = tuple[str, str]
 """Model and version."""
@@ -39,22 +39,21 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look. pending: requests that wait, of every READY version; cache: None where there is none."""
+    """One look. pending: requests that wait, of every READY version; cache: None where there is none; lines: of the
+    sequence models."""
 
     reports: Sequence[ExecutorReport]
     pending: Mapping[Place, int]
     cache: CacheUse | None = None
+    lines: Mapping[str, WaitingLine] = field(default_factory=dict[str, WaitingLine])
 
 
 class Observation:
     """Looks. cache_bytes: what each shard's response cache may hold; 0: there is none."""
 
-    def __init__(
-        self, redis: Redis, scripts: Scripts, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0
-    ) -> None:
+    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0) -> None:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast("Any", redis)
-        self._scripts = scripts
         self._keys = keys
         self._catalog = catalog
         self._reports = Reports(redis, keys)
@@ -64,13 +63,16 @@ class Observation:
         """The mesh now. Raises UnavailableError without Redis."""
         try:
             reports = await self.reports()
-            pending = Counter(await self._waiting())
+            lines = await self._lines()
+            pending = await self._queued()
             cache = await self._cache() if self._cache_bytes else None
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
+        for model, line in lines.items():
+            pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache)
+        return Observed(reports, pending, cache, lines)
 
     async def reports(self) -> list[ExecutorReport]:
         """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
@@ -87,27 +89,25 @@ class Observation:
         used, evicted = (sum(int(about[field] or 0) for about in found[::2]) for field in (0, 1))
         return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
 
-    async def _waiting(self) -> dict[Place, int]:
-        """Requests that no executor has."""
-        picture = self._catalog.picture
-        sequences = [name for name in picture.ready if picture.records[name].config.sequence_batching is not None]
-        stateless = [
-            (name, version) for name in picture.ready if name not in sequences for version in picture.ready[name]
-        ]
-        waiting: Counter[Place] = Counter()
-        if stateless:
-            pipe = self._redis.pipeline(transaction=False)
-            for place in stateless:
-                pipe.zcard(self._keys.work_queue(*place).queue)
-            waiting.update(dict(zip(stateless, await pipe.execute(), strict=True)))
-        if sequences:
-            calls = [self._scripts.waiting(sequences, shard=shard) for shard in self._keys.shard_ids()]
-            for outcome in await self._scripts.run_all(calls):
-                if isinstance(outcome, Exception):
-                    raise outcome
-                for name, versions in zip(sequences, outcome, strict=True):
-                    waiting.update({(name, version): steps for version, steps in versions.items()})
-        return waiting
+    def _is_sequence_model(self, name: str) -> bool:
+        return self._catalog.picture.records[name].config.sequence_batching is not None
+
+    async def _lines(self) -> dict[str, WaitingLine]:
+        """Of the sequences that wait for a slot."""
+        return await read_lines(
+            self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.picture.ready)]
+        )
+
+    async def _queued(self) -> Counter[Place]:
+        """Stateless requests that no executor has."""
+        ready = self._catalog.picture.ready
+        places = [(name, version) for name in ready if not self._is_sequence_model(name) for version in ready[name]]
+        if not places:
+            return Counter()
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.zcard(self._keys.work_queue(*place).queue)
+        return Counter(dict(zip(places, await pipe.execute(), strict=True)))
 
 
 def each_model(reports: Sequence[ExecutorReport]) -> list[ModelReport]:

@@ -34,8 +34,11 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
     model, sequence = waiting.call.model, waiting.admitted.message.correlation_id
     match outcome.code:
         case SubmitCode.BACKLOG_FULL:
+            full = f"model '{model}' has as many live sequences as it may"
+            if outcome.extra != b"live":
+                full = f"the backlog of model '{model}' is full"
             return SequenceError(
-                f"the backlog of model '{model}' is full: sequence {sequence} was not started, try again later",
+                f"{full}: sequence {sequence} was not started, try again later",
                 Reason.BACKLOG_FULL,
                 outcome.step,
             )

@@ -132,12 +132,12 @@ async def running_core(
         catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
         where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
         replies = Replies(redis, keys, gateway, where=where)
-        bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max)
+        bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max, settings.live_max)
         summaries = parse_metrics_config(settings.metrics_config).summary_latencies
         scripts = Scripts(redis, keys)
         dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
         cache_bytes = parse_cache_config(settings.cache_config)
-        observation = Observation(redis, scripts, keys, catalog, cache_bytes=cache_bytes)
+        observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
         inference = Inference(
             catalog,

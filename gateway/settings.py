@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from gateway.restrictions import parse_restrictions
+from shared.limits import LIVE_MAX
 from shared.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
 
@@ -203,7 +204,15 @@ class GatewaySettings(MetricsSettings):
     )
     backlog_max: int = setting(
         10_000,
-        help="Sequences of one model that wait for a slot, over all gateways; beyond it a START is refused.",
+        help="Sequences of one model and shard that wait for their first slot, over all gateways; beyond it a START is "
+        "refused.",
+        group="Bounds",
+        minimum=1,
+    )
+    live_max: int = setting(
+        LIVE_MAX,
+        help="Live sequences of one model and shard, over all gateways: with virtual slots there may be many more than "
+        "slots. Beyond it a START is refused. About 1 KiB of Redis each, beside their state.",
         group="Bounds",
         minimum=1,
     )

@@ -20,6 +20,7 @@ from scheduler.core.events import (
     SequenceWaits,
 )
 from scheduler.core.slots import ServedVersion
+from scheduler.core.state import Former
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.keyspace import Keyspace
 from shared.membership import Member
@@ -100,7 +101,7 @@ def patience_lowered(entry: StreamEntry) -> PatienceLowered:
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:
-    """An entry of the starts stream (`create` in submit.lua, and reclaim.lua)."""
+    """An entry of the starts stream (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
     place = parse_entry(entry.entry, entry.source.shard)
     return SequenceWaits(
         sequence=SequenceId(entry.fields[b"q"].decode()),
@@ -109,7 +110,12 @@ def waiting(entry: StreamEntry) -> SequenceWaits:
         moving=entry.fields[b"k"] == b"m",
         timeout_us=int(entry.fields[b"u"] or 0),
         cause=f"starts {place}",
+        former=_former(entry.fields) if entry.fields[b"k"] == b"r" else None,
     )
+
+
+def _former(fields: Mapping[bytes, bytes]) -> Former:
+    return Former(ExecutorId(fields[b"o"].decode()), Epoch(int(fields[b"e"])))
 
 
 def parse_entry(entry: bytes, shard: ShardId) -> Entry:
@@ -122,7 +128,9 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(served.version, served.instances, served.slots, served.floors, served.closing)
+            ServedVersion(
+                served.version, served.instances, served.slots, served.floors, served.closing, served.pageable
+            )
             for served in member.registration.models
             if served.model == model
         )

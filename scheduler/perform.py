@@ -15,9 +15,20 @@ from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 
-from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import (
+    Action,
+    Assign,
+    Drain,
+    Floors,
+    Forget,
+    LookForExpired,
+    Reclaim,
+    Reject,
+    Vacate,
+    WantSlots,
+)
 from scheduler.core.backlog import Entry
-from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed
+from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed, Vacated
 from shared import logs
 from shared.errors import Code
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -26,9 +37,11 @@ from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.membership import Membership
 from shared.messages import ReplyMessage, encode
-from shared.scripts import Assignment, Call, Rejection, Scripts
+from shared.scripts import Assignment, Call, Rejection, Scripts, VacateCode, Vacation
 from shared.traces.tracing import SpanName, Tracing
 
+WANT_SLOTS_TTL_MS = 2000
+"""How long commits go on to free slots for a leader that is not heard of any more."""
 RECLAIM_COUNT = 256
 """Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""
 
@@ -76,10 +89,10 @@ class Performer:
                  the actions may have been carried out
         """
         events: list[Event] = []
-        for kind, run in groupby(actions, key=type):
+        for kind, run in groupby(actions, key=_kind):
             together = list(run)
             if kind is Assign:
-                events += await self._assign(cast("list[Assign]", together))
+                events += await self._place(together)
             elif kind is Reject:
                 await self._reject(cast("list[Reject]", together))
             else:
@@ -107,20 +120,55 @@ class Performer:
             case LookForExpired(now_ms):
                 await self._expire(now_ms)
                 return []
-            case Assign() | Reject():
+            case Assign() | Vacate() | WantSlots() | Reject():
                 raise AssertionError("runs of these are carried out together")
 
-    # -- assignment -----------------------------------------------------------------------------------------------
+    # -- slots ----------------------------------------------------------------------------------------------------
 
-    async def _assign(self, assigns: Sequence[Assign]) -> list[Event]:
-        chunks = self._chunks(assigns, lambda assign: assign.sequence)
-        calls = [
+    async def _place(self, actions: Sequence[Action]) -> list[Event]:
+        """Slots that are wanted, given and asked for. What is wanted is said first: a sequence that is asked afterwards
+        and has a step in flight gives its slot up when that is done."""
+        await self._want([action for action in actions if isinstance(action, WantSlots)])
+        assigns = self._chunks((a for a in actions if isinstance(a, Assign)), lambda assign: assign.sequence)
+        vacates = self._chunks((a for a in actions if isinstance(a, Vacate)), lambda vacate: vacate.sequence)
+        calls: list[Call[Any]] = [
             self._scripts.assign([_assignment(self._model, a) for a in chunk], shard=shard, term=self._term)
-            for shard, chunk in chunks
+            for shard, chunk in assigns
         ]
-        epochs = [epoch for reply in await self._run(calls) for epoch in reply]
-        made = [assign for _, chunk in chunks for assign in chunk]
-        return [self._tell_assigned(assign, epoch) for assign, epoch in zip(made, epochs, strict=True)]
+        calls += [
+            self._scripts.vacate(
+                [Vacation(v.sequence, v.epoch) for v in chunk], shard=shard, model=self._model, term=self._term
+            )
+            for shard, chunk in vacates
+        ]
+        replies = [one for reply in await self._run(calls) for one in reply]
+        assigned = [assign for _, chunk in assigns for assign in chunk]
+        asked = [vacate for _, chunk in vacates for vacate in chunk]
+        told: list[Event] = [
+            self._tell_assigned(assign, epoch) for assign, epoch in zip(assigned, replies[: len(assigned)], strict=True)
+        ]
+        return told + await self._vacated(asked, replies[len(assigned) :])
+
+    async def _want(self, wants: Sequence[WantSlots]) -> None:
+        """Every shard has its share of what is wanted; the last word on a version counts."""
+        commands: list[Sequence[Any]] = []
+        for want in wants:
+            share = -(-want.count // self._keys.shards)
+            for shard in self._keys.shard_ids():
+                key = self._keys.wanted_slots(shard, self._model, want.version)
+                commands.append(("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key))
+        await self._exchange(commands)
+
+    async def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:
+        undrained = {a.place.executor for a, code in zip(asked, codes, strict=True) if code is VacateCode.UNDRAINED}
+        for executor in sorted(undrained):
+            await self._drain(executor, alive=True)
+        for vacate, code in zip(asked, codes, strict=True):
+            logs.debug("slot asked for", sequence=vacate.sequence, place=vacate.place, answer=code.name)
+        return [
+            Vacated(vacate.sequence, vacate.epoch, code is not VacateCode.KEPT, vacate.cause)
+            for vacate, code in zip(asked, codes, strict=True)
+        ]
 
     def _tell_assigned(self, assign: Assign, epoch: Epoch) -> Assigned:
         if logs.enabled(logs.Level.DEBUG):
@@ -296,9 +344,16 @@ class Performer:
         return replies
 
 
+def _kind(action: Action) -> type[Action]:
+    """What is carried out together: giving slots and asking for them do not wait for each other."""
+    return Assign if isinstance(action, Vacate | WantSlots) else type(action)
+
+
 def _assignment(model: str, assign: Assign) -> Assignment:
     place = assign.place
-    return Assignment(assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot)
+    return Assignment(
+        assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot, assign.over
+    )
 
 
 def _entry_id(entry: Entry) -> str:

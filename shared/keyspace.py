@@ -34,6 +34,8 @@ PERMANENT = (
     # Two streams per shard and model: emptied, never removed, because a reader's place in them must stay ahead of it.
     "*:starts:*",
     "*:feed:*",
+    # A few numbers per shard and model.
+    "*:line:*",
 )
 """Key patterns (after prefix and version) without a TTL, for ever: counters and small tables of the mesh itself."""
 
@@ -132,13 +134,23 @@ class Keyspace:
 
     def starts(self, shard: ShardId, model: str) -> str:
         """Stream of sequences that wait for a slot: the backlog itself, with at most one piece of news for each (its
-        deadline was lowered). Written by `submit` and `reclaim`, entries removed by `assign`, `reject` and `cancel`."""
+        deadline was lowered). Written by `submit`, `reclaim` and `vacate`, entries removed by `assign`, `reject` and
+        `cancel`."""
         return f"{self.base(shard)}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:
         """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, and
         a bounded number for those that were cancelled while they waited."""
         return f"{self.base(shard)}feed:{model}"
+
+    def wanted_slots(self, shard: ShardId, model: str, version: str) -> str:
+        """String + TTL: how many slots the next commits of a model version may free, because others wait; set by the
+        model's leader."""
+        return f"{self.base(shard)}wanted-slots:{model}:{version}"
+
+    def line(self, shard: ShardId, model: str) -> str:
+        """Hash: what a model's waiting line amounts to (`shared.waiting_line`); permanent, counted by the scripts."""
+        return f"{self.base(shard)}line:{model}"
 
     def deadlines(self, shard: ShardId, model: str) -> str:
         """Sorted set: when to look at which sequence's idle marker, Redis clock, ms."""

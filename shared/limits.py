@@ -47,3 +47,7 @@ RETRY_REPLY_BYTES = 64 << 10
 
 MODEL_STATE_BYTES_MAX = 64 << 20
 """What a model may hand out as the state of one sequence: it goes to Redis with a commit, and everybody waits there."""
+
+LIVE_MAX = 250_000
+"""Live sequences of one model and shard, slots or no slots, where nobody says otherwise: each is a record, a checkpoint
+and a deadline in Redis, about 1 KiB beside its state."""

@@ -97,6 +97,7 @@ class ServedModel(msgspec.Struct, frozen=True):
                 none
     says_ready  what the model says of itself; it is served in any case
     closing     it takes no sequence any more; those that it has go on until they end
+    pageable    its sequences give up their slots while others wait
     """
 
     model: str
@@ -106,6 +107,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     floors: tuple[int, ...] = ()
     says_ready: bool = True
     closing: bool = False
+    pageable: bool = False
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):

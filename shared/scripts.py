@@ -20,7 +20,7 @@ from redis.exceptions import NoScriptError
 
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
-from shared.limits import LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
+from shared.limits import LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.link import Link
 from shared.messages import StepFlag
 from shared.statistics.tally import Load
@@ -78,7 +78,11 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A sequence's new place. entry: of its wait in the starts stream; a later sequence of the same id has another."""
+    """A sequence's new place.
+
+    entry  of its wait in the starts stream; a later sequence of the same id has another
+    over   its model was reloaded while it was paged: its steps hear that its state is lost
+    """
 
     sequence: SequenceId
     entry: str
@@ -86,6 +90,7 @@ class Assignment(msgspec.Struct, frozen=True):
     executor: ExecutorId
     instance: InstanceIndex
     slot: SlotIndex
+    over: bool = False
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -153,13 +158,15 @@ class Outcome(IntEnum):
 
 class CommitCode(IntEnum):
     """REFUSED: the sequence has another owner; drop it. OVER: committed, and the sequence's slot is free.
-    OUT_OF_ORDER: the step before was not committed; only a fault of ours can bring that about."""
+    PAGED: committed, and its slot is free, because others wait; it goes on from its checkpoint. OUT_OF_ORDER: the step
+    before was not committed; only a fault of ours can bring that about."""
 
     OUT_OF_ORDER = -2
     REFUSED = -1
     BEFORE = 0
     COMMITTED = 1
     OVER = 2
+    PAGED = 3
 
 
 class StepCommit(msgspec.Struct, frozen=True):
@@ -284,7 +291,6 @@ NAMES = (
     "lead",
     "resign",
     "total",
-    "waiting",
     "vacate",
     *WORK,
 )
@@ -356,15 +362,28 @@ class Scripts:
         return await pipe.execute(raise_on_error=False)
 
     def submit(
-        self, steps: Sequence[Submission], *, shard: ShardId, backlog_max: int, in_flight_max: int
+        self,
+        steps: Sequence[Submission],
+        *,
+        shard: ShardId,
+        backlog_max: int,
+        in_flight_max: int,
+        live_max: int = LIVE_MAX,
     ) -> Call[list[Submitted]]:
-        """Accepts steps of one shard in this order; each has its own outcome."""
+        """Accepts steps of one shard in this order; each has its own outcome.
+
+        backlog_max  sequences of a model in this shard that wait for their first slot   live_max  that have had one
+        """
+        models = {model: index for index, model in enumerate(dict.fromkeys(step.model for step in steps), 1)}
         keys: list[str] = []
-        args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max, RETRY_IDS]
+        for model in models:
+            keys += (self._keys.starts(shard, model), self._keys.line(shard, model), self._keys.deadlines(shard, model))
+        args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max, RETRY_IDS, live_max, len(models)]
         for step in steps:
             own = self._keys.sequence(step.sequence)
-            keys += (own.record, own.idle, own.parked, self._keys.starts(shard, step.model))
+            keys += (own.record, own.idle, own.parked)
             args += (
+                models[step.model],
                 step.sequence,
                 int(step.flags),
                 _digest(step.request_id),
@@ -384,7 +403,12 @@ class Scripts:
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
         model = assignments[0].model
-        keys = [self._keys.fence(shard, model), self._keys.epoch(shard), self._keys.starts(shard, model)]
+        keys = [
+            self._keys.fence(shard, model),
+            self._keys.epoch(shard),
+            self._keys.starts(shard, model),
+            self._keys.line(shard, model),
+        ]
         args: list[Any] = [term]
         for assignment in assignments:
             own = self._keys.sequence(assignment.sequence)
@@ -400,6 +424,7 @@ class Scripts:
                 assignment.executor,
                 assignment.instance,
                 assignment.slot,
+                1 if assignment.over else 0,
             )
         return Call("assign", keys, args, list)
 
@@ -428,6 +453,8 @@ class Scripts:
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
             self._keys.tally(shard, model, counted.version, counted.generation),
+            self._keys.wanted_slots(shard, model, counted.version),
+            self._keys.line(shard, model),
         ]
         executions = [step.execution for step in steps if step.execution]
         args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
@@ -461,7 +488,12 @@ class Scripts:
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[bool]]:
         """Ends those of the sequences whose idle marker is gone; True for each that was ended."""
-        keys = [self._keys.fence(shard, model), self._keys.deadlines(shard, model), self._keys.feed(shard, model)]
+        keys = [
+            self._keys.fence(shard, model),
+            self._keys.deadlines(shard, model),
+            self._keys.feed(shard, model),
+            self._keys.line(shard, model),
+        ]
         args: list[Any] = [
             term,
             tombstone_ms,
@@ -499,6 +531,7 @@ class Scripts:
             self._keys.owned(shard, executor, model),
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
+            self._keys.line(shard, model),
         ]
         wanted = [word for version, floor in (only or {}).items() for word in (version, "" if floor is None else floor)]
         args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *wanted]
@@ -508,7 +541,12 @@ class Scripts:
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
     ) -> Call[list[VacateCode]]:
         """Takes sequences of one model and shard out of their slots on executors that live, between two steps."""
-        keys = [self._keys.fence(shard, model), self._keys.epoch(shard), self._keys.starts(shard, model)]
+        keys = [
+            self._keys.fence(shard, model),
+            self._keys.epoch(shard),
+            self._keys.starts(shard, model),
+            self._keys.line(shard, model),
+        ]
         args: list[Any] = [term, self._keys.inbox_prefix(shard), self._keys.owned_prefix(shard), model]
         for vacation in vacations:
             keys.append(self._keys.sequence(vacation.sequence).record)
@@ -527,7 +565,7 @@ class Scripts:
 
     def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
         """Ends waiting sequences; the number of steps that were answered, -1: it does not wait there any more."""
-        keys = [self._keys.fence(shard, model), self._keys.starts(shard, model)]
+        keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.line(shard, model)]
         args: list[Any] = [term, self._keys.replies_prefix(shard), self._keys.tally_prefix(shard, model, "")]
         for rejection in rejections:
             own = self._keys.sequence(rejection.sequence)
@@ -548,7 +586,11 @@ class Scripts:
         for one in cancellations:
             own = self._keys.sequence(one.sequence)
             keys += (own.record, own.parked, own.idle, own.checkpoint)
-            keys += (self._keys.starts(shard, one.model), self._keys.feed(shard, one.model))
+            keys += (
+                self._keys.starts(shard, one.model),
+                self._keys.feed(shard, one.model),
+                self._keys.line(shard, one.model),
+            )
             args += (one.sequence, one.birth, one.step, one.gateway, one.token)
             args.append(self._keys.tally_prefix(shard, one.model, ""))
         return Call("cancel", keys, args, _read_cancelled)
@@ -577,21 +619,10 @@ class Scripts:
             keys += (self._keys.tally(*place), refused, self._keys.counts(*place))
         return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
 
-    def waiting(self, models: Sequence[str], *, shard: ShardId) -> Call[list[dict[str, int]]]:
-        """Steps that wait with their sequences for a slot: of each model, by version."""
-        keys = [self._keys.starts(shard, model) for model in models]
-        return Call("waiting", keys, [self._keys.base(shard)], _read_waiting)
-
 
 def _digest(request_id: str) -> bytes:
     """What a record remembers of a request id: it must fit in fixed width, whatever the client writes."""
     return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=12).digest() if request_id else b""
-
-
-def _read_waiting(reply: list[Any]) -> list[dict[str, int]]:
-    return [
-        {version.decode(): int(steps) for version, steps in zip(flat[::2], flat[1::2], strict=True)} for flat in reply
-    ]
 
 
 def _read_totals(reply: list[Any]) -> Totals:

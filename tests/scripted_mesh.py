@@ -93,12 +93,15 @@ class ScriptedMesh:
             since_ms=since_ms,
         )
 
-    async def submit(self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100) -> Submitted:
+    async def submit(
+        self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100, live_max: int = 100
+    ) -> Submitted:
         """Submits one step."""
         shard = self.keys.shard_of(submission.sequence)
-        (outcome,) = await self.scripts.run(
-            self.scripts.submit([submission], shard=shard, backlog_max=backlog_max, in_flight_max=in_flight_max)
+        call = self.scripts.submit(
+            [submission], shard=shard, backlog_max=backlog_max, in_flight_max=in_flight_max, live_max=live_max
         )
+        (outcome,) = await self.scripts.run(call)
         return outcome
 
     async def cancel(self, submission: Submission, accepted: Submitted) -> CancelCode:
@@ -117,12 +120,18 @@ class ScriptedMesh:
         return code
 
     async def assign(
-        self, correlation_id: CorrelationId, executor: ExecutorId, *, slot: int = 0, instance: int = 0
+        self,
+        correlation_id: CorrelationId,
+        executor: ExecutorId,
+        *,
+        slot: int = 0,
+        instance: int = 0,
+        over: bool = False,
     ) -> Epoch:
         """Gives a waiting sequence to an executor."""
         sequence = self.sequence(correlation_id)
         entry = (await self.record(correlation_id)).get("be", "")
-        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
+        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot), over)
         call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
         (epoch,) = await self.scripts.run(call)
         return epoch

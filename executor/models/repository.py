@@ -86,6 +86,7 @@ class ServedVersion:
             len(self.workers),
             self.config.slots_per_instance,
             says_ready=all(one.is_ready for one in self.readiness),
+            pageable=self.config.pageable,
         )
 
     @property

@@ -323,7 +323,7 @@ class Serving:
         found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
         for owned in wanted:
             model.restored(owned, found.get(owned.sequence))
-        logs.info("sequences restored", model=model.model, sequences=len(wanted))
+        logs.debug("sequences restored", model=model.model, sequences=len(wanted))
 
     async def _claim_work(self) -> None:
         """Looks for stateless requests of executors whose lease has ended."""

@@ -168,6 +168,8 @@ class SequenceModel:
             self.table.committed(step.sequence, step.epoch, step.step)
             return
         owned = self.table.get(step.sequence)
+        if code is CommitCode.PAGED:
+            logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
         if code is CommitCode.REFUSED:
             logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
         if owned is not None and owned.epoch == step.epoch:

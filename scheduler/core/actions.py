@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
-from shared.ids import ExecutorId, SequenceId
+from shared.ids import Epoch, ExecutorId, SequenceId
 
 Floors = tuple[tuple[str, tuple[int, ...]], ...]
 """Versions, each with an epoch per shard, or ()."""
@@ -18,12 +18,34 @@ class Assign:
 
     entry   its place in the starts stream; tells this wait from another one of the same sequence
     moving  its state comes from another executor
+    over    it was paged, and its model was reloaded since: its steps are to be told that its state is lost
     """
 
     sequence: SequenceId
     place: Place
     entry: Entry
     moving: bool = False
+    cause: str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Vacate:
+    """Page a sequence that holds this slot, if no step of it is in flight. `Vacated` says whether it was."""
+
+    sequence: SequenceId
+    place: Place
+    epoch: Epoch
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WantSlots:
+    """Have so many sequences of the version paged by the commits that leave them without a step; for a while, or until
+    it is said again."""
+
+    version: str
+    count: int
     cause: str = ""
 
 
@@ -78,4 +100,4 @@ class LookForExpired:
     cause: str = ""
 
 
-Action = Assign | Reclaim | Drain | Forget | Reject | LookForExpired
+Action = Assign | Vacate | WantSlots | Reclaim | Drain | Forget | Reject | LookForExpired

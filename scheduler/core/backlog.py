@@ -1,7 +1,8 @@
-"""The backlog: sequences that wait for a slot. Moving ones come before waiting ones, and older before younger.
+"""The backlog: sequences that wait for a slot. Moving ones come before all others, and older before younger.
 
-Its bound is not here: `submit` refuses a START when the starts stream, of which this is the picture, is full, and
-there are never more moving sequences than slots.
+A paged sequence that comes back waits among the new ones, by the age of its step: so neither can starve the other. The
+bounds are not here: `submit` refuses a START when too many wait that have not begun, or too many live; and there are
+never more moving sequences than slots.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Waiting(NamedTuple):
 
 
 MOVING_RANK = 0
-"""Before those that have not begun: somebody's state is waiting, and it held a slot until now."""
+"""Before all others: its owner was lost, and it held a slot until now."""
 WAITING_RANK = 1
 
 COMPACT_SLACK = 64

@@ -6,7 +6,7 @@ to others. Events that are late or repeated are recognised by entry and epoch an
 
 from __future__ import annotations
 
-from scheduler.core import expiry
+from scheduler.core import expiry, paging
 from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
@@ -21,12 +21,14 @@ from scheduler.core.events import (
     SequenceOver,
     SequenceWaits,
     Tick,
+    Vacated,
     VersionsWithdrawn,
 )
+from scheduler.core.moves import move
 from scheduler.core.slots import ServedVersion, SlotTable
 from scheduler.core.state import (
+    CONFIRMED,
     EXECUTOR_MOVES,
-    SEQUENCE_MOVES,
     Executor,
     ExecutorPhase,
     Sequence,
@@ -34,6 +36,11 @@ from scheduler.core.state import (
     State,
 )
 from shared.ids import ExecutorId, SequenceId
+
+PAGED = "p"
+"""Kind of a `SequenceOver` (`commit.lua`)."""
+UNSERVED_LOOK_MS = 1000
+"""How often idle sequences are looked for while nobody serves the model: paged ones end without an executor."""
 
 
 def decide(state: State, event: Event) -> list[Action]:
@@ -53,6 +60,8 @@ def decide(state: State, event: Event) -> list[Action]:
             return assigned(state, event)
         case SequenceOver():
             return sequence_over(state, event)
+        case Vacated():
+            return vacated(state, event)
         case Tick():
             return tick(state, event)
         case ExecutorSeen():
@@ -81,9 +90,9 @@ def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
             return []
         # Redis lets an id wait only when it holds no slot: its earlier life is over, we have just not heard of it yet.
         actions = end(state, known, "superseded", event.cause)
-    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving)
+    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.former)
     state.sequences[event.sequence] = sequence
-    move(state, sequence, "moved" if event.moving else "begun", event.cause)
+    move(state, sequence, "moved" if event.moving else "returned" if event.former else "begun", event.cause)
     state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
     if event.timeout_us > 0 and not event.moving:
         expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
@@ -123,12 +132,28 @@ def sequence_over(state: State, event: SequenceOver) -> list[Action]:
     sequence = state.sequences.get(event.sequence)
     if sequence is None:
         return []
+    is_paged = event.kind == PAGED
+    if is_paged:
+        tenants = state.tenants(sequence.version)
+        tenants.wanted = max(0, tenants.wanted - 1)
     if sequence.phase is SequencePhase.ASSIGNING:
         sequence.over_epoch = max(sequence.over_epoch, event.epoch)
         return []
-    if sequence.phase is not SequencePhase.LIVE or sequence.epoch != event.epoch:
+    if sequence.phase not in CONFIRMED or sequence.epoch != event.epoch:
         return []
-    return end(state, sequence, "over", event.cause)
+    return end(state, sequence, "paged" if is_paged else "over", event.cause)
+
+
+def vacated(state: State, event: Vacated) -> list[Action]:
+    """A slot is free, or its sequence is busy with it: then another one is asked."""
+    sequence = state.sequences.get(event.sequence)
+    if sequence is None or sequence.phase is not SequencePhase.YIELDING or sequence.epoch != event.epoch:
+        return []
+    if event.freed:
+        return end(state, sequence, "paged", event.cause)
+    move(state, sequence, "kept", event.cause)
+    state.tenants(sequence.version).busy += 1
+    return paging.make_room(state, sequence.version, event.cause)
 
 
 def sequence_found(state: State, event: SequenceFound) -> list[Action]:
@@ -157,7 +182,7 @@ def serve(state: State, version: str, cause: str) -> list[Action]:
     while (waiting := backlog.first()) is not None:
         table = ring.choose(waiting)
         if table is None:
-            break
+            return actions + paging.make_room(state, version, cause)
         backlog.withdraw(waiting)
         actions.append(place(state, state.sequences[waiting], table, cause))
     return actions
@@ -168,7 +193,9 @@ def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Ass
     move(state, sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
     assert sequence.entry is not None
-    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause)
+    former = sequence.former
+    over = former is not None and paging.is_over(state, sequence.version, sequence.sequence, former)
+    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, over)
 
 
 def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
@@ -180,12 +207,6 @@ def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
         return []
     state.table_at(sequence.place).release(sequence.place, sequence.sequence)
     return serve(state, sequence.version, cause)
-
-
-def move(state: State, sequence: Sequence, how: str, cause: str) -> None:
-    """Changes a sequence's phase by the table of legal moves."""
-    after = state.history.step(SEQUENCE_MOVES, sequence.sequence, how, sequence.phase, cause)
-    sequence.phase = SequencePhase(after)
 
 
 # -- executors -------------------------------------------------------------------------------------------------------
@@ -307,12 +328,16 @@ def move_executor(state: State, executor: Executor, how: str, cause: str) -> Non
 
 
 def tick(state: State, event: Tick) -> list[Action]:
-    """Refuses those who have waited too long, looks for idle sequences, forgets executors that are long gone."""
+    """Refuses those who have waited too long, looks for idle sequences and idle slots, forgets executors that are long
+    gone."""
     state.now_ms = max(state.now_ms, event.now_ms)
     overdue = expiry.overdue(state)
     actions: list[Action] = [reject(state, sequence, expiry.TIMEOUT_MESSAGE, event.cause) for sequence in overdue]
-    if any(ring.tables for ring in state.rings.values()):
+    is_served = any(ring.tables for ring in state.rings.values())
+    if is_served or state.now_ms - state.looked_ms >= UNSERVED_LOOK_MS:
+        state.looked_ms = state.now_ms
         actions.append(LookForExpired(state.now_ms, event.cause))
+    actions += paging.look_again(state, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 

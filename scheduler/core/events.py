@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place, ServedVersion
+from scheduler.core.state import Former
 from shared.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -41,9 +42,10 @@ class SequenceFound:
 
 @dataclass(frozen=True, slots=True)
 class SequenceWaits:
-    """A sequence has no slot: it is new, or (moving) its executor was lost.
+    """A sequence has no slot: it is new, or (moving) its executor was lost, or it was paged and has a step again.
 
     timeout_us  how long it may wait, 0 for ever; honoured here only (triton-spec 1.7)
+    former      where and when it had its last slot, if it was paged
     """
 
     sequence: SequenceId
@@ -52,6 +54,7 @@ class SequenceWaits:
     moving: bool = False
     timeout_us: int = 0
     cause: str = ""
+    former: Former | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class SequenceCancelled:
 @dataclass(frozen=True, slots=True)
 class SequenceOver:
     """A sequence of that epoch holds its slot no longer. kind: e ended, x expired, f failed at START, o lost,
-    c cancelled."""
+    c cancelled, p paged."""
 
     sequence: SequenceId
     epoch: Epoch
@@ -95,6 +98,16 @@ class Assigned:
     sequence: SequenceId
     entry: Entry
     epoch: Epoch
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """What became of a `Vacate`: whether the sequence of that epoch has given up its slot."""
+
+    sequence: SequenceId
+    epoch: Epoch
+    freed: bool
     cause: str = ""
 
 
@@ -140,6 +153,7 @@ Event = (
     | SequenceCancelled
     | SequenceOver
     | Assigned
+    | Vacated
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.core.slots import Place, SlotTable
-from scheduler.core.state import ExecutorPhase, SequencePhase, State
+from scheduler.core.state import CONFIRMED, IN_LINE, ExecutorPhase, SequencePhase, State
 from shared.ids import SequenceId
 
 
@@ -16,6 +16,7 @@ def check(state: State) -> None:
     check_slots(state)
     check_sequences(state)
     check_backlogs(state)
+    check_tenants(state)
     check_executors(state)
 
 
@@ -52,11 +53,11 @@ def check_sequences(state: State) -> None:
     """A sequence has a slot, or waits; and an epoch exactly when it is live."""
     for sequence in state.sequences.values():
         name = f"'{sequence.sequence}' ({sequence.phase})"
-        in_line = sequence.phase in {SequencePhase.WAITING, SequencePhase.MOVING}
+        in_line = sequence.phase in IN_LINE
         demand(sequence.phase is not SequencePhase.ABSENT, f"{name} is still there")
         demand(in_line == (sequence.place is None), f"{name} has place {sequence.place}")
         demand(in_line == (sequence.sequence in state.backlog(sequence.version)), f"{name} and the backlog disagree")
-        demand((sequence.epoch != 0) == (sequence.phase is SequencePhase.LIVE), f"{name} has epoch {sequence.epoch}")
+        demand((sequence.epoch != 0) == (sequence.phase in CONFIRMED), f"{name} has epoch {sequence.epoch}")
         demand(not in_line or sequence.entry is not None, f"{name} has no place in the starts stream")
 
 
@@ -66,6 +67,17 @@ def check_backlogs(state: State) -> None:
         for waiting in backlog.in_order():
             demand(waiting.sequence in state.sequences, f"'{waiting.sequence}' waits, and nobody knows it")
         demand(not len(backlog) or not state.ring(version).has_room(), f"version {version}: a free slot is idle")
+
+
+def check_tenants(state: State) -> None:
+    """Whoever holds a slot can be asked for it, or is being asked; and nobody else."""
+    for version, tenants in state.holders.items():
+        phases = [s.phase for s in state.sequences.values() if s.version == version]
+        live = [s.sequence for s in state.sequences.values() if s.version == version and s.phase is SequencePhase.LIVE]
+        demand(len(live) == len(tenants), f"version {version}: {len(tenants)} can be asked, {len(live)} are live")
+        demand(all(sequence in tenants for sequence in live), f"version {version}: somebody live cannot be asked")
+        asked = phases.count(SequencePhase.YIELDING)
+        demand(asked == tenants.asked, f"version {version}: {asked} are yielding, {tenants.asked} were asked")
 
 
 def check_executors(state: State) -> None:

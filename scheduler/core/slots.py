@@ -29,9 +29,10 @@ class Place:
 class ServedVersion:
     """What an executor offers of one version: instances, each with so many slots (0 for a stateless model).
 
-    floors   per shard: its sequences up to that epoch began before the model was reloaded there, and are over; () if
-             there are none
-    closing  it gives no slot any more; sequences keep those that they have
+    floors    per shard: its sequences up to that epoch began before the model was reloaded there, and are over; () if
+              there are none
+    closing   it gives no slot any more; sequences keep those that they have
+    pageable  its sequences give up their slots while others wait
     """
 
     version: str
@@ -39,6 +40,7 @@ class ServedVersion:
     slots: int
     floors: tuple[int, ...] = ()
     closing: bool = False
+    pageable: bool = False
 
     def is_over(self, sequence: SequenceId, epoch: Epoch) -> bool:
         """Whether a sequence of that epoch belongs to what was served before."""

@@ -14,6 +14,7 @@ from scheduler.core.backlog import Backlog, Entry
 from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slots import Place, ServedVersion, SlotTable
+from scheduler.core.tenants import Tenants
 from shared.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -23,15 +24,24 @@ class SequencePhase(StrEnum):
     ABSENT     not known: not begun, over, or taken from its executor and not yet back through the starts stream
     WAITING    in the backlog, it has never had a slot
     MOVING     in the backlog, its state comes from another executor
+    RETURNING  in the backlog, it was paged and has a step to be run
     ASSIGNING  it has a slot here, Redis has not confirmed it
     LIVE       it has a slot
+    YIELDING   it has a slot, and is being asked for it
     """
 
     ABSENT = "absent"
     WAITING = "waiting"
     MOVING = "moving"
+    RETURNING = "returning"
     ASSIGNING = "assigning"
     LIVE = "live"
+    YIELDING = "yielding"
+
+
+IN_LINE = frozenset({SequencePhase.WAITING, SequencePhase.MOVING, SequencePhase.RETURNING})
+CONFIRMED = frozenset({SequencePhase.LIVE, SequencePhase.YIELDING})
+"""Those that hold a slot in Redis, as far as has been heard."""
 
 
 class ExecutorPhase(StrEnum):
@@ -51,14 +61,18 @@ class ExecutorPhase(StrEnum):
 SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.ABSENT, "begun"): SequencePhase.WAITING,
     (SequencePhase.ABSENT, "moved"): SequencePhase.MOVING,
+    (SequencePhase.ABSENT, "returned"): SequencePhase.RETURNING,
     (SequencePhase.ABSENT, "found"): SequencePhase.LIVE,
     (SequencePhase.WAITING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.MOVING, "placed"): SequencePhase.ASSIGNING,
+    (SequencePhase.RETURNING, "placed"): SequencePhase.ASSIGNING,
     (SequencePhase.WAITING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "rejected"): SequencePhase.ABSENT,
+    (SequencePhase.RETURNING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "cancelled"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.RETURNING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.ASSIGNING, "confirmed"): SequencePhase.LIVE,
     (SequencePhase.ASSIGNING, "refused"): SequencePhase.ABSENT,
     (SequencePhase.ASSIGNING, "superseded"): SequencePhase.ABSENT,
@@ -66,8 +80,16 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.LIVE, "over"): SequencePhase.ABSENT,
     (SequencePhase.LIVE, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.LIVE, "taken"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "paged"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "asked"): SequencePhase.YIELDING,
+    (SequencePhase.YIELDING, "kept"): SequencePhase.LIVE,
+    (SequencePhase.YIELDING, "paged"): SequencePhase.ABSENT,
+    (SequencePhase.YIELDING, "over"): SequencePhase.ABSENT,
+    (SequencePhase.YIELDING, "superseded"): SequencePhase.ABSENT,
+    (SequencePhase.YIELDING, "taken"): SequencePhase.ABSENT,
 }
-"""(phase, move) -> phase. *superseded*: the same id waits anew, so its earlier life is over; *taken*: reclaimed."""
+"""(phase, move) -> phase. *superseded*: the same id waits anew, so its earlier life is over; *taken*: reclaimed;
+*paged*: it gave up its slot and is not known until it has a step again."""
 
 EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
     (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
@@ -106,12 +128,21 @@ class Executor:
     quiet_since_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Where and when a paged sequence had its last slot."""
+
+    executor: ExecutorId
+    epoch: Epoch
+
+
 @dataclass(slots=True)
 class Sequence:
     """One known sequence.
 
     entry       its place in the starts stream; None when it was found live
     moving      whether its state comes from another executor
+    former      of one that was paged
     over_epoch  while ASSIGNING: an end that was heard of, possibly of the very epoch that is being given
     """
 
@@ -120,6 +151,7 @@ class Sequence:
     phase: SequencePhase
     entry: Entry | None = None
     moving: bool = False
+    former: Former | None = None
     place: Place | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH
@@ -127,14 +159,17 @@ class Sequence:
 
 @dataclass(slots=True)
 class State:
-    """Everything the leader of one model keeps in mind. now_ms: the last tick's."""
+    """Everything the leader of one model keeps in mind. now_ms: the last tick's; looked_ms: the last one at which idle
+    sequences were looked for."""
 
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
+    looked_ms: int = 0
     executors: dict[ExecutorId, Executor] = field(default_factory=dict[ExecutorId, Executor])
     sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
     rings: dict[str, Ring] = field(default_factory=dict[str, Ring])
     backlogs: dict[str, Backlog] = field(default_factory=dict[str, Backlog])
+    holders: dict[str, Tenants] = field(default_factory=dict[str, Tenants])
     timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
     history: History = field(default_factory=History)
 
@@ -148,6 +183,10 @@ class State:
     def backlog(self, version: str) -> Backlog:
         """The sequences that wait for a slot of a version."""
         return self.backlogs.setdefault(version, Backlog())
+
+    def tenants(self, version: str) -> Tenants:
+        """The sequences that hold slots of a version."""
+        return self.holders.setdefault(version, Tenants())
 
     def tables(self, executor: ExecutorId) -> list[SlotTable]:
         """An executor's slot tables, by version."""

@@ -1,16 +1,18 @@
 -- Gives waiting or moving sequences an owner and a slot; their parked steps go to the owner's inbox, in order.
 --
--- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 what the waiting line
+--        amounts to
 --        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
--- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot
+-- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot, 1 if its model
+--        was reloaded while it was paged: its steps hear that its state is lost
 -- reply  per sequence its new epoch, or 0 when it does not wait for an owner any more, in that place
 -- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
-local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu')
+local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot, over)
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'sn')
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
@@ -18,6 +20,12 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
+  local committed, start = number(got[3]), number(got[9])
+  if over == '1' and start ~= committed + 1 then
+    redis.call('HSET', record, 'vd', committed, 'vk', 'o')
+    if start <= committed then redis.call('HSET', record, 'cl', 1) end
+  end
+  leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
   for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
@@ -39,9 +47,9 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
 end
 
 local epochs = {}
-for i = 1, (#KEYS - 3) / 4 do
-  local k, a = 3 + (i - 1) * 4, 1 + (i - 1) * 5
+for i = 1, (#KEYS - 4) / 4 do
+  local k, a = 4 + (i - 1) * 4, 1 + (i - 1) * 6
   epochs[i] = assign(KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
-    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
+    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6])
 end
 return epochs

@@ -1,6 +1,7 @@
 -- The callers of accepted steps have gone: what has not begun to run need not run any more (triton-spec 1.8).
 --
--- KEYS   per step: record, parked steps, idle marker, checkpoint, starts stream and feed of the model
+-- KEYS   per step: record, parked steps, idle marker, checkpoint, starts stream and feed of the model, what its waiting
+--        line amounts to
 -- ARGV   1 prefix of this shard's reply streams   2 prefix of its inboxes   3 bound of the feed   4 encoded reply
 --        per step: sequence id, birth of the sequence, step, gateway, token, prefix of its model's tallies of refused
 --                  requests
@@ -51,10 +52,10 @@ local function cancel(keys, step)
 end
 
 local results = {}
-for i = 1, #KEYS / 6 do
-  local k, a = (i - 1) * 6, 4 + (i - 1) * 6
+for i = 1, #KEYS / 7 do
+  local k, a = (i - 1) * 7, 4 + (i - 1) * 6
   results[i] = cancel({ record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
-    starts = KEYS[k + 5], feed = KEYS[k + 6] },
+    starts = KEYS[k + 5], feed = KEYS[k + 6], line = KEYS[k + 7] },
     { sid = ARGV[a + 1], birth = ARGV[a + 2], n = tonumber(ARGV[a + 3]), gateway = ARGV[a + 4], token = ARGV[a + 5],
       tallies = ARGV[a + 6] })
 end

@@ -1,7 +1,7 @@
 -- Makes the steps of one batch final: checkpoint, step number, reply. Refused for an owner that is not the owner.
 --
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
---        5 tally of the model version
+--        5 tally of the model version   6 slots that its commits may free   7 what the waiting line amounts to
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
 --        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
@@ -13,7 +13,8 @@
 --                  step behind which a takeover replays from now on (0: as before), 1 the sequence can be taken over
 --                  from now on, 0 it cannot any more, '' as before, number of inbox entries to remove, these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
--- reply  per step: 1 committed, 2 committed and the sequence is over, 0 was committed before, -1 refused,
+-- reply  per step: 1 committed, 2 committed and the sequence is over, 3 committed and the sequence is paged: others wait
+--        for its slot, it has no other step, and its state is in its checkpoint; 0 was committed before, -1 refused,
 --        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
 -- atomic everything of one step; and all replies for one gateway leave as one entry.
 -- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
@@ -90,11 +91,23 @@ local function tombstone_ms(step)
   return step.keep and math.min(tonumber(ARGV[3]), RESENT_WITHIN_MS) or 0
 end
 
+-- Slots that the leader wants to be freed; one is taken from them with every sequence that is paged.
+local wanted = nil
+
+local function is_slot_wanted(key)
+  wanted = wanted or number(redis.call('GET', key))
+  if wanted <= 0 then return false end
+  wanted = redis.call('DECR', key)
+  return true
+end
+
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
-    'ow')
-  if got[1] ~= 'l' or number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then return -1 end
+    'ow', 'ck', 'pg', 'vr')
   local accepted, committed = number(got[3]), number(got[4])
+  if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then return -1 end
+  if got[1] == 'p' and step.n <= committed then return 3 end
+  if got[1] ~= 'l' then return -1 end
   if step.n <= committed then return 0 end
   if step.n ~= committed + 1 then
     return -2
@@ -136,7 +149,12 @@ local function commit(keys, step)
   end
   redis.call('SET', keys.idle, '1', 'PX', ARGV[2])
   redis.call('ZADD', keys.deadlines, 'NX', clock_ms() + tonumber(ARGV[2]), step.sid)
-  return 1
+  local is_checkpointed = (step.base > 0 and step.base or number(got[13])) == step.n
+  if not (got[14] and is_checkpointed and is_slot_wanted(KEYS[6])) then return 1 end
+  page(keys.record, KEYS[7], got[15])
+  redis.call('SREM', keys.owned, step.sid)
+  redis.call('XADD', keys.feed, '*', 'q', step.sid, 'e', step.epoch, 'k', 'p')
+  return 3
 end
 
 local a = 6
@@ -149,8 +167,8 @@ end
 
 local executions = take(tonumber(take(1)[1]))
 local results, committed_any = {}, false
-for i = 1, (#KEYS - 5) / 4 do
-  local k = 5 + (i - 1) * 4
+for i = 1, (#KEYS - 7) / 4 do
+  local k = 7 + (i - 1) * 4
   local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
   local fixed = take(12)

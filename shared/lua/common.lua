@@ -96,11 +96,25 @@ local function fence(key, term)
   return nil
 end
 
+-- What the waiting line of a model amounts to (hash; see shared/waiting_line.py): w sequences that wait for their first
+-- slot; by version, s:<v> steps that wait with their sequences, out:<v> times that a sequence gave up its slot, in:<v>
+-- that it wanted one again, gone:<v> that it ended without one.
+local function count_line(line, field, change)
+  if change ~= 0 then redis.call('HINCRBY', line, field, change) end
+end
+
 -- A sequence with nothing in flight gives up its slot. Its owner is remembered: should it reload the model, the
 -- sequence is over. Its idle time goes on.
-local function page(record)
+local function page(record, line, version)
   redis.call('HSET', record, 'st', 'p')
   redis.call('HDEL', record, 'in', 'sl')
+  count_line(line, 'out:' .. version, 1)
+end
+
+-- A sequence leaves the line, with its steps. state: w or m
+local function leave_line(line, state, version, accepted, committed)
+  if state == 'w' then count_line(line, 'w', -1) end
+  count_line(line, 's:' .. version, committed - accepted)
 end
 
 -- The end of a sequence's record, whatever the cause: its slot goes to the scheduler's feed, a tombstone stays.
@@ -119,10 +133,10 @@ end
 
 -- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays. Steps
 -- that were answered before and are kept for their state get none.
--- keys: record, idle, parked, checkpoint, starts. refused(version, ms): told of each step, with the time it waited.
+-- keys: record, idle, parked, checkpoint, starts, line. refused(version, ms): told of each step, with the time it waited.
 -- Returns the number of steps.
 local function refuse_waiting(keys, replies_prefix, reply, refused)
-  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm')
+  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
   local count = 0
   local function refuse(fields, since_ms)
     count = count + 1
@@ -137,6 +151,7 @@ local function refuse_waiting(keys, replies_prefix, reply, refused)
     for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
     if number(fields.n) > number(got[4]) then refuse(fields, tonumber(string.match(entry[1], '^%d+'))) end
   end
+  leave_line(keys.line, got[5], got[3], number(got[6]), number(got[4]))
   redis.call('XDEL', keys.starts, got[1], got[2] or got[1])
   redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
   return count

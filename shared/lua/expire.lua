@@ -1,6 +1,7 @@
 -- Ends sequences whose idle marker is gone. The marker's absence decides; the deadline only said when to look.
 --
--- KEYS   1 fence of the model   2 deadlines   3 feed   per sequence: record, idle marker, parked steps, checkpoint
+-- KEYS   1 fence of the model   2 deadlines   3 feed   4 what the waiting line amounts to
+--        per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 term   2 tombstone ms   3 prefix of this shard's inboxes   4 prefix of the owned sets (executor, model follow)
 --        5 model   per sequence: sequence id
 -- reply  per sequence: 1 expired, 0 not (its deadline was set anew, or taken away until its next commit)
@@ -10,7 +11,7 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local function expire(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr')
   if got[1] == 'm' and got[4] == got[5] then
     -- Between two owners: it can expire once it has one again.
     redis.call('ZADD', keys.deadlines, clock_ms() + 1000, sid)
@@ -26,6 +27,7 @@ local function expire(keys, sid)
     return 0
   end
   if got[1] == 'p' then
+    count_line(KEYS[4], 'gone:' .. got[6], 1)
     release(keys, sid, 'x', got[3], ARGV[2])
     return 1
   end
@@ -36,8 +38,8 @@ local function expire(keys, sid)
 end
 
 local results = {}
-for i = 1, (#KEYS - 3) / 4 do
-  local k = 3 + (i - 1) * 4
+for i = 1, (#KEYS - 4) / 4 do
+  local k = 4 + (i - 1) * 4
   results[i] = expire({ deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
     parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
 end

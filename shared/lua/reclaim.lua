@@ -3,7 +3,7 @@
 -- be paged and has nothing in flight needs none before its next step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
---        5 deadlines   6 feed
+--        5 deadlines   6 feed   7 what the waiting line amounts to
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
 --        6 owners that may be lost with the same next step, then it is given up (0: this executor leaves, it is not lost)
 --        then, to take some of them only: version, epoch up to which a reload has ended its sequences, or '' for all
@@ -43,7 +43,7 @@ local function reclaim(sid)
     return
   end
   if accepted == committed and got[9] then
-    page(keys.record)
+    page(keys.record, KEYS[7], got[8])
     return
   end
   if lost then
@@ -55,6 +55,7 @@ local function reclaim(sid)
   local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl')
+  count_line(KEYS[7], 's:' .. got[8], accepted - committed)
 end
 
 local function wanted(sid)

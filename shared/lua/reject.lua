@@ -1,7 +1,8 @@
 -- Ends sequences that wait for a slot, new ones or those between two owners: every step parked for them gets the same
 -- error, and no record stays.
 --
--- KEYS   1 fence of the model   2 starts stream   per sequence: record, parked steps, idle marker, checkpoint
+-- KEYS   1 fence of the model   2 starts stream   3 what the waiting line amounts to
+--        per sequence: record, parked steps, idle marker, checkpoint
 -- ARGV   1 term   2 prefix of this shard's reply streams   3 prefix of the model's tallies of refused requests
 --        per sequence: entry id of its wait, encoded reply
 -- reply  per sequence: steps answered; -1 when it does not wait (any more) in that place
@@ -19,10 +20,10 @@ local function reject(keys, entry, reply)
 end
 
 local results = {}
-for i = 1, (#KEYS - 2) / 4 do
-  local k, a = 2 + (i - 1) * 4, 3 + (i - 1) * 2
+for i = 1, (#KEYS - 3) / 4 do
+  local k, a = 3 + (i - 1) * 4, 3 + (i - 1) * 2
   local keys = { record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
-    starts = KEYS[2] }
+    starts = KEYS[2], line = KEYS[3] }
   results[i] = reject(keys, ARGV[a + 1], ARGV[a + 2])
 end
 tally_all()

@@ -1,9 +1,12 @@
 -- Accepts steps of sequences, in the order given. One call carries all steps of one shard that a gateway gathered.
 --
--- KEYS   per step: record, idle marker, parked steps, starts stream of the model
--- ARGV   1 prefix of this shard's inboxes   2 bound of the backlog   3 bound of steps in flight per sequence
---        4 steps of a sequence whose request ids are remembered
---        per step: sequence id, flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
+-- KEYS   per model: its starts stream, what its waiting line amounts to, its deadlines
+--        per step: record, idle marker, parked steps
+-- ARGV   1 prefix of this shard's inboxes   2 bound of sequences that wait for their first slot   3 bound of steps in
+--        flight per sequence   4 steps of a sequence whose request ids are remembered   5 bound of live sequences
+--        6 number of models
+--        per step: which of the models (1 is the first), sequence id,
+--                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence is of this one request, 32 it may be paged),
 --                  digest of the request id (12 bytes) or '', expected step since START or '', version, gateway,
 --                  token (a gateway counts them upwards, hexadecimal, in the order in which it sends), timeout us,
@@ -12,10 +15,11 @@
 -- reply  per step {code, step, extra}:
 --         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
 --         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
---        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full  -7 too many in flight
---        -8 wrong step  -9 cancelled  -11 late: steps of another gateway, or later ones of its own, came in since it was
---        first sent  -12 it was answered, and its reply is kept no longer  -13 the sequence exists, and is beyond its
---        first step; for these, step is the last committed one (since START) and extra the one expected for -8
+--        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full (extra: `waiting` or `live`, of
+--        which there are too many)  -7 too many in flight  -8 wrong step  -9 cancelled  -11 late: steps of another
+--        gateway, or later ones of its own, came in since it was first sent  -12 it was answered, and its reply is kept no
+--        longer  -13 the sequence exists, and is beyond its first step; for these, step is the last committed one (since
+--        START) and extra the one expected for -8
 -- atomic each step's number, its place in the inbox and the record change together.
 -- The inbox's key follows from the record (its owner); it carries the same hash tag as the declared keys.
 
@@ -26,7 +30,8 @@ local function deliver(step, record, n, flags)
     'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token, 'm', step.message)
 end
 
-local function park(step, n, flags)
+local function park(step, n, flags, version)
+  count_line(step.model.line, 's:' .. version, 1)
   redis.call('XADD', step.parked, '*', 'q', step.sid, 'n', n, 'f', flags,
     'g', step.gateway, 't', step.token, 'm', step.message)
 end
@@ -120,8 +125,8 @@ end
 local function lower_deadline(step, record)
   local deadline = patience_ms(step)
   if record.deadline and tonumber(record.deadline) <= deadline then return end
-  if record.news then redis.call('XDEL', step.starts, record.news) end
-  local news = redis.call('XADD', step.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
+  if record.news then redis.call('XDEL', step.model.starts, record.news) end
+  local news = redis.call('XADD', step.model.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
     'd', deadline)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
@@ -151,15 +156,17 @@ end
 
 -- before: the record of the sequence that was of this id, if it is still there
 local function create(step, flags, before)
-  if redis.call('XLEN', step.starts) >= tonumber(ARGV[2]) then
-    return { -6, before and before.done or 0, '' }
-  end
+  local done = before and before.done or 0
+  if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then return { -6, done, 'waiting' } end
+  if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { -6, done, 'live' } end
   local kept = before and answers_of(step, before)
   local last = kept and before.nx or 0
   local n = last + 1
   redis.call('DEL', step.record)
   if kept then redis.call('HSET', step.record, unpack(kept)) end
-  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
+  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout,
+    'k', 'w')
+  count_line(step.model.line, 'w', 1)
   redis.call('HSET', step.record, 'st', 'w', 'nx', n, 'cm', last, 'ck', last, 'sn', n, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
@@ -169,15 +176,16 @@ local function create(step, flags, before)
     redis.call('HSET', step.record, 'rd', with_name(kept and before.ids or '', step.digest, n, last))
   end
   redis.call('SET', step.idle, '1')
-  park(step, n, bit.bor(flags, START))
+  park(step, n, bit.bor(flags, START), step.version)
   return { 1, n, entry }
 end
 
 -- A paged sequence wants a slot again, in its turn among those who wait. Where and when it had its last one tells
 -- whether its model was reloaded meanwhile.
 local function return_to_line(step, record)
-  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r',
+  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r',
     'e', record.ep, 'o', record.ow)
+  count_line(step.model.line, 'in:' .. record.version, 1)
   redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end
 
@@ -235,19 +243,23 @@ local function submit(step, flags)
     return { 0, n, record.birth }
   end
   if state == 'p' then return_to_line(step, record) end
-  park(step, n, flags)
+  park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
   return { 1, n, record.birth }
 end
 
+local models = {}
+for i = 1, tonumber(ARGV[6]) do
+  models[i] = { starts = KEYS[3 * i - 2], line = KEYS[3 * i - 1], deadlines = KEYS[3 * i] }
+end
 local replies = {}
-for i = 1, #KEYS / 4 do
-  local k, a = (i - 1) * 4, 4 + (i - 1) * 10
+for i = 1, #KEYS / 3 - #models do
+  local k, a = 3 * (#models + i - 1), 6 + (i - 1) * 11
   replies[i] = submit({
-    record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], starts = KEYS[k + 4],
-    sid = ARGV[a + 1], digest = ARGV[a + 3], expected = ARGV[a + 4], version = ARGV[a + 5],
-    gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8], message = ARGV[a + 9],
-    since = tonumber(ARGV[a + 10]),
-  }, tonumber(ARGV[a + 2]))
+    record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], model = models[tonumber(ARGV[a + 1])],
+    sid = ARGV[a + 2], digest = ARGV[a + 4], expected = ARGV[a + 5], version = ARGV[a + 6],
+    gateway = ARGV[a + 7], token = ARGV[a + 8], timeout = ARGV[a + 9], message = ARGV[a + 10],
+    since = tonumber(ARGV[a + 11]),
+  }, tonumber(ARGV[a + 3]))
 end
 return replies

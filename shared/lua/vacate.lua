@@ -1,7 +1,8 @@
 -- Takes sequences out of the slots of executors that live, each between two of its steps: paged until its next step
 -- comes, or moving to another slot at once. Its owner is told; from here on its commits are refused.
 --
--- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   per sequence: record
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 what the waiting line amounts to
+--        per sequence: record
 -- ARGV   1 term   2 prefix of this shard's inboxes   3 prefix of the owned sets (executor, model follow)   4 model
 --        per sequence: sequence id, epoch in which it was seen, p (paged) or m (moving)
 -- reply  per sequence: 0 it keeps its slot: it has a step in flight, another epoch, or state that only its owner holds
@@ -19,7 +20,7 @@ local function vacate(record, sid, epoch, state)
   redis.call('SREM', ARGV[3] .. got[2] .. ':' .. ARGV[4], sid)
   redis.call('XADD', ARGV[2] .. got[2], '*', 'k', 'vacated', 'q', sid, 'e', epoch)
   if state == 'p' then
-    page(record)
+    page(record, KEYS[4], got[9])
   else
     local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[9], 'u', '0', 'k', 'm')
     redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
@@ -29,8 +30,8 @@ local function vacate(record, sid, epoch, state)
 end
 
 local results = {}
-for i = 1, #KEYS - 3 do
+for i = 1, #KEYS - 4 do
   local a = 4 + (i - 1) * 3
-  results[i] = vacate(KEYS[3 + i], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+  results[i] = vacate(KEYS[4 + i], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
 end
 return results

@@ -8,6 +8,7 @@
                                  `checkpoint` and `restore`, the default where it has them)
     sequence_log_steps           with replay: steps since START that are kept, default 1000
     sequence_log_bytes           with replay: their bytes, default 16 MiB
+    virtual_slots                whether an idle sequence gives up its slot while others wait, default true
     orphan_grace_microseconds    idle time left to a sequence whose connection was lost
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
@@ -32,6 +33,7 @@ _SEQUENCE_PARAMETERS = (
     "retry_replies",
     "retry_reply_bytes",
     "fixed_shape",
+    "virtual_slots",
     "orphan_grace_microseconds",
 )
 _POSITIVE = ("checkpoint_interval", "sequence_log_steps", "sequence_log_bytes")
@@ -61,6 +63,9 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     fixed = parameters.get("fixed_shape", FixedShape.OFF)
     if fixed not in list(FixedShape):
         raise ConfigError(f"parameter 'fixed_shape' must be true, rows or false for {model}, got '{fixed}'")
+    virtual = parameters.get("virtual_slots", "true")
+    if virtual not in ("true", "false"):
+        raise ConfigError(f"parameter 'virtual_slots' must be 'true' or 'false' for {model}, got '{virtual}'")
     grace = parameters.get("orphan_grace_microseconds", "0")
     if not _is_whole(grace):
         raise ConfigError(
@@ -100,6 +105,8 @@ def _recovery_notes(config: ConfigMessage, parameters: Mapping[str, str]) -> lis
         notes += [
             f"parameter '{name}' has no effect without sequence_recovery: replay" for name in _LOG if name in parameters
         ]
+    if "virtual_slots" in parameters and not config.sequence_batching.state and config.backend != PYTHON:
+        notes.append("parameter 'virtual_slots' has no effect: the model declares no state")
     return notes
 
 

@@ -313,6 +313,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")
 
     @property
+    def pageable(self) -> bool:
+        """Whether a sequence gives up its slot between two steps while others wait (parameter `virtual_slots`, default
+        true): only where the mesh holds its state."""
+        return self.state_in_mesh and self.parameters.get("virtual_slots", "true") == "true"
+
+    @property
     def declares_state(self) -> bool:
         """Whether the configuration declares the sequences' state; then all of it."""
         return self.sequence_batching is not None and bool(self.sequence_batching.states)

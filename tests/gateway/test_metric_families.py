@@ -17,7 +17,7 @@ from gateway.metric_families import (
 )
 from gateway.observation import CacheUse, Observed, memory_of
 from shared.messages import ModelRecord
-from shared.model_config.values import ModelConfig, Oldest, SequenceBatching
+from shared.model_config.values import Direct, ModelConfig, Oldest, SequenceBatching, StateSpec
 from shared.statistics.metrics_config import FIRST_RESPONSE, MetricsConfig
 from shared.statistics.reports import CustomFamily, ExecutorReport, GpuReport, HostReport, ModelReport
 from shared.statistics.reports import Sample as CustomSample
@@ -34,6 +34,7 @@ from shared.statistics.tally import (
     statistics_of,
     success,
 )
+from shared.waiting_line import WaitingLine
 
 TIMES = Compute(1_000_000, 7_000_000, 2_000_000)
 EVERYTHING = MetricsConfig(summary_latencies=True, histogram_latencies=True, quantiles=(0.5, 0.99))
@@ -126,6 +127,23 @@ def test_counters_have_tritons_names_types_and_labels() -> None:
     for name, value in COUNTERS.items():
         kind, samples = read[name]
         assert ("counter", value) == (kind, samples[name, LABELS]), name
+
+
+def test_what_virtual_slots_do_is_counted_where_the_model_has_them() -> None:
+    batching = SequenceBatching(Direct(), 1, states=(StateSpec("in", "out", "FP32", (1,)),))
+    paged = ModelRecord(config("paged", sequence_batching=batching), "{}", ("1",))
+    line = WaitingLine()
+    for name, number in (("w", 3), ("s:1", 4), ("out:1", 9), ("in:1", 5), ("gone:1", 1), ("out:2", 7)):
+        line.add(name, number)
+    seen = Observed([], {}, lines={"paged": line})
+    statistics = [statistics_of("paged", "1", counts()), statistics_of("plain", "3", {})]
+
+    read = page(inference_families(shown(statistics, {"paged": paged, "plain": PLAIN}, seen), EVERYTHING))
+
+    labels = (("model", "paged"), ("version", "1"))
+    assert ("counter", {("seqmesh_paged_out", labels): 9}) == read["seqmesh_paged_out"]
+    assert ("counter", {("seqmesh_paged_in", labels): 5}) == read["seqmesh_paged_in"]
+    assert ("gauge", {("seqmesh_paged_sequences", labels): 3}) == read["seqmesh_paged_sequences"]
 
 
 def test_a_failure_counts_under_its_reason_and_all_four_are_there_from_the_start() -> None:

@@ -34,7 +34,7 @@ async def test_statistics_survive_a_redis_without_memory(
     scripts = Scripts(redis, keys)
     catalog = Catalog(Membership(redis, keys))
     monkeypatch.setattr(Catalog, "picture", Picture(records={"m": RECORD}, ready={"m": ("1",)}))
-    observation = Observation(redis, scripts, keys, catalog)
+    observation = Observation(redis, keys, catalog)
     tallies = Tallies(scripts, keys)
     statistics = Statistics(tallies, catalog, observation)
     page = Metrics(catalog, statistics, observation, [], MetricsConfig())

@@ -32,6 +32,8 @@ VICTIM_MODELS = (
     "slow_sum",
     "replayed_sum",
     "oldest_sum",
+    "paged_sum",
+    "rarely_saved_sum",
     "forgetful_sum",
     "retold_sum",
     "methodical_sum",
@@ -74,9 +76,9 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
     """The mesh of the gentle tests: two gateways, two executors, and every model that tests are gentle to."""
     directory = tmp_path_factory.mktemp("shared-mesh")
     repository = directory / "models"
-    add_sum_model(repository, "narrow_sum", slots=2)
-    add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000)
-    add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3)
+    add_sum_model(repository, "narrow_sum", slots=2, virtual_slots=False)
+    add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000, virtual_slots=False)
+    add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3, virtual_slots=False)
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
     build_seed_models(directory / "seeds")
     repositories = (SAMPLES, MISBEHAVING, repository, directory / "seeds")
@@ -104,6 +106,8 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     add_sum_model(repository, "replayed_sum", checkpoint_interval=5, batch_s=0.005, idle_us=VICTIM_IDLE_US)
     oldest = "oldest { max_candidate_sequences: 16, max_queue_delay_microseconds: 500 }"
     add_sum_model(repository, "oldest_sum", slots=8, strategy=oldest, batch_s=0.005, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "paged_sum", slots=3, idle_us=VICTIM_IDLE_US)
+    add_sum_model(repository, "rarely_saved_sum", slots=3, checkpoint_interval=3, idle_us=VICTIM_IDLE_US)
     add_forgetful_model(repository)
     add_forgetful_model(repository, "retold_sum", recovery="replay", idle_us=VICTIM_IDLE_US)
     add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL, idle_us=VICTIM_IDLE_US)

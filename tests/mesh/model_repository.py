@@ -89,6 +89,7 @@ def add_sum_model(
     batch_s: float = 0.0,
     strategy: str = "direct { }",
     checkpoint_interval: int = 1,
+    virtual_slots: bool = True,
 ) -> str:
     """Puts the sample `running_sum` into a repository, changed; returns its name.
 
@@ -96,6 +97,7 @@ def add_sum_model(
     idle_us  `max_sequence_idle_microseconds`
     batch_s  how long each batch takes
     checkpoint_interval  steps between two checkpoints
+    virtual_slots  False: whoever has a slot keeps it until the end, as in Triton
     """
     model = repository / name
     shutil.copytree(SAMPLES / "running_sum", model, ignore=shutil.ignore_patterns("__pycache__"))
@@ -108,9 +110,11 @@ def add_sum_model(
     ):
         config, count = re.subn(pattern, replacement, config, count=1, flags=re.MULTILINE)
         assert count == 1, f"deploy/models/running_sum/config.pbtxt has no {pattern}"
-    if checkpoint_interval > 1:
-        parameter = f'key: "checkpoint_interval", value: {{ string_value: "{checkpoint_interval}" }}'
-        config += f"\nparameters: {{ {parameter} }}\n"
+    for parameter, value in (
+        ("checkpoint_interval", checkpoint_interval),
+        ("virtual_slots", str(virtual_slots).lower()),
+    ):
+        config += f'\nparameters: {{ key: "{parameter}", value: {{ string_value: "{value}" }} }}\n'
     (model / "config.pbtxt").write_text(config)
     if batch_s:
         (model / "1" / "model.py").rename(model / "1" / "running_sum_model.py")

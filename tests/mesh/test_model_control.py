@@ -44,7 +44,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("control-models")
     for name in ("running_sum", "slow_sum", "overridden_sum", "gated_sum"):
         add_sum_model(folder, name)
-    add_sum_model(folder, "narrow_sum", slots=1)
+    add_sum_model(folder, "narrow_sum", slots=1, virtual_slots=False)
     for name in ("slow_sum", "narrow_sum"):
         write_code(folder, name, sum_code(batch_s=0.5))
     return folder

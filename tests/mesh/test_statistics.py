@@ -155,7 +155,7 @@ def repository_that_counts(folder: Path) -> Path:
     (model / "1" / "model.py").write_text(COUNTING_MODEL)
     with (model / "config.pbtxt").open("a") as config:
         config.write('\nmetric_tags: { key: "team", value: "a" }\n')
-    add_sum_model(folder, "slow_sum", slots=1, batch_s=0.5)
+    add_sum_model(folder, "slow_sum", slots=1, batch_s=0.5, virtual_slots=False)
     return folder
 
 

@@ -37,6 +37,8 @@ from shared.scripts import (
     VacateCode,
     Vacation,
 )
+from shared.statistics.tally import Load
+from shared.waiting_line import read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
@@ -80,6 +82,7 @@ async def commit(
     checkpoint: bool = True,
     entries: Sequence[str] = (),
     base: int | None = None,
+    load: Load | None = None,
 ) -> CommitCode:
     final = StepCommit(
         sequence=step.sequence,
@@ -98,7 +101,13 @@ async def commit(
     shard = mesh.keys.shard_of(step.sequence)
     (code,) = await mesh.scripts.run(
         mesh.scripts.commit(
-            [final], shard=shard, executor=executor, model=mesh.model, idle_ms=idle_ms, tombstone_ms=tombstone_ms
+            [final],
+            shard=shard,
+            executor=executor,
+            model=mesh.model,
+            idle_ms=idle_ms,
+            tombstone_ms=tombstone_ms,
+            load=load,
         )
     )
     return code
@@ -604,6 +613,131 @@ class TestVacate:
 
         with pytest.raises(ResponseError, match="FENCED"):
             await self.vacate(mesh, step)
+
+
+class TestPagingByCommit:
+    """While others wait, a commit that leaves a sequence without a step takes its slot."""
+
+    async def want(self, mesh: ScriptedMesh, slots: int, number: int = 7) -> str:
+        key = mesh.keys.wanted_slots(mesh.keys.shard_of(mesh.sequence(number)), "sum", "1")
+        await mesh.redis.set(key, slots, px=60_000)
+        return key
+
+    async def commit(self, mesh: ScriptedMesh, step: InboxStep, *, checkpoint: bool = True) -> CommitCode:
+        return await commit(mesh, ALICE, step, checkpoint=checkpoint, load=Load("sum", "1", "0"))
+
+    async def delivered(self, mesh: ScriptedMesh, *, flags: StepFlag = START | PAGEABLE) -> InboxStep:
+        await mesh.submit(mesh.submission(7, ONE, flags))
+        await mesh.assign(7, ALICE)
+        return (await steps(mesh, ALICE))[0]
+
+    async def test_a_sequence_without_a_step_is_paged_and_the_leader_hears_of_it(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh)
+        key = await self.want(mesh, 2)
+
+        assert CommitCode.PAGED is await self.commit(mesh, step)
+        assert CommitCode.PAGED is await self.commit(mesh, step), "a lost answer is given again"
+
+        shard = mesh.keys.shard_of(step.sequence)
+        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        epoch = str(step.epoch).encode()
+        assert [{b"q": b"sum||i7", b"e": epoch, b"k": b"p"}] == [fields for _, fields in feed]
+        assert b"1" == await mesh.redis.get(key)
+        record = await mesh.record(7)
+        assert ("p", "1", ALICE) == (record["st"], record["cm"], record["ow"])
+        assert 0 == await cast(Any, mesh.redis).scard(mesh.keys.owned(shard, ALICE, "sum"))
+        assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).idle) <= 60_000
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_a_sequence_with_another_step_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+        key = await self.want(mesh, 1)
+
+        assert CommitCode.COMMITTED is await self.commit(mesh, step)
+        assert b"1" == await mesh.redis.get(key)
+
+    async def test_one_that_may_not_be_paged_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh, flags=START)
+        await self.want(mesh, 1)
+
+        assert CommitCode.COMMITTED is await self.commit(mesh, step)
+
+    async def test_one_whose_state_is_ahead_of_its_checkpoint_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh)
+        await self.want(mesh, 1)
+
+        assert CommitCode.COMMITTED is await self.commit(mesh, step, checkpoint=False)
+
+    async def test_no_more_are_paged_than_slots_are_wanted(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh)
+        assert CommitCode.COMMITTED is await self.commit(mesh, step)
+        await self.want(mesh, 0)
+        await mesh.submit(mesh.submission(7, ONE))
+
+        assert CommitCode.COMMITTED is await self.commit(mesh, (await steps(mesh, ALICE))[0])
+
+    async def test_an_end_is_an_end(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh, flags=START | END | PAGEABLE)
+        await self.want(mesh, 1)
+
+        assert CommitCode.OVER is await self.commit(mesh, step)
+
+    async def test_the_line_is_counted(self, mesh: ScriptedMesh) -> None:
+        async def line() -> tuple[int, int, int, int]:
+            line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
+            return line.steps["1"], line.paged_out["1"], line.paged_in["1"], line.paged["1"]
+
+        step = await self.delivered(mesh)
+        await self.want(mesh, 1)
+        await self.commit(mesh, step)
+        assert (0, 1, 0, 1) == await line()
+        for waiting in (1, 2):
+            await mesh.submit(mesh.submission(7, ONE))
+            assert (waiting, 1, 1, 0) == await line()
+        await mesh.assign(7, BOB)
+        assert (0, 1, 1, 0) == await line()
+
+    async def test_steps_of_a_sequence_whose_model_was_reloaded_hear_that_it_is_lost(self, mesh: ScriptedMesh) -> None:
+        step = await self.delivered(mesh)
+        await self.want(mesh, 1)
+        await self.commit(mesh, step)
+        await mesh.submit(mesh.submission(7, ONE))
+
+        await mesh.assign(7, BOB, over=True)
+
+        record = await mesh.record(7)
+        assert ("1", "o", "1") == (record["vd"], record["vk"], record["cl"])
+        assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE, START))).code
+
+
+class TestBounds:
+    async def test_live_sequences_are_bounded_whether_they_have_slots_or_not(self, mesh: ScriptedMesh) -> None:
+        small = ScriptedMesh(mesh.redis, Keyspace(mesh.keys.prefix, 1), "sum")
+        await start(small, 1, flags=START | PAGEABLE)
+        assert VacateCode.VACATED is await small.vacate(1)
+
+        refused = await small.submit(small.submission(2, ONE, START), live_max=1)
+
+        assert (SubmitCode.BACKLOG_FULL, b"live") == (refused.code, refused.extra)
+        assert SubmitCode.WAITING is (await small.submit(small.submission(1, ONE), live_max=1)).code
+        assert SubmitCode.WAITING is (await small.submit(small.submission(2, ONE, START), live_max=2)).code
+
+    async def test_only_sequences_that_wait_for_their_first_slot_fill_the_backlog(self, mesh: ScriptedMesh) -> None:
+        """Not the news of a lowered patience, nor those that have begun."""
+        small = ScriptedMesh(mesh.redis, Keyspace(mesh.keys.prefix, 1), "sum")
+        await start(small, 1, flags=START | PAGEABLE)
+        await small.vacate(1)
+        await small.submit(small.submission(1, ONE))
+        await small.submit(small.submission(2, ONE, START))
+        await small.submit(small.submission(2, ONE, timeout_us=60_000_000))
+
+        assert SubmitCode.WAITING is (await small.submit(small.submission(3, ONE, START), backlog_max=2)).code
+        refused = await small.submit(small.submission(4, ONE, START), backlog_max=2)
+        assert (SubmitCode.BACKLOG_FULL, b"waiting") == (refused.code, refused.extra)
+        await small.assign(2, ALICE)
+        assert SubmitCode.WAITING is (await small.submit(small.submission(4, ONE, START), backlog_max=2)).code
 
 
 class TestExpiry:

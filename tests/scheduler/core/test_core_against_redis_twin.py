@@ -1,7 +1,8 @@
 """The core against a naive twin of Redis, under every order of events: late, repeated, with leaders that start anew.
 
 The twin does what the scripts do, in the plainest way. Whatever the core wants is carried out there, and the twin
-refuses what must never be wanted: two live sequences in one slot, or a slot that does not exist.
+refuses what must never be wanted: two live sequences in one slot, or a slot that does not exist. In the end nobody
+waits beside a sequence that does nothing with its slot, and everybody gets a turn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject, Vacate, WantSlots
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -29,9 +30,10 @@ from scheduler.core.events import (
     SequenceOver,
     SequenceWaits,
     Tick,
+    Vacated,
 )
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Policy, State, picture
+from scheduler.core.state import Former, Policy, State, picture
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
@@ -41,7 +43,11 @@ TIMEOUT_MS = 50
 
 @dataclass
 class Record:
-    """A sequence in Redis; `place` is None while it waits or moves."""
+    """A sequence in Redis; `place` is None while it waits, moves, or is paged.
+
+    begun   it has had a slot         busy  a step of it is in flight
+    former  where it had its last slot, since it is paged
+    """
 
     entry: Entry
     place: Place | None = None
@@ -49,6 +55,13 @@ class Record:
     moving: bool = False
     timeout_us: int = 0
     deadline_ms: int = 0
+    begun: bool = False
+    busy: bool = True
+    former: Former | None = None
+
+    @property
+    def in_line(self) -> bool:
+        return self.place is None and self.busy
 
 
 @dataclass
@@ -58,6 +71,7 @@ class Twin:
     now_ms: int = 1000
     epoch: int = 0
     entries: int = 0
+    wanted: int = 0
     records: dict[SequenceId, Record] = field(default_factory=dict[SequenceId, Record])
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
     news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
@@ -74,7 +88,14 @@ class Twin:
         record.deadline_ms = self.now_ms + record.timeout_us // 1000 if record.timeout_us else 0
         self.records[sequence] = record
         self.starts.append(
-            SequenceWaits(sequence, "1", record.entry, moving=record.moving, timeout_us=record.timeout_us)
+            SequenceWaits(
+                sequence,
+                "1",
+                record.entry,
+                moving=record.moving,
+                timeout_us=record.timeout_us,
+                former=record.former,
+            )
         )
 
     def release(self, sequence: SequenceId) -> None:
@@ -87,12 +108,13 @@ class Twin:
         assert action.place.instance < served.instances
         assert action.place.slot < served.slots
         record = self.records.get(action.sequence)
-        if record is None or record.place is not None or record.entry != action.entry:
+        if record is None or not record.in_line or record.entry != action.entry:
             return Assigned(action.sequence, action.entry, Epoch(0))
         holders = [other for other, held in self.records.items() if held.place == action.place]
         assert holders == [], f"{action.place} is held by {holders}"
         self.epoch += 1
         record.place, record.epoch = action.place, Epoch(self.epoch)
+        record.begun, record.moving, record.former = True, False, None
         self.leaves_the_line(record)
         return Assigned(action.sequence, action.entry, record.epoch)
 
@@ -100,17 +122,43 @@ class Twin:
         """reclaim.lua until nothing is left."""
         for sequence, record in list(self.records.items()):
             if record.place is not None and record.place.executor == executor:
+                if not record.busy:
+                    self.page(record)
+                    continue
                 record.moving = True
                 self.waits(sequence, record)
         return Reclaimed(executor)
 
+    def page(self, record: Record) -> None:
+        """A sequence gives up its slot."""
+        assert record.place is not None
+        record.former, record.place = Former(record.place.executor, record.epoch), None
+
+    def vacate(self, action: Vacate) -> Event:
+        """vacate.lua"""
+        record = self.records.get(action.sequence)
+        freed = record is not None and record.place is not None and record.epoch == action.epoch and not record.busy
+        if freed:
+            assert record is not None
+            assert record.place == action.place
+            self.page(record)
+        return Vacated(action.sequence, action.epoch, freed)
+
+    def commit(self, sequence: SequenceId, record: Record) -> None:
+        """commit.lua: the sequence has no other step."""
+        record.busy = False
+        if self.wanted > 0:
+            self.wanted -= 1
+            self.feed.append(SequenceOver(sequence, record.epoch, "p"))
+            self.page(record)
+
     def reject(self, action: Reject) -> None:
         """reject.lua: only of one that waits there, and only when the time of one of its steps is over."""
         record = self.records.get(action.sequence)
-        if record is None or record.place is not None or record.entry != action.entry:
+        if record is None or not record.in_line or record.entry != action.entry:
             return
         del self.records[action.sequence]
-        assert not record.moving
+        assert not record.begun
         assert 0 < record.deadline_ms <= self.now_ms
         self.leaves_the_line(record)
 
@@ -165,7 +213,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @precondition(lambda self: len(self.twin.executors) < 4)
     def executor_joins(self, instances: int, slots: int) -> None:
         self.born += 1
-        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion("1", instances, slots)
+        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion("1", instances, slots, pageable=True)
 
     @rule(data=st.data())
     @precondition(lambda self: set(self.twin.executors) - self.twin.dead)
@@ -181,13 +229,13 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @rule(sequence=st.sampled_from(SEQUENCES))
     def client_sends_a_step_with_a_timeout(self, sequence: SequenceId) -> None:
         record = self.twin.records.get(sequence)
-        if record is not None and record.place is None and not record.moving:
+        if record is not None and not record.begun:
             self.twin.lower_patience(sequence, record)
 
     @rule(sequence=st.sampled_from(SEQUENCES), tells=st.booleans())
     def caller_of_a_waiting_sequence_leaves(self, sequence: SequenceId, tells: bool) -> None:
         record = self.twin.records.get(sequence)
-        if record is not None and record.place is None and not record.moving:
+        if record is not None and not record.begun:
             self.twin.cancel(sequence, record, tells=tells)
 
     @rule(sequence=st.sampled_from(SEQUENCES))
@@ -195,6 +243,30 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         record = self.twin.records.get(sequence)
         if record is not None and record.place is not None:
             self.twin.release(sequence)
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def client_sends_a_step(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and not record.busy:
+            record.busy = True
+            if record.place is None:
+                self.twin.waits(sequence, record)
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def step_is_committed(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is not None and record.busy:
+            self.twin.commit(sequence, record)
+
+    @rule(sequence=st.sampled_from(SEQUENCES))
+    def paged_sequence_expires(self, sequence: SequenceId) -> None:
+        record = self.twin.records.get(sequence)
+        if record is not None and record.place is None and not record.busy:
+            del self.twin.records[sequence]
+
+    @rule()
+    def what_commits_were_told_expires(self) -> None:
+        self.twin.wanted = 0
 
     @rule(sequence=st.sampled_from(SEQUENCES))
     def sequence_begins_and_the_leader_hears_it(self, sequence: SequenceId) -> None:
@@ -279,6 +351,11 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         match action:
             case Assign():
                 return [self.twin.assign(action)]
+            case Vacate():
+                return [self.twin.vacate(action)]
+            case WantSlots(_, count):
+                self.twin.wanted = count
+                return []
             case Reclaim(executor):
                 return [self.twin.reclaim(executor)]
             case Reject():
@@ -300,17 +377,39 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once everything has been heard, the leader's picture is what Redis holds, and nobody waits in vain."""
+        self.twin.wanted = 0
         self.leader_polls_members()
+        self.hear_everything()
+        self.leader_ticks()
+        invariants.check(self.state)
+        self.compare_pictures()
+        self.everybody_gets_a_turn()
+
+    def hear_everything(self) -> None:
         while any(waits.entry > self.read_starts for waits in self.twin.starts) or self.twin.feed:
             self.leader_reads_feed(most=100)
             self.leader_reads_starts(most=100)
         self.leader_reads_news()
-        self.leader_ticks()
-        invariants.check(self.state)
-        late = [r for r in self.twin.records.values() if r.place is None and not r.moving and r.deadline_ms]
+
+    def everybody_gets_a_turn(self) -> None:
+        """Whoever waits has a slot after as many commits as there are sequences, in the order of age."""
+        if not self.state.ring("1").tables:
+            return
+        for _ in range(2 * len(SEQUENCES)):
+            waiting = [record for record in self.twin.records.values() if record.in_line]
+            held = {s: r for s, r in self.twin.records.items() if r.place is not None}
+            assert not waiting or all(record.busy for record in held.values()), "nobody waits beside an idle sequence"
+            for sequence, record in held.items():
+                self.twin.commit(sequence, record)
+            self.hear_everything()
+            self.leader_ticks()
+        assert [] == [record for record in self.twin.records.values() if record.in_line]
+
+    def compare_pictures(self) -> None:
+        late = [r for r in self.twin.records.values() if not r.begun and r.deadline_ms]
         assert all(record.deadline_ms > self.twin.now_ms for record in late), "nobody waits beyond his patience"
         live = {s: (r.place, r.epoch) for s, r in self.twin.records.items() if r.place is not None}
-        waiting = {s for s, r in self.twin.records.items() if r.place is None}
+        waiting = {s for s, r in self.twin.records.items() if r.in_line}
 
         assert live == {sequence: (place, epoch) for sequence, place, epoch in picture(self.state).live}
         # Of those whose cancellation the feed had no room for, it learns when their turn comes.

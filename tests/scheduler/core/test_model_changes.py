@@ -11,9 +11,9 @@ from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import State, picture
+from scheduler.core.state import Former, State, picture
 from scheduler.ingest import withdrawn
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, shard_of
 from shared.membership import Member
 from shared.messages import ExecutorRegistration, RepositoryEntry, ServedModel
 
@@ -43,6 +43,31 @@ def take(state: State, event: Event) -> list[Action]:
 
 def holders(state: State) -> list[SequenceId]:
     return [sequence for sequence, _, _ in picture(state).live]
+
+
+@pytest.mark.parametrize(
+    ("executors", "epoch", "over"),
+    [
+        ({"e1": (5, 7)}, 6, True),
+        ({"e1": (5, 7)}, 8, False),
+        # Its last owner knows best; without that one, any other does.
+        ({"e1": (), "e2": (9, 9)}, 6, False),
+        ({"e2": (9, 9), "e3": ()}, 6, True),
+        ({"e2": ()}, 6, False),
+    ],
+)
+def test_a_paged_sequence_is_over_when_its_model_was_reloaded_since(
+    executors: dict[str, tuple[int, ...]], epoch: int, *, over: bool
+) -> None:
+    state, paged = State(), name("paged")
+    assert 1 == shard_of(paged, 2)
+    for executor, floors in executors.items():
+        take(state, ExecutorSeen(ExecutorId(executor), (ServedVersion("1", 1, 2, floors, pageable=True),)))
+
+    (assign,) = take(state, SequenceWaits(paged, "1", entry(1), former=Former(E1, Epoch(epoch))))
+
+    assert isinstance(assign, Assign)
+    assert over == assign.over
 
 
 def test_a_reload_takes_the_sequences_of_before_and_leaves_those_that_began_since() -> None:

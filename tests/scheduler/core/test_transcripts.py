@@ -3,15 +3,19 @@
 A line that begins with `>` is a command, the lines below it are what the core wants done, `#` tells the story.
 REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is then to be reviewed.
 
+    > joins e1 1:1x2p           its sequences may be paged
     > joins e1 1:2x4 2:1x1      executor e1 serves version 1 with 2 instances of 4 slots, and version 2
     > lost e1                   its lease has ended, or it is leaving
     > waits a 100-0@2           sequence a is new: starts entry 100-0 of shard 2
     > waits a v2 100-0 50ms     ... of version 2, with a timeout
     > moves a 100-0             sequence a comes from a lost executor
+    > returns a 100-0 e1 7      sequence a was paged, at e1 in epoch 7, and has a step again
     > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
     > cancelled a 100-0         a does not wait there any more: a caller has gone
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
     > over a 7                  a, of epoch 7, has ended
+    > paged a 7                 a, of epoch 7, gave up its slot with a commit
+    > vacated a 7 yes           a was asked for its slot, in epoch 7, and has given it up, or (no) keeps it
     > found a e1/1/0/3 7        rebuilding: a holds this slot
     > reclaimed e1 / forgotten e1
     > tick 1000
@@ -27,7 +31,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject, Vacate, WantSlots
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -43,9 +47,10 @@ from scheduler.core.events import (
     SequenceOver,
     SequenceWaits,
     Tick,
+    Vacated,
 )
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Policy, State, picture
+from scheduler.core.state import Former, Policy, State, picture
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
@@ -64,9 +69,18 @@ def test_core_does_exactly_what_the_transcript_says(file: Path) -> None:
 
 
 def test_there_are_transcripts() -> None:
-    assert {"assignment", "backlog", "cancellation", "direct", "oldest", "expiry", "takeover", "late", "rebuild"} <= {
-        file.stem for file in FILES
-    }
+    assert {
+        "assignment",
+        "backlog",
+        "cancellation",
+        "direct",
+        "oldest",
+        "expiry",
+        "takeover",
+        "late",
+        "rebuild",
+        "paging",
+    } <= {file.stem for file in FILES}
 
 
 def replay(told: str) -> str:
@@ -104,7 +118,7 @@ def joins(_: State, subject: str, rest: list[str]) -> Event:
 def served(word: str) -> ServedVersion:
     version, size = word.split(":")
     instances, slots = size.split("x")
-    return ServedVersion(version, int(instances), int(slots))
+    return ServedVersion(version, int(instances), int(slots.removesuffix("p")), pageable=slots.endswith("p"))
 
 
 def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> Event:
@@ -121,6 +135,11 @@ def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> E
 
 def moves(state: State, subject: str, rest: list[str]) -> Event:
     return waits(state, subject, rest, moving=True)
+
+
+def returns(_: State, subject: str, rest: list[str]) -> Event:
+    former = Former(ExecutorId(rest[1]), Epoch(int(rest[2])))
+    return SequenceWaits(SequenceId(subject), "1", place(rest[0]), former=former)
 
 
 def place(word: str) -> Entry:
@@ -149,6 +168,9 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "joins": joins,
     "waits": waits,
     "moves": moves,
+    "returns": returns,
+    "paged": lambda _, subject, rest: SequenceOver(SequenceId(subject), Epoch(int(rest[0])), "p"),
+    "vacated": lambda _, subject, rest: Vacated(SequenceId(subject), Epoch(int(rest[0])), rest[1] == "yes"),
     "patience": lambda _, subject, rest: PatienceLowered(SequenceId(subject), place(rest[0]), int(rest[1])),
     "cancelled": lambda _, subject, rest: SequenceCancelled(SequenceId(subject), place(rest[0])),
     "assigned": assigned,
@@ -164,8 +186,12 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
 def told_action(action: Action) -> str:
     """An action as the transcripts write it."""
     match action:
-        case Assign(sequence, place, _, moving):
-            return f"  assign {sequence} to {place}{' (moving)' if moving else ''}"
+        case Assign(sequence, place, _, moving, _, over):
+            return f"  assign {sequence} to {place}{' (moving)' if moving else ''}{' (over)' if over else ''}"
+        case Vacate(sequence, place):
+            return f"  ask {sequence} at {place}"
+        case WantSlots(version, count):
+            return f"  want {count} slots of version {version}"
         case Reclaim(executor):
             return f"  reclaim {executor}"
         case Drain(executor):

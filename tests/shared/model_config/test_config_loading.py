@@ -517,6 +517,13 @@ def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
             "parameter 'sequence_recovery' has no effect on a stateless model",
         ),
         (
+            (
+                'backend: "pytorch" default_model_filename: "model.py" sequence_batching { } '
+                'parameters { key: "virtual_slots" value { string_value: "true" } }'
+            ),
+            "parameter 'virtual_slots' has no effect: the model declares no state",
+        ),
+        (
             "dynamic_batching { default_priority_level: 1 }",
             "dynamic_batching: priorities have no effect without priority_levels",
         ),
@@ -583,6 +590,22 @@ def test_how_sequences_are_recovered_is_read_from_the_parameters(
 
     assert (replays, recoverable, False) == (config.replays, config.recoverable, config.state_in_mesh)
     assert bound == (config.sequence_log_steps, config.sequence_log_bytes)
+
+
+@pytest.mark.parametrize(
+    ("state", "parameter", "pageable"),
+    [
+        ('state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }', "", True),
+        ('state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }', "false", False),
+        ("", "", False),
+    ],
+)
+def test_slots_are_virtual_where_the_mesh_holds_the_state_unless_the_model_says_no(
+    load_text: LoadText, state: str, parameter: str, *, pageable: bool
+) -> None:
+    said = f'parameters {{ key: "virtual_slots" value {{ string_value: "{parameter}" }} }}' if parameter else ""
+
+    assert pageable == load_text(f"{IO} sequence_batching {{ {state} }} {said}").config.pageable
 
 
 @pytest.mark.parametrize(

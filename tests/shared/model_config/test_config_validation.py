@@ -274,6 +274,10 @@ PARAMETERS = [
         "parameter 'sequence_recovery' must be none, replay or methods for m, got 'Replay'",
     ),
     (
+        f'{IO} sequence_batching {{ }} parameters {{ key: "virtual_slots" value {{ string_value: "no" }} }}',
+        "parameter 'virtual_slots' must be 'true' or 'false' for m, got 'no'",
+    ),
+    (
         f'{IO} parameters {{ key: "TRITON_BATCH_STRATEGY_PATH" value {{ string_value: "/x.so" }} }}',
         (
             "parameter 'TRITON_BATCH_STRATEGY_PATH' names '/x.so', which is not supported for m: a batch strategy is a "

@@ -1,0 +1,71 @@
+"""Virtual slots: while sequences wait, those that hold a slot and do nothing with it give it up.
+
+Who does nothing only Redis knows. So holders are asked, one after the other and no more than wait: an idle one is paged
+there and then, a busy one keeps its slot. When everybody is busy, `commit` is told how many slots are wanted, and pages
+sequences as soon as their last step is done; then all are asked once more, for what became idle in between. Every tick
+the asking begins anew. So nobody waits for longer than a tick beside a sequence that could be paged; and since paged
+ones come back into the same line, by age, everybody gets a turn.
+"""
+
+from __future__ import annotations
+
+from scheduler.core.actions import Action, Vacate, WantSlots
+from scheduler.core.moves import move
+from scheduler.core.state import ExecutorPhase, Former, State
+from shared.ids import SequenceId
+
+
+def make_room(state: State, version: str, cause: str) -> list[Action]:
+    """For those who wait beside full tables: asks for as many slots, or lets commits free them."""
+    backlog, tenants = state.backlog(version), state.tenants(version)
+    if not len(backlog) or not is_paged(state, version):
+        return []
+    actions: list[Action] = []
+    while tenants.asked < len(backlog) and (asked := tenants.next_to_ask()) is not None:
+        sequence = state.sequences[asked]
+        assert sequence.place is not None
+        move(state, sequence, "asked", cause)
+        actions.append(Vacate(asked, sequence.place, sequence.epoch, cause))
+    return actions if actions or tenants.asked else want_slots(state, version, cause)
+
+
+def want_slots(state: State, version: str, cause: str) -> list[Action]:
+    """Everybody is busy: who is done with a step gives its slot up."""
+    tenants, count = state.tenants(version), len(state.backlog(version))
+    if 2 * tenants.wanted >= count:
+        return []
+    is_news, tenants.wanted = not tenants.wanted, count
+    actions: list[Action] = [WantSlots(version, count, cause)]
+    if is_news:
+        # Who was done before `commit` knew of it still holds its slot.
+        tenants.busy = 0
+        actions += make_room(state, version, cause)
+    return actions
+
+
+def look_again(state: State, cause: str) -> list[Action]:
+    """Time has passed: everybody may be idle by now, and what `commit` was told is about to expire."""
+    actions: list[Action] = []
+    for version, tenants in sorted(state.holders.items()):
+        count = len(state.backlog(version))
+        tenants.busy = 0
+        if tenants.wanted:
+            tenants.wanted = count
+            actions.append(WantSlots(version, count, cause))
+        if not state.ring(version).has_room():
+            actions += make_room(state, version, cause)
+    return actions
+
+
+def is_paged(state: State, version: str) -> bool:
+    """Whether sequences of the version give up their slots."""
+    return any(table.served.pageable for table in state.ring(version).tables.values())
+
+
+def is_over(state: State, version: str, sequence: SequenceId, former: Former) -> bool:
+    """Whether a paged sequence's model was reloaded since it had its slot. Its last owner knows; without that one, any
+    other does."""
+    serving = [e for e in state.executors.values() if e.phase is ExecutorPhase.SERVING]
+    offers = {e.executor: served for e in serving for served in e.versions if served.version == version}
+    last = offers.get(former.executor)
+    return any(served.is_over(sequence, former.epoch) for served in ([last] if last else offers.values()))

@@ -1,0 +1,62 @@
+"""Many more live sequences than slots, on real processes: everybody gets a turn, and every sum is right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from shared.ids import sequence_id
+from shared.waiting_line import WaitingLine
+from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
+
+SEQUENCES = 200
+
+
+def line(mesh: RunningMesh, model: str) -> WaitingLine:
+    """What the model's waiting line amounts to."""
+    line = WaitingLine()
+    for shard in mesh.keys.shard_ids():
+        for name, number in mesh.redis.hgetall(mesh.keys.line(shard, model)).items():
+            line.add(name.decode(), int(number))
+    return line
+
+
+@pytest.mark.parametrize("model", ["paged_sum", "rarely_saved_sum"])
+async def test_sums_are_right_though_everybody_shares_a_few_slots_and_an_executor_is_killed(
+    victim: RunningMesh, chance: random.Random, model: str
+) -> None:
+    """rarely_saved_sum: a checkpoint every third step; the steps since then follow the sequence to its next slot."""
+    before = line(victim, model)
+    plans = make_plans(chance, SEQUENCES, shortest=3, longest=5)
+    async with Callers(victim) as callers, asyncio.TaskGroup() as group:
+        traffic = Traffic(model, callers, plans, chance)
+        group.create_task(traffic.run())
+        await traffic.progress(0.4)
+        victim.kill(chance.choice(victim.names("executor")))
+
+    assert 0 == traffic.repeated
+    after = line(victim, model)
+    assert after.paged_out["1"] > before.paged_out["1"]
+    assert (0, 0) == (after.steps["1"], after.paged["1"])
+
+
+async def test_an_idle_sequence_makes_room_and_comes_back_to_its_state(victim: RunningMesh) -> None:
+    caller = GrpcCaller(victim.grpc())
+    names = [f"idle {number}" for number in range(2 * victim.slots("paged_sum"))]
+    for number, name in enumerate(names):
+        assert number == await caller("paged_sum", Step(name, number, start=True))
+    assert victim.slots("paged_sum") >= victim.slots_held("paged_sum")
+    assert "p" == victim.record(sequence_id("paged_sum", "", names[0]))["st"]
+
+    for number, name in enumerate(names):
+        assert number + 1 == await caller("paged_sum", Step(name, 1))
+    # One that is paged can end like any other.
+    await eventually(
+        lambda: "p" == victim.record(sequence_id("paged_sum", "", names[0])).get("st"), "the first is paged"
+    )
+    for number, name in enumerate(names):
+        assert number + 2 == await caller("paged_sum", Step(name, 1, end=True))
+    await caller.close()
