@@ -144,7 +144,7 @@ class Pids(click.ParamType[dict[Victim, list[int]]]):
     default=15.0,
     show_default=True,
     metavar="S",
-    help="How long errors are put down to a process of yours that was struck.",
+    help="How long errors are put down to a process of yours that was struck, and longer while a gateway is not ready.",
 )
 @click.option(
     "--out",

@@ -1,8 +1,8 @@
 """What a sequence must answer: the oracle. Pure.
 
-The state of a sequence is a fold over all values that it was sent, and their count. Every answer is the state after
+The state of a sequence is a fold over all values that it was sent, and their number. Every answer is the state after
 its step, so a step that is lost, doubled, reordered or another sequence's shows in it and in every later one.
-`model/model.py` does the same arithmetic in the executors, on its own: a shared mistake would be no proof.
+The models under `model/` do the same arithmetic in the executors, on their own: a shared mistake would be no proof.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from deploy.chaos.clients import Addresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
-from deploy.chaos.mesh import SIGNALS, frozen, send
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send
+from deploy.launcher import unreadiness
 
 SLOTS = 64
 """How many the fault that fills slots reckons with: they are not known from outside."""
@@ -31,7 +33,7 @@ def given_mesh(
             )
             for number, one in enumerate(gateways)
         ]
-        yield GivenMesh(links, proxied, pids, command, recovery_s=recovery_s)
+        yield GivenMesh(links, gateways, proxied, pids, command, recovery_s=recovery_s)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -45,9 +47,11 @@ def host_and_port(address: str) -> tuple[str, int]:
 class GivenMesh:
     """See the module.
 
+    direct      the gateways themselves
+    gateways    the same by way of the proxies
     pids        processes of this machine that may be struck, by service
     command     run to strike a process of a service; {signal}, {service} and {number} are filled in
-    recovery_s  how long after a fault errors are still put down to it
+    recovery_s  how long after a fault errors are still put down to it; longer while a gateway is not ready
     """
 
     slots = SLOTS
@@ -55,6 +59,7 @@ class GivenMesh:
     def __init__(
         self,
         links: Links,
+        direct: Sequence[Addresses],
         gateways: Sequence[Addresses],
         pids: Mapping[Victim, list[int]],
         command: str,
@@ -62,6 +67,7 @@ class GivenMesh:
         recovery_s: float,
     ) -> None:
         self.links = links
+        self._direct = direct
         self.gateways = gateways
         self._pids = pids
         self._command = command
@@ -88,6 +94,7 @@ class GivenMesh:
                 finally:
                     await self._order(victim, "SIGCONT")
         await asyncio.sleep(self._recovery_s)
+        await self.ready()
 
     async def _signal(self, pid: int, act: Act, seconds: float) -> None:
         if act in (Act.FREEZE, Act.BLINK):
@@ -106,7 +113,13 @@ class GivenMesh:
             raise RuntimeError(f"{shlex.join(filled)} ended with code {code}")
 
     async def ready(self) -> None:
-        """It is the user's care."""
+        """See `Mesh`: of executors only their user knows."""
+        for http in (gateway.http for gateway in self._direct if gateway.http):
+            deadline = time.monotonic() + BACK_TIMEOUT_S
+            while reason := await unreadiness(*host_and_port(http)):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the gateway {http} {reason}, for {BACK_TIMEOUT_S:.0f} s")
+                await asyncio.sleep(POLL_S)
 
     async def refused_commits(self) -> int | None:
         """See `Mesh`."""

@@ -11,6 +11,8 @@ from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from typing import Any, Self
 
+import uvloop
+
 from deploy.chaos.proxy import Proxy
 
 REDIS = "redis"
@@ -29,7 +31,7 @@ class Proxies:
 
     def listen(self, name: str, host: str, port: int) -> str:
         """A new proxy in front of an address; returns its own, host:port."""
-        proxy = Proxy(host, port)
+        proxy = Proxy(host, port, new_loop=uvloop.new_event_loop)
         self._proxies[name] = proxy.__enter__()
         return proxy.address
 

@@ -1,4 +1,4 @@
-"""The models that chaos drives: one fold (`model/model.py`) under the settings that matter for recovery."""
+"""The models that chaos drives: one fold under the settings that matter for recovery."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TEMPLATE = Path(__file__).with_name("model") / "model.py"
+PROGRAMS = Path(__file__).with_name("model")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One model.
 
-    weight  its share of the sequences
-    slots   of one executor
+    weight    its share of the sequences
+    slots     of one executor
+    recovery  `sequence_recovery` of a model that keeps its state itself; "": the mesh keeps the state
     """
 
     name: str
@@ -24,6 +25,7 @@ class Variant:
     direct: bool = False
     idle_s: float = 60.0
     checkpoint_interval: int = 1
+    recovery: str = ""
 
 
 VARIANTS: Sequence[Variant] = (
@@ -31,6 +33,9 @@ VARIANTS: Sequence[Variant] = (
     Variant("chaos_oldest", weight=9, slots=64),
     # A new owner runs the steps since the last checkpoint again.
     Variant("chaos_replay", weight=5, slots=64, checkpoint_interval=5),
+    # State in the model itself, which hands it out, or learns it again from all inputs since START.
+    Variant("chaos_methods", weight=3, slots=64, recovery="methods"),
+    Variant("chaos_inputs", weight=3, slots=64, recovery="replay"),
     # Few slots: sequences that find none wait.
     Variant("chaos_direct", weight=4, slots=8, direct=True),
     # Sequences that are silent for longer expire.
@@ -49,7 +54,8 @@ def write_repository(directory: Path) -> None:
     """Writes all models into a model repository; files of these names are overwritten."""
     for one in VARIANTS:
         (directory / one.name / "1").mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(TEMPLATE, directory / one.name / "1" / "model.py")
+        program = PROGRAMS / ("own.py" if one.recovery else "declared.py")
+        shutil.copyfile(program, directory / one.name / "1" / "model.py")
         (directory / one.name / "config.pbtxt").write_text(config(one))
 
 
@@ -70,15 +76,26 @@ sequence_batching {{
   control_input [
     {{ name: "START", control [ {{ kind: CONTROL_SEQUENCE_START, int32_false_true: [ 0, 1 ] }} ] }}
   ]
-  state [
-    {{
-      input_name: "STATE_IN", output_name: "STATE_OUT", data_type: TYPE_INT64, dims: [ 2 ]
-      initial_state: {{ name: "nothing yet", data_type: TYPE_INT64, dims: [ 2 ], zero_data: true }}
-    }}
-  ]
-}}
+{"" if one.recovery else STATE}}}
 
 instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 
-parameters {{ key: "checkpoint_interval" value: {{ string_value: "{one.checkpoint_interval}" }} }}
+{parameter(one)}
 """
+
+
+STATE = """  state [
+    {
+      input_name: "STATE_IN", output_name: "STATE_OUT", data_type: TYPE_INT64, dims: [ 2 ]
+      initial_state: { name: "nothing yet", data_type: TYPE_INT64, dims: [ 2 ], zero_data: true }
+    }
+  ]
+"""
+
+
+def parameter(one: Variant) -> str:
+    """How the model is recovered: by itself, or from a checkpoint every so many steps."""
+    name, value = (
+        ("sequence_recovery", one.recovery) if one.recovery else ("checkpoint_interval", one.checkpoint_interval)
+    )
+    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'

@@ -31,6 +31,8 @@ from typing import Self, TypeVar
 PIECE_BYTES = 1 << 16
 NAME = re.compile(rb"SETNAME\r\n\$\d+\r\n([^\r]+)\r\n")
 CLOSE_TIMEOUT_S = 10.0
+LOST = (OSError, RuntimeError)
+"""How writing to a connection that was cut fails: under asyncio's own loop, and under uvloop."""
 
 T = TypeVar("T")
 
@@ -99,12 +101,22 @@ class Proxy:
     """A proxy in front of one TCP address. A context manager: listens on entry, is gone on exit.
 
     host, port  where it listens; port 0 picks a free one
+    new_loop    makes its event loop
     """
 
-    def __init__(self, target_host: str, target_port: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        target_host: str,
+        target_port: int,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self._target = (target_host, target_port)
         self._host = host
         self._port = port
+        self._new_loop = new_loop
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._listening = threading.Event()
         self._failure: OSError | None = None
@@ -118,7 +130,7 @@ class Proxy:
         self._changed = asyncio.Event()
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
+        self._loop = self._new_loop()
         self._thread.start()
         self._listening.wait()
         if self._failure is not None:
@@ -275,7 +287,7 @@ class Proxy:
 
     async def _pass_on(self, link: _Link, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: Way) -> None:
         """One way of a link, until its source ends; then the sink is told, unless the link is half-open."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*LOST):
             while piece := await source.read(PIECE_BYTES):
                 if not await self._permitted(link, way, len(piece)):
                     continue
@@ -289,7 +301,7 @@ class Proxy:
                 await sink.drain()
         while link.stranded:
             await self._changed.wait()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*LOST):
             # After the end of the source's bytes; what was read before has been written.
             sink.write_eof()
 

@@ -75,10 +75,10 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
     clock = Clock()
     load = Load(gateways, clock, plan.seed, make, keep)
     director = Director(mesh, load, plan.faults, plan.steps, plan.seed, plan.run, protocols[-1], tell)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     with HistoryFile(out / "history.jsonl.gz") as history:
         for expected in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(expected, stop.set)
+            asyncio.get_running_loop().add_signal_handler(expected, asked_to_stop, stop, hurry)
         clients = [asyncio.create_task(load.client(), name="client") for _ in range(plan.clients)]
         directing = asyncio.create_task(director.direct(), name="director")
         try:
@@ -87,7 +87,7 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
             directing.cancel()
             await asyncio.gather(directing, return_exceptions=True)
             load.stop()
-            _, hanging = await asyncio.wait(clients, timeout=DRAIN_S)
+            hanging = await drained(clients, hurry)
             seconds = clock.now()
         finally:
             for task in (*clients, directing):
@@ -96,12 +96,26 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
             for gateway in gateways:
                 await gateway.close()
     failures = list(director.failures)
-    if hanging:
+    if hanging and not hurry.is_set():
         failures.append(f"{len(hanging)} clients did not come to an end within {DRAIN_S:.0f} s")
     for client in clients:
         if client not in hanging and not client.cancelled() and (error := client.exception()):
             raise error
     return Run(round(seconds, 3), director.strikes, failures, await mesh.refused_commits())
+
+
+def asked_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """Ctrl-C. Said twice: at once."""
+    (hurry if stop.is_set() else stop).set()
+
+
+async def drained(clients: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> set[asyncio.Task[None]]:
+    """Waits until the clients' sequences are over, or somebody is in a hurry; returns the clients that go on."""
+    hurrying = asyncio.create_task(hurry.wait(), name="hurry")
+    over = asyncio.gather(*clients, return_exceptions=True)
+    await asyncio.wait((over, hurrying), timeout=DRAIN_S, return_when="FIRST_COMPLETED")
+    hurrying.cancel()
+    return {client for client in clients if not client.done()}
 
 
 async def watched(

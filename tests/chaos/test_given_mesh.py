@@ -23,7 +23,7 @@ OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots
 
 
 def mesh(pids: dict[Victim, list[int]] | None = None, command: str = "") -> GivenMesh:
-    return GivenMesh(cast("Any", None), GATEWAYS, pids or {}, command, recovery_s=0.0)
+    return GivenMesh(cast("Any", None), [], GATEWAYS, pids or {}, command, recovery_s=0.0)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 # The module of the Python API exists only where a server runs the model.
 # pyright: basic, reportMissingImports=false
-"""Folds each request's number into the state of its sequence, which the mesh keeps; answers with fold and count."""
+"""Folds each request's number into the state of its sequence, which the mesh keeps; answers with fold and length."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def element(request: Any, name: str) -> int:
 
 def fold(request: Any) -> Any:
     """The state after this request, INT64 [1, 2], as OUTPUT and as the state STATE_OUT."""
-    before, count = 0, 0
+    before, length = 0, 0
     if not element(request, "START"):
-        before, count = map(int, pb_utils.get_input_tensor_by_name(request, "STATE_IN").as_numpy().reshape(2))
-    count += 1
-    after = np.array([[(before * FACTOR + element(request, "INPUT") + count) & MASK, count]], np.int64)
+        before, length = map(int, pb_utils.get_input_tensor_by_name(request, "STATE_IN").as_numpy().reshape(2))
+    length += 1
+    after = np.array([[(before * FACTOR + element(request, "INPUT") + length) & MASK, length]], np.int64)
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", after), pb_utils.Tensor("STATE_OUT", after)])
