@@ -6,7 +6,7 @@ from executor.core.sequences import VoidCause
 from executor.engine.base import RowError, RowResult
 from shared.errors import Code, Reason, sendable
 from shared.ids import ExecutorId, SequenceId, correlation_id_of, model_of
-from shared.limits import LOST_OWNERS_MAX
+from shared.limits import ANSWER_BYTES_MAX, LOST_OWNERS_MAX
 from shared.messages import ReplyMessage, encode
 
 
@@ -20,7 +20,12 @@ def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, 
             ReplyMessage(version, error_code=result.code, error=error, reason=reason, step=step, executor=executor)
         )
     parameters = dict(result.parameters)
-    return encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
+    reply = encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
+    if len(reply) > ANSWER_BYTES_MAX:
+        # What was computed stands; sent as it is, the answer would be cut off and sent again for ever.
+        text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {ANSWER_BYTES_MAX}"
+        return encode(ReplyMessage(version, error_code=Code.INTERNAL, error=text, step=step, executor=executor))
+    return reply
 
 
 def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:

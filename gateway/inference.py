@@ -45,6 +45,7 @@ class Inference:
         tracing: Tracing,
         *,
         in_flight_max: int,
+        bytes_in_flight_max: int,
         timeout_ms: int = 0,
         cache: ResponseCache = NO_CACHE,
     ) -> None:
@@ -54,6 +55,8 @@ class Inference:
         self._keys = keys
         self._tracing = tracing
         self._in_flight_max = in_flight_max
+        self._bytes_in_flight_max = bytes_in_flight_max
+        self.bytes_in_flight = 0
         self._timeout_ms = timeout_ms
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
@@ -71,14 +74,33 @@ class Inference:
     def submit(self, call: InferCall) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        size = sum(len(tensor.raw) for tensor in call.inputs)
         if self.in_flight >= self._in_flight_max:
             text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
+            future.set_exception(UnavailableError(text))
+        elif self.bytes_in_flight and self.bytes_in_flight + size > self._bytes_in_flight_max:
+            # One that is larger than the bound is taken when it is alone.
+            text = (
+                f"the gateway has requests of {self.bytes_in_flight} bytes in flight, of at most "
+                f"{self._bytes_in_flight_max}, and this one has {size}: try again later"
+            )
             future.set_exception(UnavailableError(text))
         elif call.model in self._held_models:
             self._hold(call, future)
         else:
             self._enter(call, future, may_hold=True)
+        if not future.done():
+            self._weigh(size, future)
         return future
+
+    def _weigh(self, size: int, future: asyncio.Future[Answer]) -> None:
+        """Counts a request's bytes until it is over."""
+
+        def over(_: asyncio.Future[Answer]) -> None:
+            self.bytes_in_flight -= size
+
+        self.bytes_in_flight += size
+        future.add_done_callback(over)
 
     def _enter(self, call: InferCall, future: asyncio.Future[Answer], *, may_hold: bool) -> None:
         try:

@@ -146,6 +146,7 @@ async def running_core(
             keys,
             tracing,
             in_flight_max=settings.max_requests_in_flight,
+            bytes_in_flight_max=settings.max_bytes_in_flight,
             timeout_ms=settings.request_timeout_ms,
             cache=ResponseCache(cache_bytes),
         )

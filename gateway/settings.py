@@ -192,6 +192,14 @@ class GatewaySettings(MetricsSettings):
         group="Bounds",
         minimum=1,
     )
+    max_bytes_in_flight: int = setting(
+        1 << 30,
+        help="Bytes of the input tensors of those requests; beyond it callers get 503 / UNAVAILABLE. Redis holds them, "
+        "too.",
+        unit="bytes",
+        group="Bounds",
+        minimum=1,
+    )
     request_timeout_ms: int = setting(
         0,
         help="How long a request may wait for its answer when it names no timeout of its own; 0: as long as it takes.",

@@ -11,6 +11,7 @@ import asyncio
 import math
 import re
 import socket
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -174,14 +175,12 @@ async def _run_id(connection: Any) -> str:
 async def join_mesh(redis: Redis, keys: Keyspace) -> None:
     """Checks Redis and this process's view of the mesh, once at start.
 
-    Refuses an old server, an eviction policy that may drop sequences, and a number of shards other than the mesh's
-    (the first process to come fixes it); warns when nothing is persisted.
+    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a number of shards
+    other than the mesh's (the first process to come fixes it); warns of what a restart or a failover would lose.
     """
-    info = await redis.info("server")
-    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
-    if version < MINIMUM_VERSION:
-        raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
-    await _check_policies(redis)
+    info: dict[str, Any] = await cast("Any", redis).info()
+    _check_server(info)
+    await _check_policies(redis, replicas=int(info.get("connected_slaves", 0)))
     await redis.hsetnx(keys.mesh, "shards", str(keys.shards))  # pyright: ignore[reportGeneralTypeIssues]
     await redis.hsetnx(keys.mesh, "schema", str(SCHEMA_VERSION))  # pyright: ignore[reportGeneralTypeIssues]
     shards = await redis.hget(keys.mesh, "shards")  # pyright: ignore[reportGeneralTypeIssues]
@@ -192,9 +191,30 @@ async def join_mesh(redis: Redis, keys: Keyspace) -> None:
         )
 
 
-async def _check_policies(redis: Redis) -> None:
+def _check_server(info: Mapping[str, Any]) -> None:
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
+    if int(info.get("cluster_enabled", 0)):
+        raise UnfitRedisError(
+            "Redis runs as a Cluster: keys are made for it, connections are not yet. Give the mesh a server of its own"
+        )
+    if info.get("role", "master") != "master" and _is_read_only(info):
+        raise UnfitRedisError(
+            f"this Redis is a read-only replica of {info.get('master_host')}:{info.get('master_port')}: give the "
+            "primary's address"
+        )
+
+
+def _is_read_only(info: Mapping[str, Any]) -> bool:
+    return bool(int(info.get("slave_read_only", 1)))
+
+
+async def _check_policies(redis: Redis, *, replicas: int) -> None:
     try:
-        config = await redis.config_get("maxmemory-policy", "maxmemory", "appendonly", "save")
+        config: dict[str, str] = await cast("Any", redis).config_get(
+            "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
+        )
     except ResponseError:
         # Managed services forbid CONFIG: then the operator has to know.
         logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")
@@ -204,5 +224,19 @@ async def _check_policies(redis: Redis) -> None:
         raise UnfitRedisError(
             f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to noeviction"
         )
+    for event, remedy in risks(config, replicas=replicas):
+        logs.warning(event, remedy=remedy)
+
+
+def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
+    """What a server with this configuration would lose, and what to change. replicas: that are connected."""
     if config.get("appendonly") != "yes":
-        logs.warning("redis not durable", remedy="set appendonly yes, or a restart of Redis loses every sequence")
+        kept = "all that came after the last snapshot" if config.get("save") else "every sequence"
+        yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"
+    elif config.get("appendfsync") == "no":
+        yield "redis hardly durable", "set appendfsync everysec or always: a power cut loses what the disk has not got"
+    if replicas and config.get("min-replicas-to-write", "0") == "0":
+        yield (
+            "redis fails over with losses",
+            "set min-replicas-to-write: a replica may be made primary that lacks the last writes",
+        )

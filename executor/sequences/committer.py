@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared import logs
 from shared.ids import ExecutorId, ShardId
 from shared.keyspace import Keyspace
-from shared.limits import SCRIPT_STEPS_MAX
+from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
@@ -43,11 +43,14 @@ class CommitOwner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Group:
+    """What one call of the script carries. size: bytes."""
+
     owner: CommitOwner
     shard: ShardId
-    steps: list[StepCommit]
+    steps: list[StepCommit] = field(default_factory=list[StepCommit])
+    size: int = 0
 
     @property
     def place(self) -> tuple[Load, ShardId]:
@@ -127,17 +130,18 @@ class Committer:
             self._idle.set()
 
     def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
-        """One group per load of a model version and shard, in order of arrival, none larger than a script should
+        """Groups of one load of a model version and shard each, in order of arrival, none larger than a script should
         carry."""
         open_groups: dict[tuple[Load, ShardId], _Group] = {}
         groups: list[_Group] = []
         for owner, step in taken:
             place = (owner.load, self._keys.shard_of(step.sequence))
             group = open_groups.get(place)
-            if group is None or len(group.steps) >= SCRIPT_STEPS_MAX:
-                group = open_groups[place] = _Group(owner, place[1], [])
+            if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
+                group = open_groups[place] = _Group(owner, place[1])
                 groups.append(group)
             group.steps.append(step)
+            group.size += len(step.reply) + sum(len(value) for _, value in step.checkpoint)
         return groups
 
     async def _send(self, groups: list[_Group]) -> list[tuple[_Group, list[CommitCode]]]:
@@ -160,7 +164,9 @@ class Committer:
                     # The call before it, in the same place, was not carried out, or after it: a server that has just
                     # been restarted does not know the script until it is told. A process that has lost count itself
                     # must not go on: its end makes others restore from Redis.
-                    assert any(before.place == group.place for before in remaining[:index]), f"{group}: out of order"
+                    assert any(before.place == group.place for before in remaining[:index]), (
+                        f"{group.place}: out of order"
+                    )
                     failed.append(group)
                 else:
                     done.append((group, outcome))

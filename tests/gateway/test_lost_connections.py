@@ -360,6 +360,31 @@ async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_i
     assert ["next"] == [message.request_id for message in executor.received]
 
 
+async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    """One that is larger than the bound is served when it is alone; what was refused is taken when there is room."""
+
+    def echo(size: int) -> InferCall:
+        return InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, size // 4), bytes(size)),))
+
+    settings = dataclasses.replace(gateway_settings, max_bytes_in_flight=100)
+    async with core_running(settings, keys) as core:
+        await executor.pause()
+        for sizes in ([104], [60, 40]):
+            taken = [core.inference.submit(echo(size)) for size in sizes]
+            refused = core.inference.submit(echo(4))
+            assert isinstance(error := refused.exception(), UnavailableError)
+            assert f"requests of {sum(sizes)} bytes in flight" in str(error)
+
+            executor.paused.clear()
+            await asyncio.gather(*taken)
+            assert 0 == core.inference.bytes_in_flight
+            await executor.pause()
+        executor.paused.clear()
+        await core.inference.submit(echo(4))
+
+
 async def test_beyond_the_bound_callers_are_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):

@@ -13,8 +13,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.chaos.proxy import Proxy, Way
 from deploy.embedded import EmbeddedRedis
+from shared import redis_client
+from shared.keyspace import Keyspace
 from shared.link import Link
-from shared.redis_client import CONNECTION_LOST, UnfitServerError, connect
+from shared.redis_client import CONNECTION_LOST, UnfitRedisError, UnfitServerError, connect, join_mesh
 from shared.server_run import AnotherRunError, ServerRun
 
 SOON_S = 60
@@ -190,3 +192,53 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is(
 
     assert ("", False) == (run.bound, run.changed.is_set())
     await redis.aclose()
+
+
+# -- at the start ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis: Any, server: Any) -> None:
+    await join_mesh(redis, Keyspace())
+
+    for option, value, told in [
+        ("maxmemory-policy", "allkeys-lru", "set it to noeviction"),
+        ("maxmemory-policy", "volatile-ttl", "set it to noeviction"),
+    ]:
+        server.config_set(option, value)
+        with pytest.raises(UnfitRedisError, match=told):
+            await join_mesh(redis, Keyspace())
+        server.config_set(option, "noeviction")
+    with pytest.raises(UnfitRedisError, match="has 4 shards, but this process was started with 5"):
+        await join_mesh(redis, Keyspace(shards=5))
+
+    server.replicaof("127.0.0.1", 1)
+    with pytest.raises(UnfitRedisError, match=r"read-only replica of 127.0.0.1:1: give the primary's address"):
+        await join_mesh(redis, Keyspace())
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        ({"redis_version": "6.2.14"}, "Redis 6.2.14 is too old"),
+        ({"redis_version": "7.2.4", "cluster_enabled": 1}, "runs as a Cluster"),
+    ],
+)
+def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) -> None:
+    with pytest.raises(UnfitRedisError, match=told):
+        redis_client._check_server(info)
+
+
+@pytest.mark.parametrize(
+    ("config", "replicas", "told"),
+    [
+        ({"appendonly": "yes", "appendfsync": "everysec"}, 0, []),
+        ({"appendonly": "yes", "appendfsync": "always"}, 0, []),
+        ({"appendonly": "yes", "appendfsync": "no"}, 0, ["redis hardly durable"]),
+        ({"appendonly": "no", "save": "3600 1"}, 0, ["redis not durable"]),
+        ({"appendonly": "no", "save": ""}, 0, ["redis not durable"]),
+        ({"appendonly": "yes"}, 1, ["redis fails over with losses"]),
+        ({"appendonly": "yes", "min-replicas-to-write": "1"}, 1, []),
+    ],
+)
+def test_what_a_server_would_lose_is_told(config: dict[str, str], replicas: int, told: list[str]) -> None:
+    assert told == [event for event, _ in redis_client.risks(config, replicas=replicas)]
