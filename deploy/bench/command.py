@@ -22,6 +22,7 @@ import uvloop
 from deploy.bench.clients import PROTOCOLS, ProtocolName, StepError, client_for
 from deploy.bench.dial import measure_dial
 from deploy.bench.load import DRAIN_TIMEOUT_S, Load, Tally, new_sequence_ids, probe
+from deploy.bench.paging import measure_paging
 from deploy.bench.results import Cell, Result, comparison, result_of, summary, table
 from deploy.bench.servers import Server, build_models, executions, running_mesh
 from deploy.bench.triton import Triton, running_triton
@@ -47,6 +48,7 @@ TRITON_MODELS = ("accumulate", "lstm_512_python")
 ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python")
 CONCURRENCIES = "1,8,32,128"
 QUICK_CONCURRENCIES = "1,32"
+PAGING_CALLERS = 512
 FLUSH_S = 0.7
 """Executors add their counts to the mesh's statistics a few times a second."""
 GIVE_UP_MARGIN_S = 30.0
@@ -120,6 +122,12 @@ class ChoiceList(click.ParamType[list[str]]):
     show_default=True,
     help="Where the results go.",
 )
+@click.option(
+    "--paging",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Measure how long steps wait when so many sequences share 64 slots instead, e.g. 100000.",
+)
 @click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
 @click.option("--triton", is_flag=True, help="Also measure a Triton from the PyPI wheel nvidia-pytriton.")
 @click.option(
@@ -145,11 +153,16 @@ def bench(
     executors: int,
     out: Path,
     dial: bool,
+    paging: int | None,
     triton: bool,
     triton_python: str,
     triton_wheel: Path | None,
 ) -> None:
     """See HELP."""
+    if paging is not None:
+        callers = concurrency[0] if concurrency else PAGING_CALLERS
+        measure_paging(sequences=paging, callers=callers, seconds=seconds or (1.0 if quick else 60.0), out=out)
+        return
     if dial:
         measure_dial(seconds=seconds or (1.0 if quick else 3.0), rounds=rounds or (1 if quick else 3), out=out)
         return

@@ -91,3 +91,18 @@ def draw_cpu(axis: Any, results: Sequence[Result], model: str) -> None:
 def cpu_concurrency(measured: set[int]) -> int:
     """The concurrency whose CPU time is shown; 0 when nothing was measured."""
     return max((number for number in measured if number <= CPU_CONCURRENCY), default=min(measured, default=0))
+
+
+def draw_waits(waits_ms: Sequence[float], title: str, path: Path) -> None:
+    """Writes a PNG: which share of the steps waited for no longer than that."""
+    figure, axis = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    ordered = sorted(waits_ms)
+    axis.plot(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], color=GROUP_COLORS["gateway"])
+    axis.set_xscale("log")
+    axis.set_xlabel("ms from a step to its answer")
+    axis.set_ylabel("share of steps")
+    axis.set_ylim(0, 1)
+    axis.grid(visible=True, alpha=0.3)
+    axis.set_title(title)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from deploy.bench import command, dial
+from deploy.bench import command, dial, paging
 from deploy.bench.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from deploy.bench.command import Plan, bench
 from deploy.bench.load import Tally
@@ -358,3 +359,63 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
     assert "| nothing  |       |     200 |               20 |        lost |" in text
     assert len(turns) == len(json.loads((tmp_path / "dial.json").read_text()))
     assert (tmp_path / "dial.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+# -- virtual slots ----------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """A mesh that answers every step at once: with the sums, or with one of them wrong."""
+
+    def __init__(self, *, wrong: int = 0) -> None:
+        self.sums: dict[int, int] = {}
+        self.wrong = wrong
+
+    async def session(self) -> Echo:
+        return self
+
+    async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
+        assert start == (sequence not in self.sums)
+        self.sums[sequence] = self.sums.get(sequence, 0) + int.from_bytes(data, "little")
+        return (self.sums[sequence] + (sequence == self.wrong)).to_bytes(4, "little")
+
+    async def close(self) -> None: ...
+
+
+def tracks(count: int) -> list[paging.Track]:
+    sums = RunningSums()
+    return [paging.Track(number, sums.begin()) for number in range(1, count + 1)]
+
+
+async def test_every_sequence_has_its_turn_before_any_has_another() -> None:
+    mesh, played = Echo(), tracks(10)
+    await paging.Part("start", mesh, 3).play(iter(played), 10, start=True)
+    left = iter(range(25))
+
+    part = paging.Part("go on", mesh, 3)
+    waits = await part.play(paging.in_turn(played, lambda: next(left, None) is not None), 0)
+
+    assert (25, 25) == (waits.steps, len(part.waits_ms))
+    order = [track.id for track in itertools.islice(paging.in_turn(played, lambda: True), 20)]
+    assert order[:10] == order[10:] and set(range(1, 11)) == set(order)
+    assert waits.p50_ms <= waits.p99_ms <= waits.longest_ms
+
+
+async def test_a_wrong_sum_ends_the_measurement() -> None:
+    with pytest.raises(ExceptionGroup) as ended:
+        await paging.Part("start", Echo(wrong=7), 3).play(iter(tracks(10)), 10, start=True)
+
+    assert ended.group_contains(StepError, match="sequence 7")
+
+
+def test_the_model_of_virtual_slots_has_them_and_the_result_is_written(tmp_path: Path) -> None:
+    paging.write_model(tmp_path)
+    config = Repository([tmp_path], Devices()).load(paging.MODEL).record.config
+    assert (True, paging.SLOTS) == (config.pageable, config.slots_per_instance)
+
+    part = paging.Waits("go on", 3, 30.0, 2.0, 3.0, 4.0, 2.5)
+    paging.write(paging.Paging(100, 70, (part,), 1.0, 0.9), [1.0, 2.0, 4.0], tmp_path)
+
+    assert "100 live sequences over 64 slots, 70 callers" in (tmp_path / "paging.md").read_text()
+    assert 0.9 == json.loads((tmp_path / "paging.json").read_text())["paged_in"]
+    assert (tmp_path / "paging.png").read_bytes().startswith(PNG_SIGNATURE)
