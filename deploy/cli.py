@@ -31,6 +31,7 @@ LAZY_COMMANDS = {
     "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
     "drain": ("deploy.drain", "Empties executors: their sequences go on elsewhere, without an error."),
+    "move": ("deploy.move", "Moves a sequence to another executor, between two of its steps."),
     "demo": ("deploy.demo", "Texts streamed through a running mesh, while one of its executors is killed."),
     "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
 }

@@ -14,6 +14,7 @@ from scheduler.core.events import (
     Event,
     ExecutorLost,
     ExecutorSeen,
+    MoveWished,
     PatienceLowered,
     SequenceCancelled,
     SequenceOver,
@@ -50,6 +51,8 @@ class StreamEntry:
     fields: Mapping[bytes, bytes]
 
 
+NEWS = frozenset({b"d", b"v"})
+"""Kinds of entries in the starts stream by which no sequence waits: a lowered deadline, a wish for a move."""
 ANY_VERSION = ""
 """Version of a line of a repository index that is about the model as a whole."""
 
@@ -75,10 +78,11 @@ def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
     overs = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
     gone = {event.entry for event in overs if isinstance(event, SequenceCancelled)}
     starts = [entry for entry in entries if entry.source.kind is StreamKind.STARTS]
-    waits = [waiting(entry) for entry in starts if entry.fields[b"k"] != b"d"]
+    waits = [waiting(entry) for entry in starts if entry.fields[b"k"] not in NEWS]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
     lowered = [patience_lowered(entry) for entry in starts if entry.fields[b"k"] == b"d"]
-    return [*overs, *(event for event in waits if event.entry not in gone), *lowered]
+    wishes = [move_wished(entry) for entry in starts if entry.fields[b"k"] == b"v"]
+    return [*overs, *(event for event in waits if event.entry not in gone), *lowered, *wishes]
 
 
 def over(entry: StreamEntry) -> SequenceOver | SequenceCancelled:
@@ -98,6 +102,13 @@ def patience_lowered(entry: StreamEntry) -> PatienceLowered:
         deadline_ms=int(entry.fields[b"d"]),
         cause=f"starts {entry.entry.decode()}@{entry.source.shard}",
     )
+
+
+def move_wished(entry: StreamEntry) -> MoveWished:
+    """An operator's wish (`seqmesh move`)."""
+    place = parse_entry(entry.entry, entry.source.shard)
+    to = entry.fields[b"x"].decode()
+    return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, place, f"wish {place}")
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:

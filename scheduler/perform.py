@@ -18,17 +18,19 @@ from redis.asyncio import Redis
 from scheduler.core.actions import (
     Action,
     Assign,
+    Dismiss,
     Drain,
     Floors,
     Forget,
     LookForExpired,
+    MoveOut,
     Reclaim,
     Reject,
     Vacate,
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.events import Assigned, Event, Forgotten, Reclaimed, Vacated
+from scheduler.core.events import Assigned, Event, Forgotten, MovedOut, Reclaimed, Vacated
 from shared import logs
 from shared.errors import Code
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -95,6 +97,8 @@ class Performer:
                 events += await self._place(together)
             elif kind is Reject:
                 await self._reject(cast("list[Reject]", together))
+            elif kind is MoveOut:
+                events += await self._move_out(cast("list[MoveOut]", together))
             else:
                 for action in together:
                     events += await self._perform_one(action)
@@ -120,7 +124,11 @@ class Performer:
             case LookForExpired(now_ms):
                 await self._expire(now_ms)
                 return []
-            case Assign() | Vacate() | WantSlots() | Reject():
+            case Dismiss(sequence, entry):
+                starts = self._keys.starts(self._keys.shard_of(sequence), self._model)
+                await self._exchange([("XDEL", starts, _entry_id(entry))])
+                return []
+            case Assign() | Vacate() | WantSlots() | MoveOut() | Reject():
                 raise AssertionError("runs of these are carried out together")
 
     # -- slots ----------------------------------------------------------------------------------------------------
@@ -160,9 +168,7 @@ class Performer:
         await self._exchange(commands)
 
     async def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:
-        undrained = {a.place.executor for a, code in zip(asked, codes, strict=True) if code is VacateCode.UNDRAINED}
-        for executor in sorted(undrained):
-            await self._drain(executor, alive=True)
+        await self._drain_undrained([vacate.place.executor for vacate in asked], codes)
         for vacate, code in zip(asked, codes, strict=True):
             logs.debug("slot asked for", sequence=vacate.sequence, place=vacate.place, answer=code.name)
         return [
@@ -196,6 +202,33 @@ class Performer:
         await self._run(calls)
         for reject in rejects:
             logs.info("sequence rejected", sequence=reject.sequence, why=reject.message, cause=reject.cause)
+
+    async def _move_out(self, actions: Sequence[MoveOut]) -> list[Event]:
+        chunks = self._chunks(actions, lambda action: action.sequence)
+        calls = [
+            self._scripts.vacate(
+                [Vacation(action.sequence, action.epoch, moving=True) for action in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+            )
+            for shard, chunk in chunks
+        ]
+        codes = [code for reply in await self._run(calls) for code in reply]
+        asked = [action for _, chunk in chunks for action in chunk]
+        await self._drain_undrained([action.executor for action in asked], codes)
+        taken = sum(code is not VacateCode.KEPT for code in codes)
+        if taken:
+            logs.info("sequences moved", model=self._model, sequences=taken, asked=len(asked), cause=asked[0].cause)
+        return [
+            MovedOut(action.sequence, action.epoch, code is not VacateCode.KEPT, action.cause)
+            for action, code in zip(asked, codes, strict=True)
+        ]
+
+    async def _drain_undrained(self, owners: Sequence[ExecutorId], codes: Sequence[VacateCode]) -> None:
+        undrained = {owner for owner, code in zip(owners, codes, strict=True) if code is VacateCode.UNDRAINED}
+        for executor in sorted(undrained):
+            await self._drain(executor, alive=True)
 
     # -- takeover -------------------------------------------------------------------------------------------------
 

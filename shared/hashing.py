@@ -26,13 +26,13 @@ def stable_hash(text: str) -> int:
 
 
 def bounded_capacity(load_total: int, nodes: int, factor: float) -> int:
-    """The most keys that one of `nodes` may hold, once the key that is being placed is counted too.
+    """The most keys that one of `nodes` may hold when all of them together hold so many: not more than `factor` times
+    the mean, but for few keys, where it is the mean rounded up.
 
-    load_total  keys that all nodes hold now
-    factor      how far above the mean a node may go, at least 1
+    factor  how far above the mean a node may go, at least 1
     """
     assert nodes > 0
-    return math.ceil(factor * (load_total + 1) / nodes)
+    return max(math.ceil(load_total / nodes), math.floor(factor * load_total / nodes))
 
 
 class HashRing:

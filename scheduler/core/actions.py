@@ -100,4 +100,27 @@ class LookForExpired:
     cause: str = ""
 
 
-Action = Assign | Vacate | WantSlots | Reclaim | Drain | Forget | Reject | LookForExpired
+@dataclass(frozen=True, slots=True)
+class MoveOut:
+    """Take a sequence out of its slot on an executor that lives, if it is between two steps and its state is in Redis.
+    What became of it comes back as `MovedOut`; then the sequence itself comes back as `SequenceWaits`, moving.
+
+    epoch  in which it was seen there
+    """
+
+    sequence: SequenceId
+    epoch: Epoch
+    executor: ExecutorId
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Remove a wish: it came true, cannot come true, or took too long. entry: its place in the starts stream."""
+
+    sequence: SequenceId
+    entry: Entry
+    cause: str = ""
+
+
+Action = Assign | Vacate | WantSlots | MoveOut | Dismiss | Reclaim | Drain | Forget | Reject | LookForExpired

@@ -6,7 +6,7 @@ to others. Events that are late or repeated are recognised by entry and epoch an
 
 from __future__ import annotations
 
-from scheduler.core import expiry, paging
+from scheduler.core import balance, expiry, paging
 from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
@@ -14,6 +14,8 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    MovedOut,
+    MoveWished,
     PatienceLowered,
     Reclaimed,
     SequenceCancelled,
@@ -74,6 +76,10 @@ def decide(state: State, event: Event) -> list[Action]:
             return forgotten(state, event)
         case SequenceFound():
             return sequence_found(state, event)
+        case MovedOut():
+            return moved_out(state, event)
+        case MoveWished():
+            return balance.wish(state, event.sequence, event.to, event.entry, event.cause)
         case VersionsWithdrawn():
             return versions_withdrawn(state, event)
 
@@ -84,6 +90,7 @@ def decide(state: State, event: Event) -> list[Action]:
 def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
     """Into the backlog, and out of it if there is room."""
     actions: list[Action] = []
+    state.underway.pop(event.sequence, None)
     known = state.sequences.get(event.sequence)
     if known is not None:
         if known.entry is not None and event.entry <= known.entry:
@@ -156,6 +163,18 @@ def vacated(state: State, event: Vacated) -> list[Action]:
     return paging.make_room(state, sequence.version, event.cause)
 
 
+def moved_out(state: State, event: MovedOut) -> list[Action]:
+    """Its slot goes to the next in line, until the sequence itself comes back; or it could not be taken."""
+    sequence = state.sequences.get(event.sequence)
+    if sequence is None or sequence.phase not in CONFIRMED or sequence.epoch != event.epoch:
+        return []
+    if not event.is_taken:
+        balance.kept(state, sequence)
+        return []
+    state.underway[event.sequence] = (sequence.version, state.now_ms)
+    return end(state, sequence, "moved out", event.cause)
+
+
 def sequence_found(state: State, event: SequenceFound) -> list[Action]:
     """A slot that is taken in Redis is taken here. If it cannot be, the executor starts again with nothing."""
     executor = state.executors.get(event.place.executor)
@@ -178,13 +197,13 @@ def sequence_found(state: State, event: SequenceFound) -> list[Action]:
 def serve(state: State, version: str, cause: str) -> list[Action]:
     """Gives free slots to those whose turn it is, until there are no more of one or the other."""
     actions: list[Action] = []
-    backlog, ring = state.backlog(version), state.ring(version)
+    backlog = state.backlog(version)
     while (waiting := backlog.first()) is not None:
-        table = ring.choose(waiting)
+        table, ended_wish = balance.placement(state, state.sequences[waiting])
         if table is None:
             return actions + paging.make_room(state, version, cause)
         backlog.withdraw(waiting)
-        actions.append(place(state, state.sequences[waiting], table, cause))
+        actions += [place(state, state.sequences[waiting], table, cause), *ended_wish]
     return actions
 
 
@@ -338,6 +357,7 @@ def tick(state: State, event: Tick) -> list[Action]:
         state.looked_ms = state.now_ms
         actions.append(LookForExpired(state.now_ms, event.cause))
     actions += paging.look_again(state, event.cause)
+    actions += balance.time_passed(state, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 

@@ -112,6 +112,30 @@ class Vacated:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedOut:
+    """What became of a `MoveOut`. is_taken: the sequence has no slot any more; else nothing has changed."""
+
+    sequence: SequenceId
+    epoch: Epoch
+    is_taken: bool
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWished:
+    """An operator wants a sequence on another executor (`seqmesh move`).
+
+    to     on which one; None: any other
+    entry  the wish's place in the starts stream
+    """
+
+    sequence: SequenceId
+    to: ExecutorId | None
+    entry: Entry
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Reclaimed:
     """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds none of their steps."""
 
@@ -154,6 +178,8 @@ Event = (
     | SequenceOver
     | Assigned
     | Vacated
+    | MovedOut
+    | MoveWished
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn

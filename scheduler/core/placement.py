@@ -41,22 +41,29 @@ class Ring:
         """Whether any executor has a free slot."""
         return any(not table.full for table in self.tables.values())
 
-    def choose(self, sequence: SequenceId) -> SlotTable | None:
+    def share(self, load_total: int) -> int:
+        """The most sequences that an executor may have when all together have so many."""
+        return bounded_capacity(load_total, len(self.loads()) or 1, self._load_factor)
+
+    def prefers(self, sequence: SequenceId) -> ExecutorId:
+        """The executor that the ring offers a sequence first."""
+        return ExecutorId(next(self._ring.walk(sequence)))
+
+    def choose(self, sequence: SequenceId, *, avoid: ExecutorId | None = None) -> SlotTable | None:
         """The sequence's executor: the first on its way round the ring with a free slot and less than its share.
 
         When nobody with a free slot is below its share (executors of unequal size), the first with a free slot; None
-        when every slot is taken.
+        when every slot is taken. avoid: only when no other has a free slot.
         """
         if not self.has_room():
             return None
-        loads = self.loads()
-        share = bounded_capacity(sum(loads.values()), len(loads), self._load_factor)
-        fallback: SlotTable | None = None
+        share = self.share(sum(self.loads().values()) + 1)
+        fallbacks: list[SlotTable] = []
         for node in self._ring.walk(sequence):
             table = self.tables[ExecutorId(node)]
             if table.full:
                 continue
-            if table.load < share:
+            if table.load < share and table.executor != avoid:
                 return table
-            fallback = fallback or table
-        return fallback
+            fallbacks.append(table)
+        return min(fallbacks, key=lambda table: table.executor == avoid)

@@ -89,9 +89,14 @@ class SlotTable:
         self.load = 0
 
     @property
+    def size(self) -> int:
+        """All slots."""
+        return self.served.instances * self.served.slots
+
+    @property
     def full(self) -> bool:
         """No slot can be had here."""
-        return self.served.closing or self.load >= self.served.instances * self.served.slots
+        return self.served.closing or self.load >= self.size
 
     def take(self, sequence: SequenceId) -> Place:
         """A slot of the instance with the fewest sequences, the first of equals: instances fill evenly.

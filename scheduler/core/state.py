@@ -81,15 +81,18 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.LIVE, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.LIVE, "taken"): SequencePhase.ABSENT,
     (SequencePhase.LIVE, "paged"): SequencePhase.ABSENT,
+    (SequencePhase.LIVE, "moved out"): SequencePhase.ABSENT,
     (SequencePhase.LIVE, "asked"): SequencePhase.YIELDING,
     (SequencePhase.YIELDING, "kept"): SequencePhase.LIVE,
     (SequencePhase.YIELDING, "paged"): SequencePhase.ABSENT,
     (SequencePhase.YIELDING, "over"): SequencePhase.ABSENT,
     (SequencePhase.YIELDING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.YIELDING, "taken"): SequencePhase.ABSENT,
+    (SequencePhase.YIELDING, "moved out"): SequencePhase.ABSENT,
 }
 """(phase, move) -> phase. *superseded*: the same id waits anew, so its earlier life is over; *taken*: reclaimed;
-*paged*: it gave up its slot and is not known until it has a step again."""
+*paged*: it gave up its slot and is not known until it has a step again; *moved out*: taken from an executor that lives,
+to get another slot at once."""
 
 EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
     (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
@@ -144,6 +147,7 @@ class Sequence:
     moving      whether its state comes from another executor
     former      of one that was paged
     over_epoch  while ASSIGNING: an end that was heard of, possibly of the very epoch that is being given
+    times_kept, ask_after_ms  how often it could not be taken out of its slot, and when to try again
     """
 
     sequence: SequenceId
@@ -155,12 +159,34 @@ class Sequence:
     place: Place | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH
+    times_kept: int = 0
+    ask_after_ms: int = 0
+
+
+@dataclass(slots=True)
+class Wish:
+    """An operator wants a sequence elsewhere.
+
+    entry  its place in the starts stream
+    to     on which executor; None: on any other
+    left   the executor from which it was tried to be taken, None before
+    """
+
+    entry: Entry
+    to: ExecutorId | None
+    until_ms: int
+    left: ExecutorId | None = None
 
 
 @dataclass(slots=True)
 class State:
-    """Everything the leader of one model keeps in mind. now_ms: the last tick's; looked_ms: the last one at which idle
-    sequences were looked for."""
+    """Everything the leader of one model keeps in mind.
+
+    now_ms           the last tick's; looked_ms: the last one at which idle sequences were looked for
+    underway         sequences that were moved out and have not come back yet: version, and since when
+    uneven_since_ms  versions whose load is uneven
+    wishes           moves that an operator wants
+    """
 
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
@@ -171,6 +197,9 @@ class State:
     backlogs: dict[str, Backlog] = field(default_factory=dict[str, Backlog])
     holders: dict[str, Tenants] = field(default_factory=dict[str, Tenants])
     timeouts: list[tuple[int, Entry, SequenceId]] = field(default_factory=list[tuple[int, Entry, SequenceId]])
+    underway: dict[SequenceId, tuple[str, int]] = field(default_factory=dict[SequenceId, tuple[str, int]])
+    uneven_since_ms: dict[str, int] = field(default_factory=dict[str, int])
+    wishes: dict[SequenceId, Wish] = field(default_factory=dict[SequenceId, Wish])
     history: History = field(default_factory=History)
 
     def ring(self, version: str) -> Ring:

@@ -18,7 +18,7 @@ from shared.traces.context import sequence_trace_id
 def test_the_help_names_every_command() -> None:
     text = CliRunner().invoke(cli.main, ["--help"]).output
 
-    for command in ("up", "gateway", "scheduler", "executor", "drain", "demo", "trace", "version"):
+    for command in ("up", "gateway", "scheduler", "executor", "drain", "move", "demo", "trace", "version"):
         assert f"\n  {command} " in text
 
 

@@ -6,15 +6,17 @@ import asyncio
 import random
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 import pytest
 from click.testing import CliRunner
 
 from deploy import cli
+from shared.ids import sequence_id
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
-from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh
-from tests.mesh.traffic import Callers, HttpCaller, Step, Traffic, make_plans
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
+from tests.mesh.traffic import Call, Callers, HttpCaller, Step, Traffic, make_plans
 
 SLOTS = 64
 
@@ -131,3 +133,72 @@ async def test_an_executor_that_stops_serves_sequences_that_cannot_be_moved_unti
         await eventually(lambda: mesh.pid("executor-1") != pid, "it ends when they have ended, and is started again")
     await eventually(lambda: "executor-1" in {one.name for one in mesh.alive()}, "it is back")
     assert "sequences are lost with their executor" not in mesh.log("executor-1")
+
+
+def is_even(held: dict[str, int], executors: int) -> bool:
+    """Whether load is spread over so many executors, within 1.25 of the mean."""
+    counts = [count for count in held.values() if count]
+    return len(counts) == executors and max(counts) <= 1.25 * sum(counts) / executors
+
+
+async def step_all(
+    callers: Sequence[Call], names: Sequence[str], chance: random.Random, *, end: bool = False
+) -> set[int]:
+    """Takes every sequence one step further, adding 1; the sums, which are all the same."""
+    steps = (chance.choice(callers)("running_sum", Step(name, 1, end=end)) for name in names)
+    return set(await asyncio.gather(*steps))
+
+
+@pytest.mark.timeout(240)
+async def test_load_spreads_over_executors_that_join_and_back_to_one_and_no_answer_is_wrong(
+    mesh: RunningMesh, chance: random.Random
+) -> None:
+    """60 sequences over 2, 3, 4, then 1 executor."""
+    names = [f"spread {number}" for number in range(60)]
+    total = 1
+    async with Callers(mesh, streams=True) as callers:
+        caller = callers[0]
+        assert isinstance(caller, HttpCaller)
+        await begin(caller, "running_sum", names)
+        with ExitStack() as spares:
+            for number in (3, 4):
+                spares.enter_context(mesh.spare("executor", f"spare-{number}"))
+                async with asyncio.timeout(2 * PATIENCE_S):
+                    while not is_even(loads(mesh, "running_sum"), number):
+                        total += 1
+                        assert {total} == await step_all(callers, names, chance)
+            assert 60 == sum(loads(mesh, "running_sum").values())
+            await seqmesh(mesh, "drain", "executor-1", "executor-2", "spare-3")
+            total += 1
+            assert {total} == await step_all(callers, names, chance)
+            assert 60 == loads(mesh, "running_sum")["spare-4"]
+            await seqmesh(mesh, "drain", "--undo", "executor-1", "executor-2", "spare-3")
+            await eventually(lambda: len(mesh.alive()) == 4, "the drained executors are back")
+            assert {total + 1} == await step_all(callers, names, chance, end=True)
+
+
+async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMesh) -> None:
+    async with Callers(mesh) as callers:
+        caller = callers[0]
+        assert isinstance(caller, HttpCaller)
+        await begin(caller, "running_sum", ["42"])
+        await begin(caller, "forgetful_sum", ["42"])
+        await caller("running_sum", Step(42, 5, start=True))
+        owner = mesh.record(sequence_id("running_sum", "", "42"))["ow"]
+        (other,) = [one for one in mesh.alive() if one.executor != owner]
+
+        said = await seqmesh(mesh, "move", "running_sum", "42", "--string")
+        assert said == f"moved from {owner} to {other.executor}\n"
+        assert 3 == await caller("running_sum", Step("42", 2))
+        assert owner != mesh.record(sequence_id("running_sum", "", "42"))["ow"]
+        back = await seqmesh(mesh, "move", "running_sum", "42", "--string", "--to", owner)
+        assert f"to {owner}" in back
+        assert 4 == await caller("running_sum", Step("42", 1, end=True))
+
+        refused = await seqmesh(mesh, "move", "forgetful_sum", "42", "--string", code=1)
+        assert "only its model knows the sequence's state" in refused
+        assert "no such live sequence" in await seqmesh(mesh, "move", "running_sum", "43", code=1)
+        nobody = await seqmesh(mesh, "move", "running_sum", "42", "--to", "nobody", code=1)
+        assert "no executor 'nobody' serves 'running_sum'; it is served by: executor-1, executor-2" in nobody
+        assert 5 == await caller("running_sum", Step(42, 0, end=True))
+        assert 1 == await caller("forgetful_sum", Step("42", 0, end=True))

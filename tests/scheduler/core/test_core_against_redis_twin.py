@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject, Vacate, WantSlots
+from scheduler.core.actions import (
+    Action,
+    Assign,
+    Dismiss,
+    Drain,
+    Forget,
+    LookForExpired,
+    MoveOut,
+    Reclaim,
+    Reject,
+    Vacate,
+    WantSlots,
+)
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -23,6 +35,8 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    MovedOut,
+    MoveWished,
     PatienceLowered,
     Reclaimed,
     SequenceCancelled,
@@ -79,6 +93,7 @@ class Twin:
     executors: dict[ExecutorId, ServedVersion] = field(default_factory=dict[ExecutorId, ServedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
+    wishes: dict[Entry, MoveWished] = field(default_factory=dict[Entry, MoveWished])
 
     def waits(self, sequence: SequenceId, record: Record) -> None:
         """An entry in the starts stream."""
@@ -143,6 +158,16 @@ class Twin:
             assert record.place == action.place
             self.page(record)
         return Vacated(action.sequence, action.epoch, freed)
+
+    def move_out(self, action: MoveOut) -> Event:
+        """vacate.lua, of a sequence that is to have another slot at once."""
+        record = self.records.get(action.sequence)
+        taken = record is not None and record.place is not None and record.epoch == action.epoch and not record.busy
+        if taken:
+            assert record is not None
+            record.moving = True
+            self.waits(action.sequence, record)
+        return MovedOut(action.sequence, action.epoch, taken)
 
     def commit(self, sequence: SequenceId, record: Record) -> None:
         """commit.lua: the sequence has no other step."""
@@ -273,6 +298,19 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.client_starts(sequence=sequence, timeout=False)
         self.leader_reads_starts(most=100)
 
+    @rule(sequence=st.sampled_from(SEQUENCES), to=st.sampled_from(["e1", "e2", "nobody", None]))
+    def operator_wants_a_sequence_elsewhere(self, sequence: SequenceId, to: str | None) -> None:
+        self.twin.entries += 1
+        entry = Entry(self.twin.now_ms, self.twin.entries, SHARD)
+        self.twin.wishes[entry] = MoveWished(sequence, ExecutorId(to) if to else None, entry)
+        self.tell(self.twin.wishes[entry])
+
+    @rule()
+    def a_long_time_passes_in_the_leaders_sight(self) -> None:
+        for _ in range(3):
+            self.twin.now_ms += 1000
+            self.tell(Tick(self.twin.now_ms))
+
     @rule(by_ms=st.integers(1, 80))
     def time_passes(self, by_ms: int) -> None:
         self.twin.now_ms += by_ms
@@ -339,6 +377,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         for executor in sorted(self.twin.dead & set(self.twin.executors)):
             self.tell(ExecutorLost(executor))
         self.known = set(self.twin.executors)
+        for _, wished in sorted(self.twin.wishes.items()):
+            self.tell(wished)
 
     def tell(self, event: Event) -> None:
         """The core decides, the twin does, the core hears what came of it."""
@@ -366,6 +406,11 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 assert not [r for r in self.twin.records.values() if r.place and r.place.executor == executor]
                 self.twin.executors.pop(executor, None)
                 return [Forgotten(executor)]
+            case MoveOut():
+                return [self.twin.move_out(action)]
+            case Dismiss(_, entry):
+                del self.twin.wishes[entry]
+                return []
             case Drain() | LookForExpired():
                 return []
 
@@ -381,6 +426,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.leader_polls_members()
         self.hear_everything()
         self.leader_ticks()
+        # What a tick has moved out comes back.
+        self.hear_everything()
         invariants.check(self.state)
         self.compare_pictures()
         self.everybody_gets_a_turn()

@@ -18,6 +18,9 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > vacated a 7 yes           a was asked for its slot, in epoch 7, and has given it up, or (no) keeps it
     > found a e1/1/0/3 7        rebuilding: a holds this slot
     > reclaimed e1 / forgotten e1
+    > out a 7                   a, of epoch 7, was taken out of its slot to be moved; `> kept a 7`: it was not
+    > wish a e2 300-0           an operator wants a on e2 (any: wherever but here), by entry 300-0
+    > closes e1 1:2x4           e1 gives no slot of version 1 any more
     > tick 1000
     > state                     what the leader has in mind
 """
@@ -31,7 +34,19 @@ from pathlib import Path
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject, Vacate, WantSlots
+from scheduler.core.actions import (
+    Action,
+    Assign,
+    Dismiss,
+    Drain,
+    Forget,
+    LookForExpired,
+    MoveOut,
+    Reclaim,
+    Reject,
+    Vacate,
+    WantSlots,
+)
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import (
@@ -40,6 +55,8 @@ from scheduler.core.events import (
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    MovedOut,
+    MoveWished,
     PatienceLowered,
     Reclaimed,
     SequenceCancelled,
@@ -80,6 +97,8 @@ def test_there_are_transcripts() -> None:
         "late",
         "rebuild",
         "paging",
+        "balance",
+        "move",
     } <= {file.stem for file in FILES}
 
 
@@ -115,10 +134,16 @@ def joins(_: State, subject: str, rest: list[str]) -> Event:
     return ExecutorSeen(ExecutorId(subject), tuple(served(word) for word in rest))
 
 
-def served(word: str) -> ServedVersion:
+def closes(_: State, subject: str, rest: list[str]) -> Event:
+    return ExecutorSeen(ExecutorId(subject), tuple(served(word, closing=True) for word in rest))
+
+
+def served(word: str, *, closing: bool = False) -> ServedVersion:
     version, size = word.split(":")
     instances, slots = size.split("x")
-    return ServedVersion(version, int(instances), int(slots.removesuffix("p")), pageable=slots.endswith("p"))
+    return ServedVersion(
+        version, int(instances), int(slots.removesuffix("p")), pageable=slots.endswith("p"), closing=closing
+    )
 
 
 def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> Event:
@@ -164,6 +189,11 @@ def found(_: State, subject: str, rest: list[str]) -> Event:
     return SequenceFound(SequenceId(subject), held, Epoch(int(rest[1])))
 
 
+def wish(_: State, subject: str, rest: list[str]) -> Event:
+    to, entry = rest
+    return MoveWished(SequenceId(subject), None if to == "any" else ExecutorId(to), place(entry))
+
+
 COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "joins": joins,
     "waits": waits,
@@ -175,6 +205,10 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "cancelled": lambda _, subject, rest: SequenceCancelled(SequenceId(subject), place(rest[0])),
     "assigned": assigned,
     "over": over,
+    "closes": closes,
+    "wish": wish,
+    "out": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=True),
+    "kept": lambda _, subject, rest: MovedOut(SequenceId(subject), Epoch(int(rest[0])), is_taken=False),
     "found": found,
     "lost": lambda _, subject, __: ExecutorLost(ExecutorId(subject)),
     "reclaimed": lambda _, subject, __: Reclaimed(ExecutorId(subject)),
@@ -200,6 +234,10 @@ def told_action(action: Action) -> str:
             return f"  forget {executor}"
         case Reject(sequence, _, _, message):
             return f"  reject {sequence}: {message}"
+        case MoveOut(sequence, epoch, executor):
+            return f"  move {sequence} (epoch {epoch}) out of {executor}"
+        case Dismiss(sequence, entry):
+            return f"  dismiss the wish {entry} for {sequence}"
         case LookForExpired(now_ms):
             return f"  look for expired at {now_ms}"
 
