@@ -71,7 +71,7 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         *(Kind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
         Kind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
-        Kind(Act.STRAND, Victim.REDIS_LINKS, "one service's connections to Redis go silent, half-open, then get RST"),
+        Kind(Act.STRAND, Victim.REDIS_LINKS, "connections of one or of all services to Redis go silent, then get RST"),
         Kind(Act.STALL, Victim.REDIS_LINKS, "bytes between one or all services and Redis wait longer than the lease"),
         Kind(Act.SLOW, Victim.REDIS_LINKS, "each piece of bytes to and from Redis takes 5 to 50 ms longer"),
         Kind(Act.CUT, Victim.CLIENT_LINKS, "connections of the clients to one gateway get RST"),

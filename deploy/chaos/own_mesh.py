@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,9 @@ from shared.membership import Membership
 from shared.redis_client import connect
 
 Fsync = Literal["always", "everysec"]
+START_ATTEMPTS = 3
+PORT_TAKEN = "cannot listen on"
+"""The words in which a gateway says so."""
 REFUSED_COMMIT = "commit refused"
 """The words in which an executor logs one."""
 
@@ -70,12 +73,24 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
             "OMP_NUM_THREADS": "1",
         }
         data_dir = directory / "mesh"
-        state = stack.enter_context(
-            private_mesh(executors=size.executors, models=(models,), settings=settings, data_dir=data_dir)
+        state = started(
+            stack,
+            lambda: private_mesh(executors=size.executors, models=(models,), settings=settings, data_dir=data_dir),
         )
         mesh = OwnMesh(size, data_dir, state, server, links)
         stack.callback(mesh.wake_all)
         yield mesh
+
+
+def started(stack: contextlib.ExitStack, start: Callable[[], AbstractContextManager[MeshState]]) -> MeshState:
+    """Starts a mesh within the stack; again when a port that was free has been taken meanwhile."""
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return stack.enter_context(start())
+        except LauncherError as failure:
+            if PORT_TAKEN not in failure.message:
+                raise
+    return stack.enter_context(start())
 
 
 class OwnServer:

@@ -17,7 +17,7 @@ KINDS = "kill-executor,kill-gateway,kill-redis,freeze-executor,cut-redis-links,c
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
     """A finding names the step; `seqmesh chaos --seed 4 ...` as the report says repeats the plan."""
-    command = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24", "--lease-ms", "1000"]
+    command = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24", "--minutes", "8"]
     done = subprocess.run(
         [sys.executable, "-m", "deploy.cli", "chaos", *command, "--kinds", KINDS, "--out", str(tmp_path)],
         capture_output=True,
