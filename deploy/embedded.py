@@ -7,7 +7,7 @@ the user comes before both; then nothing here is called.)
 Append-only file with `everysec`: a crash of the machine may lose the last second, a stop in order loses nothing. A
 server that is killed may lose what it was sent while the disk was busy with the sync of the second before, because it
 holds its writes back then, for up to two seconds (measured: 9 of 11 000 acknowledged writes, in one of eight kills
-under disk load). `always` would close that gap for three times the latency of a command.
+under disk load). `always` closes that gap for a sync of the disk in each round trip.
 
 `noeviction`, because a mesh whose keys are evicted loses steps; it is what the services check for.
 """

@@ -44,12 +44,16 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
 async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"reply") -> list[tuple[int, CommitCode]]:
     """Commits all steps at once; what the owner heard, in order."""
     heard: list[tuple[int, CommitCode]] = []
+
+    def hear(step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
+        heard.append((step.step, code))
+
     owner: Any = SimpleNamespace(
         model="sum",
         load=Load("sum", "1", ""),
         idle_ms=60_000,
         kept_replies=KeptReplies(),
-        committed=lambda step, code, *_: heard.append((step.step, code)),
+        committed=hear,
     )
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     entries = await cast("Any", mesh.redis).xrange(mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), EXECUTOR))
