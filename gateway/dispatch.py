@@ -277,6 +277,8 @@ class Dispatch:
         if outcome.code < 0:
             waiting.failed(refusal(waiting, outcome))
             return
+        if waiting.user is not None:
+            waiting.user.used(waiting)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
         waiting.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:

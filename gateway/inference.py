@@ -16,6 +16,7 @@ from gateway.admission import Admitted, InferCall, admit
 from gateway.cancellation import Cancellation
 from gateway.catalog import Catalog
 from gateway.dispatch import Dispatch
+from gateway.orphans import Connection, Orphans
 from gateway.replies import Replies, unknown_outcome
 from gateway.response_cache import NO_CACHE, ResponseCache
 from gateway.sessions import new_session
@@ -23,6 +24,7 @@ from gateway.waiting import Answer, Waiting
 from shared.errors import MeshError, UnavailableError
 from shared.keyspace import Keyspace
 from shared.messages import ModelRecord, StepFlag
+from shared.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
 
 __all__ = ["Answer", "Inference"]
@@ -34,6 +36,8 @@ class Inference:
     submit(call) -> asyncio.Future[Answer]
         Never raises: every failure is the future's MeshError. Cancelling the future means that the caller has left:
         its entry goes at once, and what was accepted is given up (`gateway.cancellation`).
+    connection() -> Connection
+        To be given to `submit` with each request of one stream, and to be ended with it (`gateway.orphans`).
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Inference:
         replies: Replies,
         keys: Keyspace,
         tracing: Tracing,
+        orphans: Orphans,
         *,
         in_flight_max: int,
         bytes_in_flight_max: int,
@@ -54,13 +59,14 @@ class Inference:
         self._replies = replies
         self._keys = keys
         self._tracing = tracing
+        self._orphans = orphans
         self._in_flight_max = in_flight_max
         self._bytes_in_flight_max = bytes_in_flight_max
         self.bytes_in_flight = 0
         self._timeout_ms = timeout_ms
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
-        self._held: deque[tuple[InferCall, asyncio.Future[Answer]]] = deque()
+        self._held: deque[tuple[InferCall, asyncio.Future[Answer], Connection | None]] = deque()
         self._held_models: set[str] = set()
         self.stopping = False
         """Connections may be closed by this gateway itself: who is gone then has not given up."""
@@ -71,8 +77,20 @@ class Inference:
         """Requests that wait for an answer."""
         return len(self._replies) + len(self._held)
 
-    def submit(self, call: InferCall) -> asyncio.Future[Answer]:
-        """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance."""
+    def connection(self) -> Connection:
+        """A connection that carries requests. While this gateway stops its end means nothing: see above."""
+
+        def tell(orphan: Orphan) -> None:
+            if not self.stopping:
+                self._orphans.tell(orphan)
+
+        return Connection(tell)
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+        """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
+
+        connection  that it came over; None: one that carries this request only
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = sum(len(tensor.raw) for tensor in call.inputs)
         if self.in_flight >= self._in_flight_max:
@@ -86,9 +104,9 @@ class Inference:
             )
             future.set_exception(UnavailableError(text))
         elif call.model in self._held_models:
-            self._hold(call, future)
+            self._hold(call, future, connection)
         else:
-            self._enter(call, future, may_hold=True)
+            self._enter(call, future, connection, may_hold=True)
         if not future.done():
             self._weigh(size, future)
         return future
@@ -102,32 +120,41 @@ class Inference:
         self.bytes_in_flight += size
         future.add_done_callback(over)
 
-    def _enter(self, call: InferCall, future: asyncio.Future[Answer], *, may_hold: bool) -> None:
+    def _enter(
+        self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None, *, may_hold: bool
+    ) -> None:
         try:
             try:
                 record, version = self._catalog.find(call.model, call.version)
             except MeshError:
                 if may_hold and self._catalog.ask(self._release):
-                    self._hold(call, future)
+                    self._hold(call, future, connection)
                     return
                 raise
-            self._send(call, record, version, future)
+            self._send(call, record, version, future, connection)
         except MeshError as error:
             future.set_exception(error)
 
-    def _hold(self, call: InferCall, future: asyncio.Future[Answer]) -> None:
-        self._held.append((call, future))
+    def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None) -> None:
+        self._held.append((call, future, connection))
         self._held_models.add(call.model)
 
     def _release(self) -> None:
         """The catalog was refreshed: whoever waited for that is decided now, in order."""
         held, self._held = self._held, deque()
         self._held_models.clear()
-        for call, future in held:
+        for call, future, connection in held:
             if not future.done():
-                self._enter(call, future, may_hold=False)
+                self._enter(call, future, connection, may_hold=False)
 
-    def _send(self, call: InferCall, record: ModelRecord, version: str, future: asyncio.Future[Answer]) -> None:
+    def _send(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        version: str,
+        future: asyncio.Future[Answer],
+        connection: Connection | None,
+    ) -> None:
         config = record.config
         admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
         if admitted.sequence is not None:
@@ -140,10 +167,22 @@ class Inference:
             admitted, span = self._traced(call, admitted, future)
         waiting = Waiting(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
         self._replies.expect(waiting)
+        if admitted.sequence is not None and config.orphan_grace_ms:
+            waiting.user = connection or self._connection_of(future)
         self._cancellation.watch(waiting)
         if self._timeout_ms and not call.timeout_us:
             self._limit(waiting)
         self._dispatch.send(waiting)
+
+    def _connection_of(self, future: asyncio.Future[Answer]) -> Connection:
+        connection = self.connection()
+
+        def ended(answer: asyncio.Future[Answer]) -> None:
+            if answer.cancelled():
+                connection.end()
+
+        future.add_done_callback(ended)
+        return connection
 
     def _limit(self, waiting: Waiting) -> None:
         def expire() -> None:

@@ -1,7 +1,8 @@
 """The gateway's composition root: builds the parts, serves both protocols, and stops without losing an answer.
 
-Background tasks: `dispatch` sends, `replies` reads, `heartbeat` keeps the reply streams alive, `catalog` watches the
-mesh. If one of them fails the whole gateway ends: it holds nothing but waiting callers, and another one takes over.
+Background tasks: `dispatch` sends, `replies` reads, `heartbeat` keeps the reply streams alive, `orphans` tells of
+sequences that were left, `catalog` watches the mesh. If one of them fails the whole gateway ends: it holds nothing but
+waiting callers, and another one takes over.
 
 Stopping: not ready any more, and the ports close. What arrives on the connections there are is served, new sequences
 too, while callers are told to go elsewhere; each connection is closed when it has nothing to do. After the grace those
@@ -27,6 +28,7 @@ from gateway.http_server import HttpServer, listen
 from gateway.inference import Inference
 from gateway.metrics import Gauge, Metrics
 from gateway.observation import Observation
+from gateway.orphans import Orphans
 from gateway.recovery import Recovery
 from gateway.replies import Replies
 from gateway.repository import Repository
@@ -139,12 +141,14 @@ async def running_core(
         cache_bytes = parse_cache_config(settings.cache_config)
         observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
+        orphans = Orphans(scripts, keys, gateway)
         inference = Inference(
             catalog,
             dispatch,
             replies,
             keys,
             tracing,
+            orphans,
             in_flight_max=settings.max_requests_in_flight,
             bytes_in_flight_max=settings.max_bytes_in_flight,
             timeout_ms=settings.request_timeout_ms,
@@ -159,6 +163,7 @@ async def running_core(
             tasks.start(replies.heartbeat(), name="heartbeat"),
             tasks.start(dispatch.run(), name="dispatch"),
             tasks.start(Recovery(open_client, run, replies, dispatch).run(), name="recovery"),
+            tasks.start(orphans.run(), name="orphans"),
             tasks.start(catalog.run(), name="catalog"),
             tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -48,10 +48,19 @@ class Accepted(NamedTuple):
     step: int = 0
 
 
+class User(Protocol):
+    """Who sends the steps of sequences (`gateway.orphans`)."""
+
+    def used(self, waiting: Waiting) -> None:
+        """The mesh has accepted this step, or knew it."""
+        ...
+
+
 class Waiting:
     """A request on its way.
 
     token       its name in reply streams, unique within this gateway's life
+    user        wants to know when it is accepted; None: nobody does
     span        records what happens to it, if it is traced
     accepted    set when Redis has said so
     withdrawn   its caller has left, and it is to be given up
@@ -70,6 +79,7 @@ class Waiting:
         "shard",
         "span",
         "token",
+        "user",
         "withdrawn",
     )
 
@@ -92,6 +102,7 @@ class Waiting:
         self.token = token
         self.span = span
         self.accepted: Accepted | None = None
+        self.user: User | None = None
         self.withdrawn = False
         self.sent = 0.0
         self.first_sent: float | None = None

@@ -133,6 +133,19 @@ class Cancellation(msgspec.Struct, frozen=True):
     token: str
 
 
+class Orphan(msgspec.Struct, frozen=True):
+    """A sequence whose connection is gone before its END.
+
+    token     under which the latest step that came over the connection was sent
+    grace_ms  how long it may be idle from now on
+    """
+
+    sequence: SequenceId
+    model: str
+    token: str
+    grace_ms: int
+
+
 class CancelCode(IntEnum):
     """NOTHING: it was answered, or the sequence is over. SHARED: somebody else waits for the same step.
     TOLD: it is cancelled when it comes to be run. REMOVED: it was waiting for a slot, with all of its sequence."""
@@ -244,7 +257,7 @@ ACCEPTING = frozenset({"submit", "work_enqueue"})
 """Scripts that a Redis without memory refuses before they do anything."""
 
 FINISHING = frozenset(
-    {"assign", "cancel", "commit", "drain", "expire", "lead", "reclaim", "reject", "resign", "vacate", *WORK}
+    {"assign", "cancel", "commit", "drain", "expire", "lead", "orphan", "reclaim", "reject", "resign", "vacate", *WORK}
     - ACCEPTING
 )
 """Scripts that it carries out nevertheless: they finish what was accepted, and that makes room."""
@@ -288,6 +301,7 @@ NAMES = (
     "drain",
     "reject",
     "cancel",
+    "orphan",
     "lead",
     "resign",
     "total",
@@ -594,6 +608,16 @@ class Scripts:
             args += (one.sequence, one.birth, one.step, one.gateway, one.token)
             args.append(self._keys.tally_prefix(shard, one.model, ""))
         return Call("cancel", keys, args, _read_cancelled)
+
+    def orphan(self, orphans: Sequence[Orphan], *, shard: ShardId, gateway: str) -> Call[list[bool]]:
+        """Limits the idle time of sequences (of one shard) whose connections to one gateway are gone."""
+        keys: list[str] = []
+        args: list[Any] = [gateway]
+        for one in orphans:
+            own = self._keys.sequence(one.sequence)
+            keys += (own.record, own.idle, self._keys.deadlines(shard, one.model))
+            args += (one.sequence, one.token, one.grace_ms)
+        return Call("orphan", keys, args, _read_flags)
 
     def lead(self, model: str, scheduler: SchedulerId, *, lease_ms: int, term: Term) -> Call[Term]:
         """Takes the lead of a model (term 0) or keeps it; the term, or 0 when another scheduler leads."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.admission import InferCall
 from gateway.metadata import SERVER_NAME
+from gateway.orphans import Connection
 from gateway.waiting import Answer
 from shared.log_settings import LogSettings
 from shared.messages import ModelRecord, RepositoryEntry
@@ -18,7 +19,11 @@ from shared.statistics.tally import ModelStatistics
 class Inference(Protocol):
     """`gateway.inference.Inference`."""
 
-    def submit(self, call: InferCall) -> asyncio.Future[Answer]:
+    def connection(self) -> Connection:
+        """Of one stream, to be ended with it."""
+        ...
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
         """Accepts in the order of the calls; never raises, every failure is the future's MeshError."""
         ...
 

@@ -148,12 +148,15 @@ class InferenceServicer(_base):
         if self._compression is not None:
             context.set_compression(self._compression)
         metadata = call_metadata(context.invocation_metadata(), self._forward)
-        stream = InferStream(context, self._ports.inference.submit, metadata, outstanding_max=self._outstanding_max)
+        connection = self._ports.inference.connection()
+        submit = functools.partial(self._ports.inference.submit, connection=connection)
+        stream = InferStream(context, submit, metadata, outstanding_max=self._outstanding_max)
         self._streams.add(stream)
         try:
             await stream.run()
         finally:
             self._streams.discard(stream)
+            connection.end()
 
     # -- server and models ------------------------------------------------------------------------------------------
 

@@ -91,6 +91,17 @@ local function tombstone_ms(step)
   return step.keep and math.min(tonumber(ARGV[3]), RESENT_WITHIN_MS) or 0
 end
 
+-- From now on nothing is in flight. grace_ms: of an orphan, which has no more time than that.
+local function begin_idle_time(keys, sid, idle_ms, grace_ms)
+  local order = 'NX'
+  if grace_ms then
+    redis.call('HSET', keys.record, 'og', clock_ms() + idle_ms)
+    order, idle_ms = 'LT', math.min(idle_ms, tonumber(grace_ms))
+  end
+  redis.call('SET', keys.idle, '1', 'PX', idle_ms)
+  redis.call('ZADD', keys.deadlines, order, clock_ms() + idle_ms, sid)
+end
+
 -- Slots that the leader wants to be freed; one is taken from them with every sequence that is paged.
 local wanted = nil
 
@@ -103,7 +114,7 @@ end
 
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
-    'ow', 'ck', 'pg', 'vr')
+    'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
   if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then return -1 end
   if got[1] == 'p' and step.n <= committed then return 3 end
@@ -147,8 +158,7 @@ local function commit(keys, step)
     release(keys, step.sid, void and kind or 'e', step.epoch, tombstone_ms(step))
     return 2
   end
-  redis.call('SET', keys.idle, '1', 'PX', ARGV[2])
-  redis.call('ZADD', keys.deadlines, 'NX', clock_ms() + tonumber(ARGV[2]), step.sid)
+  begin_idle_time(keys, step.sid, tonumber(ARGV[2]), got[16])
   local is_checkpointed = (step.base > 0 and step.base or number(got[13])) == step.n
   if not (got[14] and is_checkpointed and is_slot_wanted(KEYS[6])) then return 1 end
   page(keys.record, KEYS[7], got[15])

@@ -15,7 +15,10 @@
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
 --   ca  numbers of steps whose callers have gone
 --   tk  `<step> <count>`: owners that were lost while this was the next step   gu  the step that too many were lost with
---   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`
+--   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`;
+--   if the sequence is open and one of its steps was asked for again since then, also by whom: ` <gateway> <token>`
+--   og  orphaned, that is, the connection that used it last is gone (orphan.lua). With steps in flight: how long it may
+--   be idle after them, ms; without: when its idle time would have ended if somebody had stayed, ms
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
 --   rd  of each step with a request id, oldest first: the id's digest and the step's number, in fixed width (submit.lua);
 --   of all that are in flight, and of the last ones at least
@@ -126,7 +129,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
     redis.call('SREM', keys.owned, sid)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
   end
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'gu', 'fl')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'gu', 'fl', 'og')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -38,7 +38,20 @@ end
 
 -- Whether the latest step was accepted under this very token: its reply comes without being asked for again.
 local function is_latest(step, latest)
-  return string.match(latest or '', '^%S+ (.*)') == step.gateway .. ' ' .. step.token
+  return string.match(latest or '', '^%S+ (%S+ %S+)') == step.gateway .. ' ' .. step.token
+end
+
+-- Whoever asks again uses an open sequence from now on: the end of another connection is not the end of its user, and
+-- an orphan has its idle time back.
+local function use_again(step, record)
+  if record.closed then return end
+  local accepted = string.match(record.latest, '^%S+ %S+ %S+')
+  redis.call('HSET', step.record, 'la', accepted .. ' ' .. step.gateway .. ' ' .. step.token)
+  if not record.orphaned then return end
+  redis.call('HDEL', step.record, 'og')
+  if record.nx == record.cm then
+    redis.call('PEXPIRE', step.idle, math.max(1, tonumber(record.orphaned) - clock_ms()))
+  end
 end
 
 -- Request ids of accepted steps: digest and number (modulo 2^32) of each.
@@ -78,8 +91,9 @@ end
 -- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
 -- unkept: what it is told if the reply is kept no longer
 local function repeated(step, n, record, unkept)
+  if n > record.cm and is_latest(step, record.latest) then return { 3, n, record.birth } end
+  use_again(step, record)
   if n > record.cm then
-    if is_latest(step, record.latest) then return { 3, n, record.birth } end
     local field = 'j:' .. n
     local joined = redis.call('HGET', step.record, field) or ''
     redis.call('HSET', step.record, field, joined .. step.gateway .. ' ' .. step.token .. ';')
@@ -191,7 +205,7 @@ end
 
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd')
+    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd', 'og')
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -200,7 +214,7 @@ local function submit(step, flags)
   end
   local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
     cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), ids = got[10] or '', version = got[11],
-    birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16] }
+    birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
   -- A START that is accepted and not committed has no committed step yet, whatever came before it.
   local done = math.max(0, record.cm - record.start + 1)
   record.done = done
@@ -238,6 +252,7 @@ local function submit(step, flags)
   if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
   if step.digest ~= '' then set('rd', with_name(record.ids, step.digest, n, record.cm)) end
   redis.call('HSET', step.record, unpack(change))
+  if record.orphaned then redis.call('HDEL', step.record, 'og') end
   if state == 'l' then
     deliver(step, record, n, flags)
     return { 0, n, record.birth }

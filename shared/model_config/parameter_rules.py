@@ -9,7 +9,8 @@
     sequence_log_steps           with replay: steps since START that are kept, default 1000
     sequence_log_bytes           with replay: their bytes, default 16 MiB
     virtual_slots                whether an idle sequence gives up its slot while others wait, default true
-    orphan_grace_microseconds    idle time left to a sequence whose connection was lost
+    orphan_grace_microseconds    idle time left to a sequence whose connection is gone before its END,
+                                 default 0: all of it
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
 
@@ -87,8 +88,6 @@ def check_parameters(config: ConfigMessage) -> list[str]:
         notes.append(f"parameter '{STRATEGY}' has no effect without dynamic_batching")
     if "EXECUTION_ENV_PATH" in parameters:
         notes.append("parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment")
-    if stateful and int(grace):
-        notes.append("parameter 'orphan_grace_microseconds' is not applied yet: idle sequences end by their idle time")
     return notes + (_recovery_notes(config, parameters) if stateful else [])
 
 

@@ -308,6 +308,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return int(self.parameters.get("retry_reply_bytes", RETRY_REPLY_BYTES))
 
     @property
+    def orphan_grace_ms(self) -> int:
+        """Idle time left to a sequence whose connection is gone before its END (parameter `orphan_grace_microseconds`);
+        0: all that it had."""
+        return -(-int(self.parameters.get("orphan_grace_microseconds", "0")) // 1000)
+
+    @property
     def fixed_shape(self) -> FixedShape:
         """Of a sequence model; of others, whose rows nobody compares, it is off."""
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 from redis.asyncio import Redis
 
 from gateway.service import Addresses, serve
@@ -46,6 +47,8 @@ from shared.tensors import Tensor, from_numpy, to_numpy
 from shared.work_scripts import Take, Taken, WorkDone, WorkScripts
 
 IDLE_MS = 30_000
+GRACE_MS = 10_000
+"""Of `left_sum`'s orphans."""
 TOMBSTONE_MS = 5_000
 
 
@@ -99,6 +102,7 @@ LABELS = {"labelled": {"OUTPUT0": ("cat", "dog", "", "bird")}}
 MODELS = (
     running_sum(),
     running_sum("session_sum", implicit_start=True),
+    msgspec.structs.replace(running_sum("left_sum"), parameters={"orphan_grace_microseconds": f"{GRACE_MS}000"}),
     echo(),
     echo("echo_text", "BYTES"),
     echo("one_text", "BYTES", (1,)),

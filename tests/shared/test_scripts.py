@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from shared.scripts import (
     Assignment,
     CancelCode,
     CommitCode,
+    Orphan,
     Outcome,
     Rejection,
     StepCommit,
@@ -45,6 +47,8 @@ ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 REPLY = encode(ReplyMessage("1"))
+GRACE_MS = 30_000
+"""Half of the idle time, so that a slow machine takes neither for the other."""
 
 
 @pytest.fixture
@@ -122,6 +126,34 @@ async def start(
     (step,) = [s for s in await steps(mesh, executor) if s.sequence == mesh.sequence(correlation_id)]
     assert await commit(mesh, executor, step) is CommitCode.COMMITTED
     return step
+
+
+async def orphan(mesh: ScriptedMesh, token: str, *, correlation_id: int = 7, grace_ms: int = GRACE_MS) -> bool:
+    """The connection whose latest step had that token is gone; whether the sequence's idle time is the grace now."""
+    left = Orphan(mesh.sequence(correlation_id), mesh.model, token, grace_ms)
+    call = mesh.scripts.orphan([left], shard=mesh.keys.shard_of(left.sequence), gateway=GATEWAY)
+    (changed,) = await mesh.scripts.run(call)
+    return changed
+
+
+async def idle_left_ms(mesh: ScriptedMesh, correlation_id: int = 7) -> int:
+    return await cast(Any, mesh.redis).pttl(mesh.keys.sequence(mesh.sequence(correlation_id)).idle)
+
+
+async def is_due(mesh: ScriptedMesh, *, within_ms: int) -> bool:
+    """Whether the reaper looks at sequence 7 within that time."""
+    sequence = mesh.sequence(7)
+    score = await cast(Any, mesh.redis).zscore(mesh.keys.deadlines(mesh.keys.shard_of(sequence), mesh.model), sequence)
+    seconds, _ = await cast(Any, mesh.redis).time()
+    return score is not None and score <= seconds * 1000 + within_ms
+
+
+async def expire(mesh: ScriptedMesh, sequence: SequenceId) -> bool:
+    call = mesh.scripts.expire(
+        [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1), tombstone_ms=10_000
+    )
+    (ended,) = await mesh.scripts.run(call)
+    return ended
 
 
 class TestSubmit:
@@ -741,21 +773,14 @@ class TestBounds:
 
 
 class TestExpiry:
-    async def expire(self, mesh: ScriptedMesh, sequence: SequenceId) -> bool:
-        call = mesh.scripts.expire(
-            [sequence], shard=mesh.keys.shard_of(sequence), model="sum", term=Term(1), tombstone_ms=10_000
-        )
-        (ended,) = await mesh.scripts.run(call)
-        return ended
-
     async def test_only_the_markers_absence_ends_a_sequence(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
-        assert not await self.expire(mesh, step.sequence)
+        assert not await expire(mesh, step.sequence)
 
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
-        assert await self.expire(mesh, step.sequence)
-        assert not await self.expire(mesh, step.sequence)
+        assert await expire(mesh, step.sequence)
+        assert not await expire(mesh, step.sequence)
         assert [step.epoch] == [e.epoch for e in await inbox(mesh, ALICE) if isinstance(e, InboxExpired)]
         refused = await mesh.submit(mesh.submission(7, ONE))
         assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
@@ -765,7 +790,7 @@ class TestExpiry:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
 
-        assert not await self.expire(mesh, step.sequence)
+        assert not await expire(mesh, step.sequence)
 
     async def test_a_step_that_comes_after_the_idle_time_is_refused_before_the_reaper_came(
         self, mesh: ScriptedMesh
@@ -1091,3 +1116,174 @@ async def test_a_sequence_stays_with_the_version_of_its_start(mesh: ScriptedMesh
     await mesh.submit(mesh.submission(7, ONE))
 
     assert ["1", "1", "1"] == [step.version for step in await steps(mesh, ALICE)]
+
+
+class TestOrphan:
+    """A connection is gone that had used a sequence and not ended it."""
+
+    async def test_its_idle_time_shrinks_and_the_reaper_comes_sooner(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        assert not await is_due(mesh, within_ms=40_000)
+
+        assert await orphan(mesh, step.token)
+
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+        assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
+
+    async def test_it_expires_after_the_grace(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        assert await orphan(mesh, step.token, grace_ms=1)
+        async with asyncio.timeout(60):
+            while await idle_left_ms(mesh) != -2:
+                await asyncio.sleep(0.005)
+
+        assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert await expire(mesh, mesh.sequence(7))
+        assert "og" not in await mesh.record(7)
+
+    async def test_the_grace_makes_no_idle_time_longer(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+
+        assert not await orphan(mesh, step.token, grace_ms=600_000)
+
+        assert await idle_left_ms(mesh) <= 60_000
+
+    async def test_told_twice_it_is_one_grace(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        assert await orphan(mesh, step.token, grace_ms=GRACE_MS)
+
+        assert not await orphan(mesh, step.token, grace_ms=10_000)
+
+        assert int((await mesh.record(7))["og"]) > 1_000_000_000_000
+        assert await idle_left_ms(mesh) > 0
+
+    async def test_a_step_in_flight_runs_and_the_grace_begins_with_its_commit(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        second = mesh.submission(7, ONE)
+        await mesh.submit(second)
+
+        assert await orphan(mesh, second.token)
+
+        assert await idle_left_ms(mesh) == -1
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+        assert await is_due(mesh, within_ms=GRACE_MS + 1_000)
+
+    async def test_a_later_step_takes_the_sequence_back(self, mesh: ScriptedMesh) -> None:
+        first = await start(mesh)
+        assert await orphan(mesh, first.token)
+
+        await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
+
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        assert await idle_left_ms(mesh) > GRACE_MS
+        assert "og" not in await mesh.record(7)
+
+    async def test_a_later_step_takes_it_back_while_one_is_in_flight(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        second = mesh.submission(7, ONE)
+        await mesh.submit(second)
+        assert await orphan(mesh, second.token)
+
+        await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
+
+        for step in await steps(mesh, ALICE):
+            assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        assert await idle_left_ms(mesh) > GRACE_MS
+
+    async def test_a_sequence_that_somebody_else_has_used_since_is_no_orphan(self, mesh: ScriptedMesh) -> None:
+        first = await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE, gateway="g-other"))
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step)
+
+        assert not await orphan(mesh, first.token)
+
+        assert await idle_left_ms(mesh) > GRACE_MS
+
+    @pytest.mark.parametrize("committed", [True, False], ids=["answered", "in flight"])
+    async def test_a_retry_elsewhere_takes_it_back(self, mesh: ScriptedMesh, committed: bool) -> None:
+        """The end of the old connection is noticed before the retry (where it broke), or after it (where it hung)."""
+        await start(mesh)
+        second = mesh.submission(7, ONE, request_id="second")
+        await mesh.submit(second)
+        (step,) = await steps(mesh, ALICE)
+        if committed:
+            await commit(mesh, ALICE, step, request_id="second")
+        assert await orphan(mesh, second.token)
+
+        retry = mesh.submission(7, ONE, request_id="second", gateway="g-other")
+        expected = SubmitCode.REPEATED if committed else SubmitCode.JOINED
+        assert expected is (await mesh.submit(retry)).code
+
+        assert not await orphan(mesh, second.token)
+        if not committed:
+            await commit(mesh, ALICE, step, request_id="second")
+        assert await idle_left_ms(mesh) > GRACE_MS
+
+    async def test_one_who_asked_again_may_leave_too(self, mesh: ScriptedMesh) -> None:
+        first = mesh.submission(7, ONE, START, request_id="first")
+        await mesh.submit(first)
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, request_id="first")
+        retry = mesh.submission(7, ONE, START, request_id="first")
+        assert SubmitCode.REPEATED is (await mesh.submit(retry)).code
+
+        assert not await orphan(mesh, first.token)
+        assert await orphan(mesh, retry.token)
+
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+
+    async def test_a_sequence_whose_end_is_accepted_is_left_alone(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        last = mesh.submission(7, ONE, END)
+        await mesh.submit(last)
+
+        assert not await orphan(mesh, last.token)
+
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.OVER
+        assert not await orphan(mesh, last.token)
+
+    async def test_one_that_waits_for_a_slot_is_served_first(self, mesh: ScriptedMesh) -> None:
+        first = mesh.submission(7, ONE, START)
+        await mesh.submit(first)
+        assert await orphan(mesh, first.token)
+        assert await idle_left_ms(mesh) == -1
+
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step)
+
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+
+    async def test_a_takeover_keeps_the_grace(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        second = mesh.submission(7, ONE)
+        await mesh.submit(second)
+        assert await orphan(mesh, second.token)
+
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+
+        (step,) = await steps(mesh, BOB)
+        assert await commit(mesh, BOB, step) is CommitCode.COMMITTED
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+
+    async def test_a_paged_one_expires_and_its_next_step_takes_it_back(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        assert await mesh.vacate(7) is VacateCode.VACATED
+
+        assert await orphan(mesh, step.token)
+
+        assert 0 < await idle_left_ms(mesh) <= GRACE_MS
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert await idle_left_ms(mesh) == -1
+        assert "og" not in await mesh.record(7)
+
+    async def test_an_unknown_sequence_is_nobody(self, mesh: ScriptedMesh) -> None:
+        assert not await orphan(mesh, "7/1")
+        assert {} == await mesh.record(7)

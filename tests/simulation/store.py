@@ -350,7 +350,7 @@ class Store:
         while args[index].upper() in (b"NX", b"XX", b"GT", b"LT", b"CH"):
             options.add(args[index].upper())
             index += 1
-        if unknown := options - {b"NX", b"XX"}:
+        if unknown := options - {b"NX", b"XX", b"LT"}:
             raise StoreError(f"ERR the twin does not know ZADD with {unknown}")
         members = self._made(args[0], SortedSet)
         added = 0
@@ -358,6 +358,8 @@ class Store:
             score, member = _score(args[at]), args[at + 1]
             known = member in members.scores
             if (known and b"NX" in options) or (not known and b"XX" in options):
+                continue
+            if known and b"LT" in options and members.scores[member] <= score:
                 continue
             added += not known
             members.put(member, score)

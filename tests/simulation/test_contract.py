@@ -123,7 +123,7 @@ def random_commands(chance: random.Random, prefix: str) -> list[Command]:
         lambda: ["SISMEMBER", key("set"), field()],
         lambda: ["SCARD", key("set")],
         lambda: ["ZADD", key("zset"), number(), field(), number() / 2, field()],
-        lambda: ["ZADD", key("zset"), chance.choice(["NX", "XX"]), number(), field()],
+        lambda: ["ZADD", key("zset"), chance.choice(["NX", "XX", "LT"]), number(), field()],
         lambda: ["ZREM", key("zset"), field()],
         lambda: [*chance.choice([["ZADD", f"{prefix}:lex", 0], ["ZREM", f"{prefix}:lex"]]), field()],
         lambda: ["ZRANGE", key("zset"), number(), number(), *chance.choice([[], ["WITHSCORES"]])],

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from gateway.admission import InferCall
+from gateway.orphans import Connection
 from gateway.rpc.pb import pb_grpc
 from gateway.rpc.ports import Ports
 from gateway.rpc.server import GrpcServer, serve_grpc
@@ -41,7 +42,10 @@ class InferenceTwin:
         self.respond: Callable[[InferCall], Answer | MeshError | None] = self.answer
         self._arrived = asyncio.Event()
 
-    def submit(self, call: InferCall) -> asyncio.Future[Answer]:
+    def connection(self) -> Connection:
+        return Connection(lambda _: None)
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         self.futures.append(future)
