@@ -13,7 +13,7 @@ from shared.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, merged_families
 from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
-from shared.waiting_line import WaitingLine
+from shared.waiting_line import TAKEOVER_CAUSES, WaitingLine
 
 Labels = Mapping[str, str]
 
@@ -128,6 +128,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
                 lambda each: each.statistics.counts.get(FULL_LOGS, 0),
             )
         )
+    families += _takeovers([each for each in models if each.record.config.sequence_batching is not None])
     families += _paging([each for each in models if each.record.config.pageable])
     if config.summary_latencies:
         families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
@@ -252,6 +253,27 @@ def _paging(models: Sequence[Shown]) -> list[Family]:
     return [
         _family(models, name, kind, text, lambda each, of=of: of(each.line).get(each.labels["version"], 0))
         for name, kind, text, of in PAGING
+    ]
+
+
+def _takeovers(models: Sequence[Shown]) -> list[Family]:
+    """Of the models with sequences."""
+    if not models:
+        return []
+    taken = [
+        Sample({**each.labels, "cause": cause}, each.line.taken_over[each.labels["version"], cause])
+        for each in models
+        for cause in TAKEOVER_CAUSES
+    ]
+    return [
+        Family("seqmesh_takeovers_total", "counter", "Times that a sequence was taken over from its owner", taken),
+        _family(
+            models,
+            "seqmesh_commits_refused_total",
+            "counter",
+            "Steps that executors ran for sequences that were not theirs any more",
+            lambda each: each.line.refused[each.labels["version"]],
+        ),
     ]
 
 

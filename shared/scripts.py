@@ -473,7 +473,7 @@ class Scripts:
         executions = [step.execution for step in steps if step.execution]
         args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
         kept = kept or KeptReplies()
-        args += (executor, kept.count, kept.size, len(executions), *executions)
+        args += (executor, kept.count, kept.size, counted.version, len(executions), *executions)
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked, own.checkpoint)

@@ -15,6 +15,10 @@ from redis.asyncio import Redis
 
 from shared.keyspace import Keyspace
 
+TAKEOVER_CAUSES = ("lost", "leaving", "moved")
+"""Why a sequence was taken from its owner: that had died, or was leaving in order; or the slot was given up for one
+elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingLine:
@@ -23,12 +27,16 @@ class WaitingLine:
     steps      that wait with their sequences for a slot
     paged_out  how often a sequence gave up its slot, ever; paged_in: how often it wanted one again
     paged      live sequences without a slot that want none
+    taken_over how often a sequence was taken from its owner, ever, by version and cause (`TAKEOVER_CAUSES`)
+    refused    steps whose commit was refused, ever: the executor was not the owner any more
     """
 
     steps: Counter[str] = field(default_factory=Counter[str])
     paged_out: Counter[str] = field(default_factory=Counter[str])
     paged_in: Counter[str] = field(default_factory=Counter[str])
     paged: Counter[str] = field(default_factory=Counter[str])
+    taken_over: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    refused: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, name: str, number: int) -> None:
         """Adds a field of the hash."""
@@ -43,6 +51,10 @@ class WaitingLine:
             self.paged[version] -= number
         elif kind == "gone":
             self.paged[version] -= number
+        elif kind in TAKEOVER_CAUSES:
+            self.taken_over[version, kind] += number
+        elif kind == "refused":
+            self.refused[version] += number
 
 
 async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dict[str, WaitingLine]:

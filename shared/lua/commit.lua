@@ -5,7 +5,8 @@
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
 --        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
---        7 number of executions' packed counts, these counts (counted when this call commits anything at all)
+--        7 model version
+--        8 number of executions' packed counts, these counts (counted when this call commits anything at all)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
@@ -112,11 +113,17 @@ local function is_slot_wanted(key)
   return true
 end
 
+local refused = 0
+
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
     'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
-  if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then return -1 end
+  if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then
+    -- Not counted: the end of its own sequence, sent again after a lost connection.
+    if number(got[2]) ~= step.epoch or got[12] then refused = refused + 1 end
+    return -1
+  end
   if got[1] == 'p' and step.n <= committed then return 3 end
   if got[1] ~= 'l' then return -1 end
   if step.n <= committed then return 0 end
@@ -167,7 +174,7 @@ local function commit(keys, step)
   return 3
 end
 
-local a = 6
+local a = 7
 local function take(count)
   local taken = {}
   for i = 1, count do taken[i] = ARGV[a + i] end
@@ -193,6 +200,7 @@ end
 if committed_any then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end
+count_line(KEYS[7], 'refused:' .. ARGV[7], refused)
 tally_all()
 send_answers(ARGV[1])
 return results

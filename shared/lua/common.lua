@@ -101,7 +101,8 @@ end
 
 -- What the waiting line of a model amounts to (hash; see shared/waiting_line.py): w sequences that wait for their first
 -- slot; by version, s:<v> steps that wait with their sequences, out:<v> times that a sequence gave up its slot, in:<v>
--- that it wanted one again, gone:<v> that it ended without one.
+-- that it wanted one again, gone:<v> that it ended without one; lost:<v>, leaving:<v>, moved:<v> that one was taken over
+-- from an owner that had died, that left, that lives on; refused:<v> steps of owners that were no owners any more.
 local function count_line(line, field, change)
   if change ~= 0 then redis.call('HINCRBY', line, field, change) end
 end

@@ -42,6 +42,7 @@ local function reclaim(sid)
     release(keys, sid, 'o', got[3], ARGV[4])
     return
   end
+  if not floors then count_line(KEYS[7], (ARGV[6] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end
   if accepted == committed and got[9] then
     page(keys.record, KEYS[7], got[8])
     return

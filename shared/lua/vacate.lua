@@ -25,6 +25,7 @@ local function vacate(record, sid, epoch, state)
     local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[9], 'u', '0', 'k', 'm')
     redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
     redis.call('HDEL', record, 'ow', 'in', 'sl')
+    count_line(KEYS[4], 'moved:' .. got[9], 1)
   end
   return got[5] == got[6] and 1 or 2
 end

@@ -146,6 +146,27 @@ def test_what_virtual_slots_do_is_counted_where_the_model_has_them() -> None:
     assert ("gauge", {("seqmesh_paged_sequences", labels): 3}) == read["seqmesh_paged_sequences"]
 
 
+def test_takeovers_and_refused_commits_are_counted_of_sequence_models() -> None:
+    stateful = ModelRecord(config("stateful", sequence_batching=SequenceBatching(Direct(), 1)), "{}", ("1",))
+    line = WaitingLine()
+    for name, number in (("lost:1", 3), ("leaving:1", 4), ("moved:1", 5), ("refused:1", 6), ("refused:2", 7)):
+        line.add(name, number)
+    seen = Observed([], {}, lines={"stateful": line})
+    statistics = [statistics_of("stateful", "1", counts()), statistics_of("plain", "3", {})]
+
+    read = page(inference_families(shown(statistics, {"stateful": stateful, "plain": PLAIN}, seen), EVERYTHING))
+
+    labels = (("model", "stateful"), ("version", "1"))
+    assert ("counter", {("seqmesh_commits_refused", labels): 6}) == read["seqmesh_commits_refused"]
+    assert (
+        "counter",
+        {
+            ("seqmesh_takeovers", (("cause", cause), *labels)): count
+            for cause, count in (("lost", 3), ("leaving", 4), ("moved", 5))
+        },
+    ) == read["seqmesh_takeovers"]
+
+
 def test_a_failure_counts_under_its_reason_and_all_four_are_there_from_the_start() -> None:
     kind, samples = page(models())["nv_inference_request_failure"]
 

@@ -40,7 +40,7 @@ from shared.scripts import (
     Vacation,
 )
 from shared.statistics.tally import Load
-from shared.waiting_line import read_lines
+from shared.waiting_line import TAKEOVER_CAUSES, read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
@@ -383,6 +383,32 @@ class TestCommit:
 
 
 class TestTakeover:
+    async def test_takeovers_and_what_late_owners_try_are_counted(self, mesh: ScriptedMesh) -> None:
+        async def line() -> tuple[dict[str, int], int]:
+            line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
+            return {cause: line.taken_over["1", cause] for cause in TAKEOVER_CAUSES}, line.refused["1"]
+
+        load = Load("sum", "1", "")
+        step = await start(mesh, flags=START | StepFlag.DURABLE)
+        await mesh.submit(mesh.submission(7, ONE))
+        for dead, heir, lost in ((ALICE, BOB, True), (BOB, ALICE, False)):
+            late = (await steps(mesh, dead))[-1]
+            await mesh.take_over(dead, lost=lost)
+            await mesh.assign(7, heir)
+            assert CommitCode.REFUSED is await commit(mesh, dead, late, load=load)
+        assert ({"lost": 1, "leaving": 1, "moved": 0}, 2) == await line()
+
+        (step,) = await steps(mesh, ALICE)
+        await commit(mesh, ALICE, step, load=load)
+        assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
+        await mesh.assign(7, BOB)
+        await mesh.submit(mesh.submission(7, ONE, END))
+        (step,) = await steps(mesh, BOB)
+        assert CommitCode.OVER is await commit(mesh, BOB, step, load=load)
+        # The same once more, because its answer was lost, is no other owner's.
+        assert CommitCode.REFUSED is await commit(mesh, BOB, step, load=load)
+        assert ({"lost": 1, "leaving": 1, "moved": 1}, 2) == await line()
+
     async def test_uncommitted_steps_reach_the_new_owner_whatever_comes_in_between(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
         for _ in range(3):
