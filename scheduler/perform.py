@@ -181,10 +181,11 @@ class Performer:
             logs.debug(
                 "sequence assigned", sequence=assign.sequence, place=assign.place, epoch=epoch, cause=assign.cause
             )
-        if assign.moving and epoch and self._mesh.tracing.enabled:
-            reclaimed_ns = assign.entry.ms * 1_000_000
+        if (assign.moving or assign.paged) and epoch and self._mesh.tracing.enabled:
+            waited_ns = assign.entry.ms * 1_000_000
+            name = SpanName.PAGED_IN if assign.paged else SpanName.TAKEOVER
             self._mesh.tracing.record_takeover(
-                assign.sequence, epoch, reclaimed_ns, time.time_ns(), executor=assign.place.executor
+                assign.sequence, epoch, waited_ns, time.time_ns(), name, executor=assign.place.executor
             )
         return Assigned(assign.sequence, assign.entry, epoch, assign.cause)
 

@@ -18,6 +18,7 @@ class Assign:
 
     entry   its place in the starts stream; tells this wait from another one of the same sequence
     moving  its state comes from another executor
+    paged   it had given up its slot: its state comes from its checkpoint
     over    it was paged, and its model was reloaded since: its steps are to be told that its state is lost
     """
 
@@ -27,6 +28,7 @@ class Assign:
     moving: bool = False
     cause: str = ""
     over: bool = False
+    paged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

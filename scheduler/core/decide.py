@@ -214,7 +214,9 @@ def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Ass
     assert sequence.entry is not None
     former = sequence.former
     over = former is not None and paging.is_over(state, sequence.version, sequence.sequence, former)
-    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, over)
+    return Assign(
+        sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, over, paged=former is not None
+    )
 
 
 def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:

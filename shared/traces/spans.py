@@ -22,6 +22,7 @@ class SpanName(StrEnum):
     CHECKPOINT = "checkpoint"
     REPLY = "reply"
     TAKEOVER = "sequence.takeover"
+    PAGED_IN = "sequence.paged_in"
     EXPIRED = "sequence.expired"
     END = "sequence.end"
 

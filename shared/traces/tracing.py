@@ -13,6 +13,7 @@ of a sequence that is still running is as complete as its last step.
     │   ├── checkpoint        the commit: state, step number and reply into Redis                executor
     │   └── reply             the reply came back -> the caller has it                           gateway
     ├── sequence.takeover     a new owner was chosen                                             scheduler
+    ├── sequence.paged_in     the wait for a slot of a sequence that had given its own up        scheduler
     ├── sequence.expired      idle too long                                                      scheduler
     └── sequence.end          the END was committed                                              executor
 
@@ -342,12 +343,19 @@ class Tracing:
         return traceparent(trace_id, span_id)
 
     def record_takeover(
-        self, sequence: SequenceId, epoch: Epoch, start_ns: int, end_ns: int, **attributes: AttributeValue
+        self,
+        sequence: SequenceId,
+        epoch: Epoch,
+        start_ns: int,
+        end_ns: int,
+        name: SpanName = SpanName.TAKEOVER,
+        **attributes: AttributeValue,
     ) -> str:
         """Records that a sequence was given to a new owner; the new owner's spans link to `takeover_traceparent`.
 
         epoch     the new owner's
         start_ns  when the takeover began (the old owner's lease was seen to be over)
+        name      TAKEOVER, or PAGED_IN: it had none, and began to wait for one at `start_ns`
         returns   the span's traceparent, "" when nothing was recorded
         """
         sink = self._sink
@@ -358,7 +366,7 @@ class Tracing:
         described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch}
         sink.emit(
             FinishedSpan(
-                name=SpanName.TAKEOVER,
+                name=name,
                 trace_id=trace_id,
                 span_id=span_id,
                 parent_id=sequence_root_id(sequence),

@@ -173,19 +173,20 @@ def test_a_refused_request_has_no_start_and_carries_its_error(otlp_receiver: Otl
     assert named(spans, "gateway").error is None
 
 
+@pytest.mark.parametrize("name", [SpanName.TAKEOVER, SpanName.PAGED_IN])
 def test_a_takeover_is_linked_from_the_new_owners_span_without_either_being_told(
-    otlp_receiver: OtlpReceiver, subject: Tracing
+    otlp_receiver: OtlpReceiver, subject: Tracing, name: SpanName
 ) -> None:
     """The scheduler and the new executor share nothing but sequence and epoch."""
     last_step = whole_step(subject, SEQUENCE, start=True, step=1)
-    subject.record_takeover(SEQUENCE, Epoch(7), 10, 20, executor="b")
+    subject.record_takeover(SEQUENCE, Epoch(7), 10, 20, name, executor="b")
     step = subject.begin_step(SEQUENCE, "running_sum", start=False, trace_headers={})
     takeover = tracing.takeover_traceparent(SEQUENCE, Epoch(7))
     subject.record(step.traceparent, SpanName.COMPUTE, 30, 40, links=[takeover, last_step, ""], executor="b")
     step.end()
     spans = received(otlp_receiver, subject)
 
-    moved = named(spans, "sequence.takeover")
+    moved = named(spans, name)
     assert named(spans, "sequence.start").span_id == moved.parent_id
     assert {"seqmesh.epoch": 7, "seqmesh.executor": "b"}.items() <= moved.attributes.items()
     (resumed,) = [span for span in spans if span.attributes.get("seqmesh.executor") == "b" and span.name == "compute"]
