@@ -33,8 +33,16 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-FROM_PEER = "received from peer"
-"""How grpc marks a status that the server has sent, and not the transport."""
+OF_TRANSPORT = (
+    "connect",
+    "Socket closed",
+    "onnection reset",
+    "Stream removed",
+    "Broken pipe",
+    "GOAWAY",
+    "shutting down",
+)
+"""Words in which grpc itself tells of a lost connection; every other UNAVAILABLE was said by the mesh."""
 GOODBYE_S = 5.0
 
 
@@ -194,9 +202,8 @@ def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
     told = {str(name): str(value) for name, value in error.trailing_metadata() or ()}
     if "seqmesh-reason" in told:
         return RefusedError(text, told["seqmesh-reason"], int(told.get("seqmesh-last-step", -1)))
-    if error.code() is grpc.StatusCode.UNAVAILABLE and FROM_PEER in (error.debug_error_string() or ""):
-        return RefusedError(text)
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    lost = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in text for words in OF_TRANSPORT)
+    if lost or error.code() is grpc.StatusCode.CANCELLED:
         return BrokenError(text)
     return RefusedError(text)
 

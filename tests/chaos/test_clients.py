@@ -1,0 +1,38 @@
+"""What the mesh says is told apart from what the transport makes up, with reason and last step where there are some."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from deploy.chaos.clients import BrokenError, RefusedError, http_refusal, told_by_grpc
+
+
+def rpc_error(code: grpc.StatusCode, details: str, **metadata: str) -> grpc.aio.AioRpcError:
+    trailing = grpc.aio.Metadata(*((name.replace("_", "-"), value) for name, value in metadata.items()))
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details)
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:9: Socket closed", BrokenError),
+        ("Stream removed (Socket closed)", BrokenError),
+        ("GRPC server is shutting down and has stopped accepting new requests.", BrokenError),
+        ("the connection to Redis was lost: it is not known whether the request was accepted", RefusedError),
+        ("Redis, which holds every sequence, cannot be reached: try again later", RefusedError),
+    ],
+)
+def test_unavailable_is_the_transports_or_the_meshs(details: str, kind: type[Exception]) -> None:
+    assert kind is type(told_by_grpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details)))
+
+
+def test_reasons_are_read_from_both_protocols() -> None:
+    metadata = {"seqmesh_reason": "expired", "seqmesh_last_step": "7"}
+    for told in (
+        told_by_grpc(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, "no", **metadata)),
+        http_refusal(400, b'{"error": "no", "reason": "expired", "last_step": 7}'),
+    ):
+        assert isinstance(told, RefusedError)
+        assert ("expired", 7) == (told.reason, told.last_step)
+    assert ("", -1) == (http_refusal(502, b"<html>").reason, http_refusal(502, b"<html>").last_step)
