@@ -34,7 +34,7 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 OF_TRANSPORT = (
-    "connect",
+    "failed to connect",
     "Socket closed",
     "onnection reset",
     "Stream removed",
