@@ -41,6 +41,7 @@ from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST, 
 from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.scripts import Cancellation as CancelledStep
 from shared.statistics.tally import Load as ModelLoad
+from shared.step_digest import step_digest
 from shared.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0
@@ -365,7 +366,7 @@ class Dispatch:
         return Submission(
             sequence=sequence_of(waiting),
             flags=waiting.admitted.flags,
-            request_id=call.request_id,
+            digest=step_digest(call.request_id, waiting.admitted.flags, call.inputs),
             expected_step=call.expected_step,
             model=message.model,
             version=message.version,

@@ -39,8 +39,8 @@ LOST_OWNERS_MAX = 5
 """Owners of a sequence that may be lost, one after the other, with the same next step: then that step is given up."""
 
 RETRY_IDS = 64
-"""Steps of a sequence whose request ids are remembered, so that they do not run twice: 16 bytes each, and only for
-clients that give ids. Those in flight are remembered beyond it."""
+"""Steps of a sequence whose request ids and contents are remembered, so that they do not run twice: 16 bytes of digest
+each, and only for clients that give ids. Those in flight are remembered beyond it."""
 
 RETRY_REPLIES = 8
 """Replies of a sequence that are kept for retries (model parameter `retry_replies`): what a client may lose at once."""

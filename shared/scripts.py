@@ -1,7 +1,7 @@
 """The atomic steps of the mesh: one typed wrapper per Lua script, the only place that knows argument order.
 
 Each wrapper takes work of one shard and makes one call. A lost connection leaves a call's outcome unknown; every
-script may then be sent again: `commit` and `assign` tell what was done before, `submit` by request id or number.
+script may then be sent again: `commit` and `assign` tell what was done before, `submit` by digest or number.
 Scripts run atomically in Redis; see the header of each `.lua` file for keys, arguments and reply.
 """
 
@@ -50,6 +50,7 @@ class SubmitCode(IntEnum):
 class Submission(msgspec.Struct, frozen=True):
     """A step on its way into a sequence.
 
+    digest         of its request id and content (`shared.step_digest`), or b""
     expected_step  `sequence_step` of the request (1 at START), or None
     message        encoded `InferMessage`
     since_ms       when it was first sent, by the clock of Redis, if it is sent again without knowing what became of it
@@ -57,7 +58,7 @@ class Submission(msgspec.Struct, frozen=True):
 
     sequence: SequenceId
     flags: StepFlag
-    request_id: str
+    digest: bytes
     expected_step: int | None
     model: str
     version: str
@@ -400,7 +401,7 @@ class Scripts:
                 models[step.model],
                 step.sequence,
                 int(step.flags),
-                _digest(step.request_id),
+                step.digest,
                 "" if step.expected_step is None else step.expected_step,
                 step.version,
                 step.gateway,
@@ -642,11 +643,6 @@ class Scripts:
             refused = self._keys.tally(shard, load.model, load.version, "")
             keys += (self._keys.tally(*place), refused, self._keys.counts(*place))
         return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
-
-
-def _digest(request_id: str) -> bytes:
-    """What a record remembers of a request id: it must fit in fixed width, whatever the client writes."""
-    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=12).digest() if request_id else b""
 
 
 def _read_totals(reply: list[Any]) -> Totals:

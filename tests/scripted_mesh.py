@@ -19,6 +19,7 @@ from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, Sequence
 from shared.keyspace import Keyspace
 from shared.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
 from shared.scripts import Assignment, CancelCode, Cancellation, Scripts, Submission, Submitted, VacateCode, Vacation
+from shared.step_digest import step_digest
 from shared.tensors import Tensor, from_numpy
 
 GATEWAY = "g-test"
@@ -82,7 +83,7 @@ class ScriptedMesh:
         return Submission(
             sequence=self.sequence(correlation_id),
             flags=flags | StepFlag.DURABLE,
-            request_id=request_id,
+            digest=step_digest(request_id, flags, tensors),
             expected_step=expected_step,
             model=self.model,
             version=self.version,

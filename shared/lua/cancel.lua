@@ -34,7 +34,7 @@ local function cancel(keys, step)
   if state ~= 'w' and state ~= 'l' and state ~= 'm' then return 0 end
   if listed(got[9], step.n) then return 1 end
   if not leave(keys, step) then return -1 end
-  if state == 'w' and number(got[5]) == number(got[3]) + 1 then
+  if state == 'w' and number(got[5]) == 1 then
     refuse_waiting(keys, ARGV[1], ARGV[4], function(version, ms)
       tally_refused(step.tallies .. version, 'CANCELED', ms)
     end)

@@ -20,11 +20,11 @@
 --   og  orphaned, that is, the connection that used it last is gone (orphan.lua). With steps in flight: how long it may
 --   be idle after them, ms; without: when its idle time would have ended if somebody had stayed, ms
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
---   rd  of each step with a request id, oldest first: the id's digest and the step's number, in fixed width (submit.lua);
---   of all that are in flight, and of the last ones at least
+--   rd  of each step with a request id, oldest first: the digest of id and content, and the step's number, in fixed
+--   width (submit.lua); of all that are in flight, and of the last ones at least
 --   rk  `<step>:<bytes> ...` the steps whose replies are kept for a retry, oldest first; p:<n> the reply of step n
 --   j:<n> who else waits for step n; a:<n> who of them has left
--- A sequence that begins while the record of an earlier one of the same id still stands is numbered on from there.
+-- A START on a live sequence goes on counting; one after the end begins a new record, with nothing of the old one.
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
 

@@ -3,15 +3,15 @@
 -- KEYS   per model: its starts stream, what its waiting line amounts to, its deadlines
 --        per step: record, idle marker, parked steps
 -- ARGV   1 prefix of this shard's inboxes   2 bound of sequences that wait for their first slot   3 bound of steps in
---        flight per sequence   4 steps of a sequence whose request ids are remembered   5 bound of live sequences
+--        flight per sequence   4 steps of a sequence whose digests are remembered   5 bound of live sequences
 --        6 number of models
 --        per step: which of the models (1 is the first), sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence is of this one request, 32 it may be paged),
---                  digest of the request id (12 bytes) or '', expected step since START or '', version, gateway,
---                  token (a gateway counts them upwards, hexadecimal, in the order in which it sends), timeout us,
---                  message, when it was first sent (Redis clock, ms) if it is sent again without knowing what became of
---                  it, or -1
+--                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
+--                  gateway, token (a gateway counts them upwards, hexadecimal, in the order in which it sends),
+--                  timeout us, message, when it was first sent (Redis clock, ms) if it is sent again without knowing
+--                  what became of it, or -1
 -- reply  per step {code, step, extra}:
 --         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
 --         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
@@ -54,7 +54,7 @@ local function use_again(step, record)
   end
 end
 
--- Request ids of accepted steps: digest and number (modulo 2^32) of each.
+-- Accepted steps with a request id: digest and number (modulo 2^32) of each.
 local DIGEST, ENTRY = 12, 16
 
 local function four_bytes(n)
@@ -67,18 +67,22 @@ local function step_at(ids, at, newest)
   return newest - (newest - (((a * 256 + b) * 256 + c) * 256 + d)) % 4294967296
 end
 
+-- The last step with this digest: another run of the same client may have had it before.
 local function step_named(ids, digest, newest)
+  local found = nil
   local at = string.find(ids, digest, 1, true)
-  while at and (at - 1) % ENTRY ~= 0 do at = string.find(ids, digest, at + 1, true) end
-  return at and step_at(ids, at, newest)
+  while at do
+    if (at - 1) % ENTRY == 0 then found = at end
+    at = string.find(ids, digest, at + 1, true)
+  end
+  return found and step_at(ids, found, newest)
 end
 
--- Whether a step has a request id that is remembered.
-local function has_name(ids, n, newest)
+-- The digest that is remembered of a step.
+local function digest_of(ids, n, newest)
   for at = #ids - ENTRY + 1, 1, -ENTRY do
-    if step_at(ids, at, newest) == n then return true end
+    if step_at(ids, at, newest) == n then return string.sub(ids, at, at + DIGEST - 1) end
   end
-  return false
 end
 
 -- The ids with that of a new step; those that are answered and too old go.
@@ -109,22 +113,51 @@ local function is_idle_for_too_long(step, record)
   return not record.closed and record.nx == record.cm and redis.call('EXISTS', step.idle) == 0
 end
 
+-- A step that its gateway sends again, and steps came in since it was first sent: it may have been among them.
+local function may_have_come(step, latest)
+  if step.since < 0 or not latest then return false end
+  local ms, gateway, token = string.match(latest, '(%S+) (%S+) ?(%S*)')
+  if gateway ~= step.gateway then return tonumber(ms) >= step.since end
+  return (tonumber(token, 16) or -1) >= (tonumber(step.token, 16) or 0)
+end
+
+-- The number of the step that this one repeats, by its digest; nil for a step that is new.
+-- Clients use request ids again from run to run, under the same correlation id and perhaps with the same inputs: what
+-- came before the latest START says nothing. And who asks for a first step again has seen no answer of the sequence
+-- and repeats what followed: only a first step that nothing followed, on a sequence that is not over otherwise than by
+-- it, is told apart from a new run. What a gateway itself sends again is the very same request.
+local function by_name(step, flags, record)
+  local n = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
+  if not n then return nil end
+  if record.may_have_come then return n end
+  if n < record.start then return nil end
+  local idle = n == record.start and is_idle_for_too_long(step, record)
+  local first = has(flags, START) or n == record.start and has(flags, IMPLICIT) and (record.closed or idle)
+  if first and (n < record.nx or idle or record.closed and record.cause ~= 'e') then return nil end
+  return n
+end
+
 -- What a step's number since START says of it: the answer to a retry, a refusal, or nil for a step that is new.
--- A START with the number 1 begins another sequence where the last one is over, unless that is just what it began:
--- after END only another request id tells the two apart.
+-- A START with the number 1 begins another sequence where the last one is over. While END is in flight, only a request
+-- id tells it from a retry.
 local function by_number(step, begins, record)
   local n = record.start + tonumber(step.expected) - 1
   local first = begins and step.expected == '1'
-  if first and (is_idle_for_too_long(step, record) or record.closed and (record.cause ~= 'e' or step.digest ~= '')) then
-    return nil
-  end
+  local over = GONE[record.state] or record.closed and (record.cause ~= 'e' or step.digest ~= '')
+  if first and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
   if n < record.start or n > record.nx + 1 then return { -8, record.done, record.nx - record.start + 2 } end
   if n == record.nx + 1 then return nil end
   local exists = first and not record.closed
-  if step.digest ~= '' and has_name(record.ids, n, record.nx) then
+  if step.digest ~= '' and (digest_of(record.ids, n, record.nx) or step.digest) ~= step.digest then
     return exists and { -13, record.done, '' } or { -8, record.done, record.nx - record.start + 2 }
   end
   return repeated(step, n, record, exists and -13 or -12)
+end
+
+-- Whether all digests since the step was first sent are remembered: then it did not come if its own is not among them.
+local function remembers_all_since(step, record)
+  local born_ms = tonumber(string.match(record.birth, '^%d+'))
+  return step.digest ~= '' and record.nx <= tonumber(ARGV[4]) and born_ms and born_ms < step.since
 end
 
 local function accepted_now(step)
@@ -145,53 +178,22 @@ local function lower_deadline(step, record)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
--- A step that is sent again although it is not known what became of it: what the record still holds of it was looked
--- for before. Once so many other steps came in, its own trace may be gone.
-local function is_late(step, record)
-  if step.since < 0 or not record.latest then return false end
-  if step.digest ~= '' and record.nx <= tonumber(ARGV[4]) then return false end
-  local ms, gateway, token = string.match(record.latest, '(%S+) (%S+) ?(%S*)')
-  if gateway ~= step.gateway then return tonumber(ms) >= step.since end
-  return (tonumber(token, 16) or -1) >= (tonumber(step.token, 16) or 0)
-end
-
--- What a retry of a step of the sequence before, which is over, may still ask for.
-local function answers_of(step, record)
-  local kept = { 'rd', record.ids }
-  local list = redis.call('HGET', step.record, 'rk')
-  if not list then return record.ids ~= '' and kept or nil end
-  kept[3], kept[4] = 'rk', list
-  for n in string.gmatch(list, '(%d+):') do
-    kept[#kept + 1] = 'p:' .. n
-    kept[#kept + 1] = redis.call('HGET', step.record, 'p:' .. n)
-  end
-  return kept
-end
-
--- before: the record of the sequence that was of this id, if it is still there
-local function create(step, flags, before)
-  local done = before and before.done or 0
+local function create(step, flags, done)
   if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then return { -6, done, 'waiting' } end
   if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { -6, done, 'live' } end
-  local kept = before and answers_of(step, before)
-  local last = kept and before.nx or 0
-  local n = last + 1
   redis.call('DEL', step.record)
-  if kept then redis.call('HSET', step.record, unpack(kept)) end
   local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout,
     'k', 'w')
   count_line(step.model.line, 'w', 1)
-  redis.call('HSET', step.record, 'st', 'w', 'nx', n, 'cm', last, 'ck', last, 'sn', n, 'cl', has(flags, END) and 1 or 0,
+  redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
   if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
-  if step.digest ~= '' then
-    redis.call('HSET', step.record, 'rd', with_name(kept and before.ids or '', step.digest, n, last))
-  end
+  if step.digest ~= '' then redis.call('HSET', step.record, 'rd', with_name('', step.digest, 1, 0)) end
   redis.call('SET', step.idle, '1')
-  park(step, n, bit.bor(flags, START), step.version)
-  return { 1, n, entry }
+  park(step, 1, bit.bor(flags, START), step.version)
+  return { 1, 1, entry }
 end
 
 -- A paged sequence wants a slot again, in its turn among those who wait. Where and when it had its last one tells
@@ -209,10 +211,10 @@ local function submit(step, flags)
   local state = got[1]
   local begins = has(flags, START)
   if not state then
-    if begins or has(flags, IMPLICIT) then return create(step, flags) end
+    if begins or has(flags, IMPLICIT) then return create(step, flags, 0) end
     return { -1, 0, '' }
   end
-  local record = { ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
+  local record = { state = state, ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
     cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), ids = got[10] or '', version = got[11],
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
   -- A START that is accepted and not committed has no committed step yet, whatever came before it.
@@ -220,13 +222,14 @@ local function submit(step, flags)
   record.done = done
   -- Why a closed sequence is closed.
   record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'
-  local named = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
+  record.may_have_come = may_have_come(step, record.latest)
+  local named = by_name(step, flags, record)
   if named then return repeated(step, named, record, -12) end
   local known = step.expected ~= '' and by_number(step, begins, record)
   if known then return known end
-  if is_late(step, record) then return { -11, done, '' } end
+  if record.may_have_come and not remembers_all_since(step, record) then return { -11, done, '' } end
   if GONE[state] then
-    if begins or has(flags, IMPLICIT) then return create(step, flags, record) end
+    if begins or has(flags, IMPLICIT) then return create(step, flags, done) end
     return { GONE[state], done, '' }
   end
   if record.nx - record.cm >= tonumber(ARGV[3]) then

@@ -303,14 +303,15 @@ async def test_eight_open_steps_are_repeated_elsewhere_when_their_gateway_and_th
 class OpenSteps:
     """A client that sends eight steps at once on a stream of the first gateway, and repeats them through the second.
 
-    named  by request ids; otherwise by number
+    named  by request ids: then START begins the sequence anew, and the others follow it; otherwise by number: then they
+           are told from new ones in any order
     """
 
     def __init__(self, mesh: RunningMesh, name: str, *, named: bool, chance: random.Random) -> None:
         self._mesh = mesh
         self._plan = Plan(name, tuple(chance.randint(-1000, 1000) for _ in range(9)))
         self._named = named
-        self._order = chance.sample(range(8), 8)
+        self._order = list(range(8)) if named else chance.sample(range(8), 8)
 
     @property
     def accepted(self) -> int:
@@ -348,12 +349,16 @@ class OpenSteps:
             assert error is None, error
 
     async def repeat(self) -> None:
-        """All of them at once, in any order, and then the last one."""
+        """All of them at once, and then the last one."""
+        order = [*self._order, 8]
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            for index in order:
+                yield self.request(index)
+
         client: Any = grpc_aio.InferenceServerClient(self._mesh.grpc(1))
-        again = await asyncio.gather(*(client.infer(**self.request(index)) for index in self._order))
-        last = await client.infer(**self.request(8))
+        answers = [answer async for answer in client.stream_infer(requests())]
         await client.close()
 
-        sums = self._plan.sums
-        assert [sums[index] for index in self._order] == [sum_of(result) for result in again]
-        assert sums[8] == sum_of(last)
+        assert [None] * len(order) == [error for _, error in answers]
+        assert [self._plan.sums[index] for index in order] == [sum_of(result) for result, _ in answers]

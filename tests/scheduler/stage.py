@@ -135,7 +135,7 @@ class Stage:
         step = Submission(
             sequence,
             StepFlag(flags),
-            "",
+            b"",
             None,
             model,
             "1",
@@ -168,7 +168,7 @@ class Stage:
                     Submission(
                         sequence,
                         StepFlag.START | StepFlag.DURABLE,
-                        "",
+                        b"",
                         None,
                         model,
                         "1",

@@ -1070,10 +1070,25 @@ class TestResent:
 
     async def test_a_step_sent_again_is_told_from_others_while_all_ids_are_remembered(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a", gateway="other"))
+        begun = int((await mesh.record(7))["bn"].split("-")[0])
+        async with asyncio.timeout(60):
+            while (now := await mesh.redis.time())[0] * 1000 + now[1] // 1000 <= begun:
+                pass
+        await mesh.submit(mesh.submission(7, ONE, request_id="x", gateway="other"))
+
+        again = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=begun + 1))
+
+        assert (SubmitCode.WAITING, 3) == (again.code, again.step)
+
+    async def test_a_step_sent_again_is_late_when_another_sequence_has_begun_under_its_id_meanwhile(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        """Of the one that it was sent to nothing is remembered."""
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a", gateway="other"))
 
         again = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=0))
 
-        assert (SubmitCode.WAITING, 2) == (again.code, again.step)
+        assert (SubmitCode.LATE, 0) == (again.code, again.step)
 
     async def test_a_step_sent_again_is_accepted_when_nobody_else_came_in(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
@@ -1122,7 +1137,8 @@ class TestResent:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.submit(mesh.submission(7, ONE, request_id="b", gateway="other"))
 
-        assert SubmitCode.JOINED is (await mesh.submit(mesh.submission(7, ONE, request_id="a", since_ms=0))).code
+        again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a", since_ms=0))
+        assert SubmitCode.JOINED is again.code
 
 
 async def test_scripts_are_loaded_again_when_the_server_has_forgotten_them(mesh: ScriptedMesh) -> None:
