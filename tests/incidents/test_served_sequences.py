@@ -1,0 +1,238 @@
+"""Incidents between clients and a server that runs: batches, slots, states and streams. One mesh for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as grpc_aio
+
+from shared.ids import sequence_id
+from tests.incidents.conftest import BRIEF_US
+from tests.mesh.raw_http import get
+from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.traffic import Callers, GrpcCaller, Step, StreamCaller, Traffic, make_plans
+
+PLACE = ("st", "ow", "in", "sl")
+CLEAN = 6
+"""Sequences of numbers among those of NaN."""
+
+
+def counts(mesh: RunningMesh, model: str) -> tuple[int, int]:
+    """Inferences and executions so far."""
+    (stats,) = get(mesh.http(), f"/v2/models/{model}/stats").document["model_stats"]
+    return stats["inference_count"], stats["execution_count"]
+
+
+async def test_triton_4841_batches_do_not_decay_under_load(mesh: RunningMesh, chance: random.Random) -> None:
+    """There (triton-inference-server/server#4841), under many clients, the oldest strategy stopped to queue and went on
+    with ever smaller batches. Here the batches of the last of three rounds are about as large as those of the first."""
+    sizes: list[float] = []
+    async with Callers(mesh) as callers:
+        for _ in range(3):
+            before = counts(mesh, "crowded_sum")
+            plans = make_plans(chance, 64, shortest=4, longest=6)
+            traffic = Traffic("crowded_sum", callers, plans, chance, pause_s=0.0)
+            await traffic.run()
+            expected = before[0] + traffic.total
+
+            def are_counted(expected: int = expected) -> bool:
+                return counts(mesh, "crowded_sum")[0] >= expected
+
+            await eventually(are_counted, "statistics follow")
+            inferences, executions = counts(mesh, "crowded_sum")
+            sizes.append((inferences - before[0]) / (executions - before[1]))
+
+    assert sizes[2] >= sizes[0] / 2, sizes
+    assert sizes[2] >= 3, sizes
+
+
+async def test_triton_7117_no_two_sequences_share_a_slot_and_no_nan_leaks(
+    mesh: RunningMesh, chance: random.Random
+) -> None:
+    """There (triton-inference-server/server#7117) a slot was given back twice, by a cancellation and by the reaper: two
+    sequences then had it, and the NaN of one came out of the other. Here callers of NaN leave in the middle or fall
+    silent with every slot taken, and sequences of numbers among them are right."""
+    over = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(poison(mesh, f"poison {number}", random.Random(chance.random()), over))
+        watching = group.create_task(slots_seen(mesh, "nan_sum", over))
+        sums = [await clean_sums(mesh, f"clean {number}") for number in range(CLEAN)]
+        over.set()
+
+    assert [[1.0, 3.0, 6.0]] * CLEAN == sums
+    assert watching.result() > 0
+    await eventually(lambda: mesh.slots_held("nan_sum") == 0, "every slot is free again")
+
+
+async def poison(mesh: RunningMesh, name: str, chance: random.Random, over: asyncio.Event) -> None:
+    """Begins sequences of NaN, and ends none of them: its caller leaves, or says no more."""
+    client: Any = grpc_aio.InferenceServerClient(mesh.grpc())
+    number = 0
+    while not over.is_set():
+        number += 1
+        step = {"sequence_id": f"{name}/{number}", "sequence_start": True}
+        begun = asyncio.ensure_future(client.infer("nan_sum", [float_tensor(math.nan)], **step))
+        await asyncio.wait([begun], timeout=chance.choice([0.03, 2 * BRIEF_US / 1e6]))
+        if not begun.done():
+            begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
+    await client.close()
+
+
+async def clean_sums(mesh: RunningMesh, name: str) -> list[float]:
+    """The answers to a whole sequence, sent at once: it is never idle."""
+    client: Any = grpc_aio.InferenceServerClient(mesh.grpc(1))
+
+    async def steps() -> AsyncIterator[dict[str, Any]]:
+        for value in (1.0, 2.0, 3.0):
+            yield {
+                "model_name": "nan_sum",
+                "inputs": [float_tensor(value)],
+                "sequence_id": name,
+                "sequence_start": value == 1.0,
+                "sequence_end": value == 3.0,
+            }
+
+    sums: list[float] = []
+    async for result, error in client.stream_infer(steps()):
+        assert error is None, error
+        sums.append(float(result.as_numpy("OUTPUT").item()))
+    await client.close()
+    return sums
+
+
+def float_tensor(value: float) -> Any:
+    tensor = grpc_aio.InferInput("INPUT", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[value]], np.float32))
+    return tensor
+
+
+async def slots_seen(mesh: RunningMesh, model: str, over: asyncio.Event) -> int:
+    """Looks again and again at who has which slot, all at one moment; in how many moments all of them were taken."""
+    full = 0
+    pattern = mesh.keys.sequence(sequence_id(model, "", "x")).record.partition("{")[0]
+    while not over.is_set():
+        keys = [key for key in mesh.redis.scan_iter(match=f"{pattern}*seq:*", count=1000) if model.encode() in key]
+        with mesh.redis.pipeline(transaction=True) as pipe:
+            for key in keys:
+                pipe.hmget(key, PLACE)
+            places = [tuple(place[1:]) for place in pipe.execute() if place[0] == b"l"]
+        assert len(places) == len(set(places)), "two sequences in one slot"
+        full += len(places) == mesh.slots(model)
+        await asyncio.sleep(0.02)
+    return full
+
+
+async def test_triton_8449_full_slots_without_end_move_on_and_nothing_spins(mesh: RunningMesh) -> None:
+    """There (triton-inference-server/server#8449), with every slot taken and no END ever sent, the backlog grew, and
+    the reaper found the same idle sequences for ever, every 50 ms. Here each of them ends once, others take their
+    slots, and a backlog that cannot move costs next to no calls."""
+    names = [f"no end {number}" for number in range(4 * mesh.slots("brief_sum"))]
+    caller = GrpcCaller(mesh.grpc())
+    try:
+        begun = [caller("brief_sum", Step(name, 5, start=True)) for name in names]
+        assert [5] * len(names) == await asyncio.gather(*begun)
+        await eventually(lambda: mesh.slots_held("brief_sum") == 0, "all of them end")
+        log = "".join(mesh.log(name) for name in mesh.names("scheduler"))
+        expired = Counter(re.findall(r'sequence expired .*sequence="brief_sum\S*(no end \d+)"', log))
+        assert dict.fromkeys(names, 1) == expired
+
+        quiet = await calls_within(mesh, 1.0)
+        held = [Step(f"held {number}", 1, start=True) for number in range(mesh.slots("single_sum"))]
+        await asyncio.gather(*(caller("single_sum", step) for step in held))
+        waiting = [
+            asyncio.create_task(caller("single_sum", Step(f"waits {number}", 1, start=True, end=True)))
+            for number in range(20)
+        ]
+        await eventually(lambda: waiting_sequences(mesh, "single_sum") == len(waiting), "they are in the backlog")
+        lines = scheduler_lines(mesh)
+        blocked = await calls_within(mesh, 1.0)
+        assert blocked <= 2 * quiet + 20, f"{blocked} script calls in a second, {quiet} when nobody waits"
+        assert lines == scheduler_lines(mesh), "nothing has happened, and nothing is said"
+        for step in held:
+            await caller("single_sum", Step(step.id, 0, end=True))
+        assert [1] * len(waiting) == await asyncio.gather(*waiting)
+    finally:
+        await caller.close()
+
+
+def waiting_sequences(mesh: RunningMesh, model: str) -> int:
+    return sum(mesh.redis.xlen(mesh.keys.starts(shard, model)) for shard in mesh.keys.shard_ids())
+
+
+def scheduler_lines(mesh: RunningMesh) -> int:
+    return sum(len(mesh.log(name).splitlines()) for name in mesh.names("scheduler"))
+
+
+async def calls_within(mesh: RunningMesh, seconds: float) -> float:
+    """Script calls per second, over about that time."""
+
+    def calls() -> int:
+        return int(mesh.redis.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    first, began = calls(), time.monotonic()
+    await asyncio.sleep(seconds)
+    return (calls() - first) / (time.monotonic() - began)
+
+
+async def test_triton_3160_a_long_stream_of_one_sequence_is_never_interrupted(mesh: RunningMesh) -> None:
+    """There (triton-inference-server/server#3160) the stream of one long sequence broke off, or its requests were told
+    to specify the START flag. Here many steps, more of them open than a batch takes, are each answered in order."""
+    steps, width = 1200, asyncio.Semaphore(200)
+    caller = StreamCaller(mesh.grpc())
+
+    async def one(number: int) -> int:
+        async with width:
+            return await caller("few_sum", Step("long", 1, start=number == 0, end=number == steps - 1))
+
+    try:
+        answers = await asyncio.gather(*(one(number) for number in range(steps)))
+    finally:
+        await caller.close()
+
+    assert list(range(1, steps + 1)) == answers
+
+
+async def test_triton_3577_the_same_ids_can_be_played_again_and_again(mesh: RunningMesh, chance: random.Random) -> None:
+    """There (triton-inference-server/server#3577) 850 recordings were run through the server again and again, under the
+    same ids; every sixth run some request in the middle was told to specify the START flag. Here seven runs of many
+    more sequences than slots are right."""
+    plans = make_plans(chance, 32, shortest=2, longest=5)
+    async with Callers(mesh) as callers:
+        for _ in range(7):
+            await Traffic("few_sum", callers, plans, chance, pause_s=0.0).run()
+
+    await eventually(lambda: mesh.slots_held("few_sum") == 0, "every slot is free again")
+
+
+async def test_triton_8586_states_are_not_swapped_however_their_names_sort(mesh: RunningMesh) -> None:
+    """There (triton-inference-server/server#8586) inputs and outputs of states were paired in the order of their names:
+    from the second request on, cache and length were each other's. Here they are not, and neither after a takeover."""
+    client: Any = grpc_aio.InferenceServerClient(mesh.grpc())
+
+    async def step(number: int, **flags: bool) -> list[int]:
+        tensor = grpc_aio.InferInput("INPUT", [1, 1], "INT32")
+        tensor.set_data_from_numpy(np.array([[100]], np.int32))
+        named = {"sequence_id": "swapped", "request_id": f"{number}"}
+        result = await client.infer("two_states", [tensor], **named, **flags)
+        return result.as_numpy("OUTPUT").reshape(-1).tolist()
+
+    try:
+        answers = [await step(1, sequence_start=True), await step(2)]
+        owner = mesh.record(sequence_id("two_states", "", "swapped"))["ow"]
+        (name,) = [one.name for one in mesh.alive() if one.executor == owner]
+        await mesh.kill_executor(name)
+        answers += [await step(3), await step(4, sequence_end=True)]
+    finally:
+        await client.close()
+
+    assert [[100, 1], [200, 2], [300, 3], [400, 4]] == answers
