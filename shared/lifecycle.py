@@ -57,6 +57,8 @@ class Tasks:
         task = self._group.create_task(self._watched(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first turn has not begun the work: then nobody else ends it.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     async def end_all(self) -> None:

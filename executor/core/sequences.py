@@ -197,8 +197,8 @@ class SequenceTable:
     def accept(self, queued: QueuedStep) -> OwnedSequence | None:
         """Takes a step in; None when it is stale (an older epoch, or a step that was taken in before).
 
-        A sequence seen for the first time comes back `restoring`, unless this very step begins it anew: then the
-        caller must fetch its record and checkpoint and call `restored`.
+        A sequence seen for the first time comes back `restoring`, unless this very step begins it anew in a free slot:
+        then the caller must fetch its record and checkpoint and call `seat` and `restored`.
         """
         step = queued.step
         owned = self._by_id.get(step.sequence)
@@ -232,7 +232,7 @@ class SequenceTable:
         if owned is None or not owned.restoring or owned.epoch != found.epoch:
             return None
         owned.restoring = False
-        owned.taken_over = True
+        owned.taken_over = found.committed > 0
         owned.predecessor = found.traceparent
         owned.failed = found.failed
         owned.next_step = _past(found.failed, found.checkpointed + 1)
@@ -300,9 +300,23 @@ class SequenceTable:
         """Who sits there."""
         return self._by_place.get((instance, slot))
 
+    def seat(self, owned: OwnedSequence) -> bool:
+        """Redis has confirmed that it owns its slot; True if somebody else sat there, who then has ended without our
+        having heard of it yet."""
+        sitting = self.at(owned.instance, owned.slot)
+        if sitting is not None and sitting is not owned:
+            self.drop(sitting.sequence, sitting.epoch)
+        self._by_place[owned.instance, owned.slot] = owned
+        return sitting is not None and sitting is not owned
+
     def _adopt(self, step: InboxStep) -> OwnedSequence:
-        """A sequence that is new here. Whoever still sits in its slot has ended without our having heard of it yet."""
-        begins = StepFlag.START in step.flags and step.step == step.committed + 1
+        """A sequence that is new here. If another one sits in its slot, one of the two is over: that one, or this one,
+        whose step was left in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
+        previous = self._by_id.get(step.sequence)
+        if previous is not None:
+            self.drop(previous.sequence, previous.epoch)
+        is_free = self.at(step.instance, step.slot) is None
+        begins = is_free and StepFlag.START in step.flags and step.step == step.committed + 1
         owned = OwnedSequence(
             sequence=step.sequence,
             epoch=step.epoch,
@@ -312,12 +326,7 @@ class SequenceTable:
             committed=step.committed,
             restoring=not begins,
         )
-        previous = self._by_id.get(step.sequence)
-        if previous is not None:
-            self.drop(previous.sequence, previous.epoch)
-        sitting = self._by_place.get((step.instance, step.slot))
-        if sitting is not None:
-            self.drop(sitting.sequence, sitting.epoch)
         self._by_id[step.sequence] = owned
-        self._by_place[step.instance, step.slot] = owned
+        if is_free:
+            self._by_place[step.instance, step.slot] = owned
         return owned

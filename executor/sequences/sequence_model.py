@@ -76,9 +76,8 @@ class SequenceModel:
             logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return
         if owned is not known:
-            self._loops[owned.instance].vacate(owned.slot)
             if known is not None:
-                self._loops[known.instance].vacate(known.slot)
+                self._leave_slot(known, owned)
             if owned.restoring:
                 self.restoring.append(owned)
         self._loops[owned.instance].offer(owned)
@@ -92,6 +91,8 @@ class SequenceModel:
             self.table.drop(owned.sequence, owned.epoch)
             return
         loop = self._loops[owned.instance]
+        if self.table.seat(owned):
+            loop.vacate(owned.slot)
         # The sequence stays `restoring`, and none of its steps runs, until its state is in its place.
         if checkpoint.restored.void is None and checkpoint.states:
             loading = loop.worker.load_state(owned.slot, checkpoint.states)
@@ -150,12 +151,18 @@ class SequenceModel:
         owned = self.table.drop(message.sequence, message.epoch)
         if owned is not None:
             logs.debug("sequence vacated", sequence=owned.sequence, epoch=owned.epoch, last_step=owned.next_step - 1)
-            self._loops[owned.instance].vacate(owned.slot)
+            self._leave_slot(owned)
 
     def forget(self, owned: OwnedSequence) -> None:
         """Drops a sequence that is over or somebody else's."""
         if self.table.drop(owned.sequence, owned.epoch) is not None:
-            self._loops[owned.instance].vacate(owned.slot)
+            self._leave_slot(owned)
+
+    def _leave_slot(self, gone: OwnedSequence, successor: OwnedSequence | None = None) -> None:
+        """After a sequence was dropped: no step of it is ready any more. If it never came into its slot, there is none,
+        and what is ready there is another's. successor: who may have come into the slot at once."""
+        if self.table.at(gone.instance, gone.slot) in (None, successor):
+            self._loops[gone.instance].vacate(gone.slot)
 
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         """A commit came back (see `CommitOwner`)."""

@@ -307,6 +307,37 @@ class TestOwnership:
             await until(lambda: on.commits.outcome(1, 2) is not None)
             assert [2] == [row.slot for row in on.engines[0].batches[1]]
 
+    async def test_a_step_of_the_past_changes_nothing_for_who_has_the_slot_now(self) -> None:
+        """Left in the inbox when its sequence was taken away, it is read again after a restart of Redis."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1, epoch=5)
+
+            on.step(1, START, correlation_id=3, slot=1)
+            (past,) = on.model.restoring
+            on.model.restored(past, None)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert [5] == [commit.epoch for commit in on.commits.steps if commit.sequence.endswith("2")]
+            assert on.commits.outcome(1, 3) is None
+
+    async def test_who_has_ended_in_a_slot_makes_way_for_who_has_it_now(self) -> None:
+        """Its successor's step was heard of before its own end."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+
+            on.step(1, START, correlation_id=3, slot=1, epoch=5)
+            (present,) = on.model.restoring
+            on.model.restored(present, checkpoint(epoch=5, checkpointed=0, committed=0))
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 3) is not None)
+            assert on.commits.outcome(1, 2) is None
+
     async def test_a_step_that_comes_out_of_the_inbox_again_is_still_cancelled(self) -> None:
         """What told of it has left the inbox when it was heard, by the model as it was then."""
         async with stage(config(Oldest(4))) as on:

@@ -126,3 +126,18 @@ async def test_cancellation_from_outside_passes_through() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await service
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_task_that_is_cancelled_before_its_first_turn_leaves_no_work_behind() -> None:
+    async def work() -> None:
+        raise AssertionError("it must not begin")
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        coroutine = work()
+        tasks.start(coroutine, name="late").cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert coroutine.cr_frame is None
+
+    assert await serve_until_stopped(serve) == 0

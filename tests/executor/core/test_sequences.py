@@ -134,17 +134,35 @@ def test_a_step_that_comes_twice_runs_once() -> None:
     assert table.accept(step(1)) is None
 
 
-def test_who_comes_into_a_slot_drives_out_who_has_ended_there() -> None:
+def test_who_comes_into_a_slot_drives_out_who_has_ended_there_when_redis_says_so() -> None:
     table = SequenceTable()
     table.accept(step(1, flags=StepFlag.START, slot=3))
     other = SequenceId("m||i8")
 
-    table.accept(step(1, flags=StepFlag.START, slot=3, sequence=other, epoch=2))
+    newcomer = table.accept(step(1, flags=StepFlag.START, slot=3, sequence=other, epoch=2))
+    assert newcomer is not None
+    assert newcomer.restoring
+    assert table.get(SEQUENCE) is table.at(InstanceIndex(0), SlotIndex(3))
+    assert table.seat(newcomer)
+    table.restored(other, replace(found(checkpointed=0, committed=0, epoch=2), start_step=StepNumber(1)))
 
     assert table.get(SEQUENCE) is None
-    at = table.at(InstanceIndex(0), SlotIndex(3))
-    assert at is not None
-    assert other == at.sequence
+    assert newcomer is table.at(InstanceIndex(0), SlotIndex(3))
+    assert not newcomer.taken_over
+    assert [1] == run_all(table, newcomer)
+
+
+def test_a_step_of_the_past_does_not_drive_out_who_has_the_slot_now() -> None:
+    """It was left in the inbox when its sequence was taken away, and is read again."""
+    table = SequenceTable()
+    present = table.accept(step(1, flags=StepFlag.START, slot=3, epoch=2))
+    other = SequenceId("m||i8")
+
+    table.accept(step(1, flags=StepFlag.START, slot=3, sequence=other))
+    table.drop(other, Epoch(1))
+
+    assert table.get(SEQUENCE) is present
+    assert present is table.at(InstanceIndex(0), SlotIndex(3))
 
 
 def test_a_sequence_is_dropped_only_at_its_own_epoch() -> None:
