@@ -22,7 +22,7 @@ HELP = """Moves a sequence to another executor, between two of its steps.
 ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
 must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it.
 
-\\b
+\b
   seqmesh move running_sum 42
   seqmesh move running_sum customer-7 --to executor-2
 """

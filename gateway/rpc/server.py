@@ -20,6 +20,7 @@ from gateway.rpc.health import Health
 from gateway.rpc.pb import pb_grpc
 from gateway.rpc.restricted import Restrictions
 from gateway.rpc.servicer import InferenceServicer
+from shared import logs
 from shared.errors import UnavailableError
 
 INT32_MAX = (1 << 31) - 1
@@ -96,7 +97,8 @@ class GrpcServer:
 
         Health says NOT_SERVING, and no connection is accepted any more. What arrives on those there are is served; each
         is closed as soon as it has no call, a stream ends as soon as it is answered. Where calls overlap without end,
-        new ones are refused with UNAVAILABLE after a while.
+        new ones are refused with UNAVAILABLE after a while. Where the system does not show the sockets, grpc.aio's own
+        stop has to do, which cancels what arrives in that moment.
 
         grace_s  seconds until what is still unanswered is cancelled
         """
@@ -106,14 +108,19 @@ class GrpcServer:
         self._health.stop()
         self._servicer.leave()
         refusal = asyncio.get_running_loop().call_later(SERVE_ON_S, self._servicer.stop)
+        left_s = 0.0
         try:
             async with asyncio.timeout(grace_s):
                 await self._servicer.connections.leave(self.port)
         except TimeoutError:
             self._servicer.stop()
+        except OSError as error:
+            logs.warning("grpc sockets not found", error=str(error))
+            self._servicer.stop()
+            left_s = grace_s
         finally:
             refusal.cancel()
-        await self._server.stop(0)
+        await self._server.stop(left_s)
 
 
 async def serve_grpc(

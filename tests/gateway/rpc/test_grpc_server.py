@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -141,6 +142,26 @@ async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
         assert (await call).id == "r1"
         await stopping
     await other.stop(0)
+
+
+async def test_stopping_answers_what_was_accepted_where_the_system_does_not_show_the_sockets(
+    twin: Any, make_servicer: Servicers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.rpc.connections.OPEN_FILES", tmp_path / "absent")
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+        stopping = asyncio.create_task(server.stop(60))
+        async with asyncio.timeout(60):
+            while await accepts_connections(server.port):
+                await asyncio.sleep(0.01)
+
+        assert not stopping.done()
+        twin.finish(0)
+        assert "r1" == (await call).id
+        await stopping
 
 
 async def accepts_connections(port: int) -> bool:
