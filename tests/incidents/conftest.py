@@ -29,7 +29,8 @@ def incident_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     add_sum_model(models, "brief_sum", slots=1, idle_us=BRIEF_US, virtual_slots=False)
     add_nan_model(models, slots=2, idle_us=BRIEF_US)
     add_two_state_model(models)
-    with running_mesh(directory / "data", [models], gateways=2, executors=2) as mesh:
+    lease = {"SEQMESH_LEASE_MS": "3000"}  # a busy machine must not look like a dead executor
+    with running_mesh(directory / "data", [models], gateways=2, executors=2, environment=lease) as mesh:
         yield mesh
 
 

@@ -47,7 +47,8 @@ def stressed_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
             config.write(
                 f'parameters: {{ key: "orphan_grace_microseconds", value: {{ string_value: "{GRACE_US}" }} }}\n'
             )
-    with running_mesh(directory / "data", [models], gateways=2, executors=2) as mesh:
+    lease = {"SEQMESH_LEASE_MS": "10000"}  # nobody dies here: a busy machine must not look like a dead executor
+    with running_mesh(directory / "data", [models], gateways=2, executors=2, environment=lease) as mesh:
         yield mesh
 
 
