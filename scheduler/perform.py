@@ -238,8 +238,8 @@ class Performer:
         is what makes it complete: after the first part no step is put there any more.
         """
         begin = time.monotonic()
-        # One that leaves still has its lease; what a reload ends is nobody's loss.
-        lost = not only and not await self._redis.exists(self._keys.executor_lease(executor))
+        # What a reload ends is nobody's loss, nor is what is handed over in order.
+        lost = not only and not await self._mesh.membership.is_leaving(executor)
         sequences = await self._reclaim(executor, only, lost=lost)
         steps = await self._drain(executor, alive=bool(only))
         if sequences or steps:

@@ -65,6 +65,15 @@ class Membership:
             pipe.delete(self._keys.executor_lease(registration.executor))
             await pipe.execute()
 
+    async def is_leaving(self, executor: ExecutorId) -> bool:
+        """Whether an executor has said that it stops, and did not just end."""
+        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
+        return data is not None and _registration_decoder.decode(data).leaving
+
+    async def give_up(self, executor: ExecutorId) -> None:
+        """Ends an executor's lease before its time: it is as good as dead, and others take over at once."""
+        await self._redis.delete(self._keys.executor_lease(executor))
+
     async def drain(self, who: str, now_ms: int) -> None:
         """Asks an executor, by its name or id, to hand over what it owns and to stay out of the mesh."""
         await self._redis.hset(self._keys.drained, who, now_ms)

@@ -10,7 +10,8 @@ import pytest
 from shared.ids import ExecutorId, sequence_id
 from shared.messages import ReplyMessage, StepFlag
 from shared.scripts import CancelCode, CommitCode, Outcome, StepCommit
-from tests.scheduler.stage import Stage, step_numbers
+from shared.waiting_line import read_lines
+from tests.scheduler.stage import MODEL, Stage, step_numbers
 
 
 @pytest.mark.leaves_sequences
@@ -206,6 +207,27 @@ async def test_leaving_executors_sequences_move_at_once_and_it_is_forgotten(stag
 
         await stage.until(moved_and_forgotten)
         assert [] == [key async for key in stage.commands.scan_iter(f"{stage.prefix}:*e1*")]
+
+
+@pytest.mark.leaves_sequences
+async def test_only_an_executor_that_dies_may_have_died_of_a_step(stage: Stage) -> None:
+    """One that leaves in order takes nothing with it, however often: its step is not suspected."""
+    await stage.join("e1")
+    async with stage.scheduler(lease_ms=300):
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        for number, end in ((1, stage.leave), (2, stage.kill)):
+            heir = await stage.join(f"e{number + 1}")
+            await end(ExecutorId(f"e{number}"))
+
+            async def moved(heir: ExecutorId = heir) -> bool:
+                record = await stage.record(1)
+                return (record["st"], record.get("ow")) == ("l", heir)
+
+            await stage.until(moved)
+            assert ({1: None, 2: "1 1"}[number]) == (await stage.record(1)).get("tk")
+        line = (await read_lines(stage.commands, stage.keys, [MODEL]))[MODEL]
+    assert {("1", "leaving"): 1, ("1", "lost"): 1} == dict(line.taken_over)
 
 
 async def test_dead_registration_that_owns_nothing_is_removed(stage: Stage) -> None:
