@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from redis.exceptions import ResponseError
 
 from executor.connections import Connections, insist
 from executor.draining import bound_models
+from executor.hung_calls import HungCallError, place_of, watch
 from executor.models.repository import Repository
 from executor.models.serving import Serving
 from executor.reporting.host import Host
@@ -112,8 +114,8 @@ class Incarnation:
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
-        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError or OlderDataError in
-        an exception group."""
+        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError, OlderDataError or
+        HungCallError in an exception group."""
         async with asyncio.TaskGroup() as group:
             # First of all: nobody talks to a Redis that was restarted meanwhile.
             group.create_task(self._follow_server(), name="server")
@@ -124,6 +126,8 @@ class Incarnation:
             group.create_task(self._inbox.run(), name="inbox")
             group.create_task(self._add_up_counts(), name="counts")
             group.create_task(self._reporter.run(), name="reports")
+            if self._settings.batch_limit_s:
+                group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
             logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
 
     async def settle(self, enough: Coroutine[Any, Any, None]) -> bool:
@@ -206,6 +210,21 @@ class Incarnation:
                 continue
             if not held:
                 raise LeaseLostError(self.executor)
+
+    async def _watch_calls(self, limit_s: float) -> None:
+        """When a model hangs, the lease goes at once; without Redis it ends by itself."""
+        call = await watch(lambda: [worker for served in self.serving.in_use for worker in served.workers], limit_s)
+        logs.error(
+            "model hangs, giving the lease up",
+            executor=self.executor,
+            instance=call.worker,
+            seconds=limit_s,
+            at=place_of(call),
+        )
+        with suppress(TimeoutError, *CONNECTION_LOST):
+            async with asyncio.timeout(self._settings.lease_ms / 1000):
+                await self._connections.membership.give_up(self.executor)
+        raise HungCallError(call.worker)
 
     async def _follow_server(self) -> None:
         """After a restart of Redis, or a failover: goes on when nothing is missing there of what it has told us."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -11,6 +13,7 @@ from functools import partial
 from executor.connections import Connections
 from executor.devices import find_devices
 from executor.draining import Draining
+from executor.hung_calls import HungCallError
 from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
 from executor.models.control import Control
 from executor.models.polling import Polling
@@ -27,6 +30,8 @@ from shared.traces.tracing import Tracing, setup
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""
+
+HUNG_EXIT_CODE = 1
 
 
 async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
@@ -187,6 +192,13 @@ async def _until_lost(incarnation: Incarnation) -> None:
         logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
     except* OlderDataError:
         logs.error("redis holds older data", executor=incarnation.executor, remedy="registering anew under another id")
+    except* HungCallError:
+        logs.error(
+            "ending: a thread that hangs cannot be stopped", executor=incarnation.executor, exit_code=HUNG_EXIT_CODE
+        )
+        logging.shutdown()
+        # Every other end of a process waits for its threads.
+        os._exit(HUNG_EXIT_CODE)
 
 
 async def _leave_when_told(

@@ -89,6 +89,15 @@ class ExecutorSettings(MetricsSettings):
     inbox_read_count: int = setting(
         512, help="Most entries taken from an inbox in one read.", group="Step loop", minimum=1
     )
+    batch_limit_s: float = setting(
+        0.0,
+        help="A model's call (a batch, or a state that is restored) that takes longer has hung: the executor gives its "
+        "lease up, so that others take over at once, and ends, because a thread cannot be stopped; whoever started it "
+        "starts it again. It must be longer than any model's batch may ever take. 0: off.",
+        unit="s",
+        group="Step loop",
+        minimum=0.0,
+    )
     drain_timeout_s: float = setting(
         10.0,
         help="Time to finish the running batch and hand sequences over when told to stop; half of it is for sequences "

@@ -8,8 +8,11 @@ never overlaps with a running batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from executor.engine.base import (
     BatchResult,
@@ -29,6 +32,17 @@ from shared.ids import CorrelationId, InstanceIndex, SlotIndex
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineCall:
+    """One call of an engine, while it runs. thread: on which it does (`threading.get_ident`)."""
+
+    worker: str
+    thread: int
+
 
 class EngineWorker:
     """Calls one engine, one call at a time."""
@@ -45,6 +59,8 @@ class EngineWorker:
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self.running: EngineCall | None = None
+        """The batch that is run, or the state that is taken in, at the moment."""
 
     @property
     def memory_usage(self) -> Sequence[MemoryUse]:
@@ -54,7 +70,7 @@ class EngineWorker:
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.run, rows, want_state)
+            return await self._start(self._engine.run, rows, want_state)
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
@@ -62,16 +78,26 @@ class EngineWorker:
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._engine.load_state, slot, states)
+        return self._start(self._engine.load_state, slot, states)
 
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> asyncio.Future[None]:
         """Has the model take a sequence's state back, before any batch that is run after this call."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._restore_model, correlation_id, state)
+        return self._start(self._restore_model, correlation_id, state)
 
     def _restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
         if not (isinstance(self._engine, HandsOutState) and self._engine.hands_out_state):
             raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
         self._engine.restore_model(correlation_id, state)
+
+    def _start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
+        def run() -> R:
+            self.running = EngineCall(self.name, threading.get_ident())
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.running = None
+
+        return asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     async def describe_state(self, slot: SlotIndex) -> str:
         """A line for the log about a slot's state."""

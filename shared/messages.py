@@ -198,6 +198,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     version    the one that the sequence was pinned to at START, whatever the step's own message says
     cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
     given_up   too many executors were lost that had it: it is not to be run
+    suspicion  owners that were lost with the sequence's next step, where they are enough to suspect it
     """
 
     entry: str
@@ -214,6 +215,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     message: bytes
     cancelled: bool = False
     given_up: bool = False
+    suspicion: int = 0
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
@@ -277,6 +279,7 @@ def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mappin
         message=fields[b"m"],
         cancelled=fields.get(b"x") == b"1",
         given_up=fields.get(b"x") == b"2",
+        suspicion=int(fields.get(b"y", 0)),
     )
 
 

@@ -296,6 +296,7 @@ class Call(Generic[T]):
 NAMES = (
     "submit",
     "assign",
+    "attempt",
     "commit",
     "expire",
     "reclaim",
@@ -442,6 +443,10 @@ class Scripts:
                 1 if assignment.over else 0,
             )
         return Call("assign", keys, args, list)
+
+    def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
+        """Writes down that a suspected sequence's owner goes on with it; False when it is not the owner any more."""
+        return Call("attempt", [self._keys.sequence(sequence).record], [epoch], bool)
 
     def commit(
         self,

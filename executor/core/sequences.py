@@ -62,6 +62,8 @@ class OwnedSequence:
     passes          how often the head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
     predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
+    suspicion       owners that were lost with its next step, where they are enough to suspect it
+    held            nothing is done for it yet: suspected ones take their turns
     cancelled       steps that are not to be run when their turn comes: their callers have gone
     failed          of the steps to be replayed, those that failed: they are passed over
     """
@@ -73,6 +75,8 @@ class OwnedSequence:
     next_step: StepNumber
     committed: StepNumber = StepNumber(0)
     restoring: bool = False
+    held: bool = False
+    suspicion: int = 0
     running: bool = False
     void: VoidCause | None = None
     replay_until: StepNumber = StepNumber(0)
@@ -95,7 +99,7 @@ class OwnedSequence:
     @property
     def head(self) -> QueuedStep | None:
         """The step that may run now."""
-        if self.restoring or self.running:
+        if self.restoring or self.held or self.running:
             return None
         return self.steps.get(self.next_step)
 
@@ -172,7 +176,9 @@ class SequenceTable:
     @property
     def busy(self) -> bool:
         """Whether any sequence has a step that runs, or could."""
-        return any(owned.running or owned.restoring or owned.head is not None for owned in self._by_id.values())
+        return any(
+            owned.running or owned.restoring or owned.held or owned.head is not None for owned in self._by_id.values()
+        )
 
     @property
     def waiting(self) -> int:
@@ -325,6 +331,8 @@ class SequenceTable:
             next_step=step.step if begins else StepNumber(0),
             committed=step.committed,
             restoring=not begins,
+            held=step.suspicion > 0,
+            suspicion=step.suspicion,
         )
         self._by_id[step.sequence] = owned
         if is_free:

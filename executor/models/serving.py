@@ -36,7 +36,7 @@ from executor.sequences.sequence_model import SequenceModel
 from executor.work.work_model import WorkModel
 from executor.work.work_source import refuse_waiting
 from shared import logs
-from shared.ids import ExecutorId, SequenceId, model_of
+from shared.ids import ExecutorId, SequenceId, StepNumber, model_of
 from shared.membership import Member
 from shared.messages import InboxStep, InferMessage, ServedModel
 from shared.redis_client import CONNECTION_LOST
@@ -51,6 +51,7 @@ FINISH_S = 60.0
 FINISH_POLL_S = 0.01
 CLAIM_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 1.0
+ATTEMPT_POLL_S = 0.01
 
 Place = tuple[str, str]
 """Model and version."""
@@ -98,6 +99,7 @@ class Serving:
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
         self._restore = asyncio.Event()
+        self._suspected = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
 
     async def begin(self, group: asyncio.TaskGroup) -> None:
@@ -106,6 +108,7 @@ class Serving:
         for place, version in self._served().items():
             await self._start(place, version)
         group.create_task(self._restore_sequences(), name="restore")
+        group.create_task(self._try_suspects(), name="suspects")
         group.create_task(self._claim_work(), name="claims")
         group.create_task(self._watch_readiness(), name="readiness")
 
@@ -169,6 +172,8 @@ class Serving:
         model.accept(step, message)
         if model.restoring:
             self._restore.set()
+        if step.suspicion:
+            self._suspected.set()
 
     def _taker(self, place: Place, step: InboxStep) -> SequenceModel | None:
         shard = self._keys.shard_of(step.sequence)
@@ -324,6 +329,34 @@ class Serving:
         for owned in wanted:
             model.restored(owned, found.get(owned.sequence))
         logs.debug("sequences restored", model=model.model, sequences=len(wanted))
+
+    async def _try_suspects(self) -> None:
+        """Goes on with sequences that several owners in a row were lost with: one at a time, from its state to the
+        commit of its step, and written down before. If this owner is lost too, only that one can be the cause."""
+        while True:
+            await self._suspected.wait()
+            self._suspected.clear()
+            while (suspect := self._next_suspect()) is not None:
+                model, owned = suspect
+                before = owned.committed
+                attempt = self._connections.scripts.attempt(owned.sequence, owned.epoch)
+                await insist("attempt", partial(self._connections.scripts.run, attempt))
+                logs.warning("suspected sequence tried", sequence=owned.sequence, owners_lost=owned.suspicion)
+                model.attempt(owned)
+                if model.restoring:
+                    self._restore.set()
+                while self._is_tried(model, owned, before):  # noqa: ASYNC110 - rare, and it has many ways to end
+                    await asyncio.sleep(ATTEMPT_POLL_S)
+
+    def _next_suspect(self) -> tuple[SequenceModel, OwnedSequence] | None:
+        """Those first that are suspected least: they are the ones that will come through."""
+        models = [model for model in self._all() if isinstance(model, SequenceModel)]
+        suspects = [(model, owned) for model in models for owned in model.suspects]
+        return min(suspects, key=lambda suspect: suspect[1].suspicion, default=None)
+
+    def _is_tried(self, model: SequenceModel, owned: OwnedSequence, before: StepNumber) -> bool:
+        is_here = model in self._all() and model.table.get(owned.sequence) is owned
+        return is_here and owned.committed <= before
 
     async def _claim_work(self) -> None:
         """Looks for stateless requests of executors whose lease has ended."""

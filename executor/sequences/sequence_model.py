@@ -78,8 +78,22 @@ class SequenceModel:
         if owned is not known:
             if known is not None:
                 self._leave_slot(known, owned)
-            if owned.restoring:
+            if owned.restoring and not owned.held:
                 self.restoring.append(owned)
+        self._loops[owned.instance].offer(owned)
+
+    @property
+    def suspects(self) -> list[OwnedSequence]:
+        """Sequences that wait for their turn to be tried."""
+        return [owned for owned in self.table.all if owned.held]
+
+    def attempt(self, owned: OwnedSequence) -> None:
+        """A suspected sequence's turn has come."""
+        owned.held = False
+        if self.table.get(owned.sequence) is not owned:
+            return
+        if owned.restoring:
+            self.restoring.append(owned)
         self._loops[owned.instance].offer(owned)
 
     def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> None:

@@ -12,7 +12,7 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot, over)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'sn')
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'sn', 'tk')
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
@@ -28,10 +28,15 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
+  local suspected = number(got[7]) ~= committed + 1 and suspicion(got[10], committed + 1)
   for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
     local fields = entry[2]
     for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
       fields[#fields + 1] = extra
+    end
+    if suspected then
+      fields[#fields + 1] = 'y'
+      fields[#fields + 1] = suspected
     end
     if got[5] and listed(got[5], fields[4]) then
       fields[#fields + 1] = 'x'

@@ -15,6 +15,7 @@
 --   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
 --   ca  numbers of steps whose callers have gone
 --   tk  `<step> <count>`: owners that were lost while this was the next step   gu  the step that too many were lost with
+--   tr  epoch of the owner that went on with it alone, because it was suspected (attempt.lua)
 --   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`;
 --   if the sequence is open and one of its steps was asked for again since then, also by whom: ` <gateway> <token>`
 --   og  orphaned, that is, the connection that used it last is gone (orphan.lua). With steps in flight: how long it may
@@ -39,6 +40,16 @@ end
 -- Whether a list of numbers, separated by spaces, holds this one.
 local function listed(list, n)
   return list and string.find(' ' .. list .. ' ', ' ' .. n .. ' ', 1, true) ~= nil
+end
+
+-- After so many owners in a row a sequence is suspected: its owner goes on with it apart from others like it, and only
+-- what was tried that way counts further. So those that just lay beside what kills executors are not given up with it.
+local SUSPECTED_FROM = 2
+
+-- Owners that were lost with this next step (lost: field tk), if they are enough for a suspicion.
+local function suspicion(lost, step)
+  local n, count = string.match(lost or '', '(%d+) (%d+)')
+  if tonumber(n) == step and tonumber(count) >= SUSPECTED_FROM then return count end
 end
 
 local now_ms = nil
@@ -130,7 +141,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
     redis.call('SREM', keys.owned, sid)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
   end
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'gu', 'fl', 'og')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

@@ -23,8 +23,11 @@ local function forward(fields, inbox, got)
   elseif got[10] == field(fields, 'n') then
     out = { 'x', '2', unpack(out) }
   end
+  local step = number(got[7]) + 1
+  local suspected = number(got[10]) ~= step and suspicion(got[11], step)
+  if suspected then out = { 'y', suspected, unpack(out) } end
   for i = 1, #fields, 2 do
-    if not string.find(' e i l c x ', ' ' .. fields[i] .. ' ', 1, true) then
+    if not string.find(' e i l c x y ', ' ' .. fields[i] .. ' ', 1, true) then
       out[#out + 1] = fields[i]
       out[#out + 1] = fields[i + 1]
     end
@@ -36,7 +39,8 @@ local function stays(fields)
   local sid = field(fields, 'q')
   local n = number(field(fields, 'n'))
   if n == 0 then return ARGV[5] == '1' end
-  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu')
+  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
+    'tk')
   local epoch = number(field(fields, 'e'))
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end

@@ -20,8 +20,10 @@ for i = 7, #ARGV, 2 do
 end
 
 -- The next step may be what the owner died of.
-local function count_lost(record, step)
-  local n, count = string.match(redis.call('HGET', record, 'tk') or '', '(%d+) (%d+)')
+local function count_lost(record, step, epoch)
+  local got = redis.call('HMGET', record, 'tk', 'tr')
+  if suspicion(got[1], step) and got[2] ~= epoch then return end
+  local n, count = string.match(got[1] or '', '(%d+) (%d+)')
   count = tonumber(n) == step and tonumber(count) + 1 or 1
   redis.call('HSET', record, 'tk', step .. ' ' .. count)
   if count >= tonumber(ARGV[6]) then redis.call('HSET', record, 'gu', step) end
@@ -52,7 +54,7 @@ local function reclaim(sid)
     redis.call('HSET', keys.record, 'vd', committed, 'vk', 'o')
     if start <= committed then redis.call('HSET', keys.record, 'cl', 1) end
   end
-  if ARGV[6] ~= '0' and accepted > committed then count_lost(keys.record, committed + 1) end
+  if ARGV[6] ~= '0' and accepted > committed then count_lost(keys.record, committed + 1, got[3]) end
   local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
   redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl')

@@ -79,6 +79,29 @@ class TritonPythonModel(RunningSum):
         return super().execute(requests)
 '''
 
+HANGING_MODEL = '''
+import ctypes
+import sys
+import time
+import triton_python_backend_utils as pb_utils
+from sample_model import TritonPythonModel as Sample
+
+
+class TritonPythonModel(Sample):
+    """The sample, but one number makes it hang: in one process asleep, in all others with the interpreter held."""
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "{input}").as_numpy() for request in requests]
+        while any({number} in values for values in inputs):
+            if "{sleeper}" in " ".join(sys.argv):
+                time.sleep(60)
+            else:
+                ctypes.PyDLL(None).sleep(600)
+        return super().execute(requests)
+'''
+HANGS = 1_000_001
+"""The number that makes a hanging model hang."""
+
 
 def add_sum_model(
     repository: Path,
@@ -120,6 +143,19 @@ def add_sum_model(
         (model / "1" / "model.py").rename(model / "1" / "running_sum_model.py")
         (model / "1" / "model.py").write_text(SLOW_MODEL.format(seconds=batch_s))
     return name
+
+
+def add_hanging_models(repository: Path, sleeper: str) -> None:
+    """Puts `running_sum` and `add_sub` into a repository; both hang when they are given `HANGS`.
+
+    sleeper  executor in which they do so asleep; in others they hold the interpreter
+    """
+    add_sum_model(repository, idle_us=300_000_000)
+    add_stateless_model(repository)
+    for name, tensor in (("running_sum", "INPUT"), ("add_sub", "INPUT0")):
+        version = repository / name / "1"
+        (version / "model.py").rename(version / "sample_model.py")
+        (version / "model.py").write_text(HANGING_MODEL.format(input=tensor, number=HANGS, sleeper=sleeper))
 
 
 def add_forgetful_model(

@@ -988,15 +988,26 @@ async def test_a_step_that_kills_its_owners_is_given_up_and_with_it_the_sequence
     for _ in range(2):
         await mesh.submit(mesh.submission(7, ONE))
 
-    async def taken_over(*, lost: bool = True) -> list[bool]:
+    async def taken_over(*, lost: bool = True, tried: bool = True) -> list[bool]:
         """Both steps, at the next owner: whether they are to be given up."""
+        if tried:
+            epoch = Epoch(int((await mesh.record(7))["ep"]))
+            assert await mesh.scripts.run(mesh.scripts.attempt(mesh.sequence(7), epoch))
+            assert not await mesh.scripts.run(mesh.scripts.attempt(mesh.sequence(7), Epoch(epoch - 1)))
         await mesh.take_over(ALICE, lost=lost)
         await mesh.assign(7, ALICE)
         here = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
         return [step.given_up for step in here[-2:]]
 
+    suspicions: list[int] = []
     for _ in range(LOST_OWNERS_MAX - 1):
         assert [False, False] == await taken_over()
+        suspicions.append((await steps(mesh, ALICE))[0].suspicion)
+    assert [0, 2, 3, 4] == suspicions
+    # Those that only lay beside it were not tried: they stay suspected, and no more than that.
+    for _ in range(LOST_OWNERS_MAX):
+        assert [False, False] == await taken_over(tried=False)
+    assert {4} == {step.suspicion for step in await steps(mesh, ALICE)}
     # Executors that leave are not lost, and a step that was committed was not what killed them.
     assert [False, False] == await taken_over(lost=False)
     second, third = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
