@@ -317,7 +317,7 @@ class SequenceTable:
 
     def _adopt(self, step: InboxStep) -> OwnedSequence:
         """A sequence that is new here. If another one sits in its slot, one of the two is over: that one, or this one,
-        whose step was left in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
+        whose step stayed in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
         previous = self._by_id.get(step.sequence)
         if previous is not None:
             self.drop(previous.sequence, previous.epoch)
