@@ -25,6 +25,8 @@ from shared.tensors import ELEMENT_BYTES, Tensor, element_count
 Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
 INT64_MAX = (1 << 63) - 1
+STRINGS_BYTES_MAX = 1 << 18
+"""Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
 VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
 START, END, IMPLICIT, DURABLE, PAGEABLE = map(
     int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.PAGEABLE)
@@ -51,6 +53,7 @@ class InferCall(msgspec.Struct, frozen=True):
     parameters       the request's other parameters
     session_id       the `Inference-Session-Id` header or metadata; None when there was none
     trace_headers    the client's `traceparent` and `tracestate`, lower-case names
+    string_problems  of BYTES inputs that were read already (`with_strings_read`), by name
     """
 
     model: str
@@ -67,6 +70,7 @@ class InferCall(msgspec.Struct, frozen=True):
     parameters: dict[str, Parameter] = {}
     session_id: str | None = None
     trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    string_problems: Mapping[str, str] | None = None
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -306,7 +310,10 @@ def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
     elements = element_count(tensor.shape)
     size = ELEMENT_BYTES.get(tensor.datatype)
     if size is None:
-        problem = string_problem(tensor.raw, elements, tensor.name, config.name)
+        if call.string_problems is None:
+            problem = string_problem(tensor.raw, elements, tensor.name, config.name)
+        else:
+            problem = call.string_problems[tensor.name]
         if problem:
             raise RequestError(with_id(call.request_id, problem))
     elif len(tensor.raw) != elements * size:
@@ -317,6 +324,21 @@ def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
                 f"Expected {elements * size}, got {len(tensor.raw)}",
             )
         )
+
+
+def has_many_strings(call: InferCall) -> bool:
+    """Whether reading them takes longer than an event loop may be kept: then they are read beforehand."""
+    return any(tensor.datatype == "BYTES" and len(tensor.raw) > STRINGS_BYTES_MAX for tensor in call.inputs)
+
+
+def with_strings_read(call: InferCall) -> InferCall:
+    """The call with what is wrong with its BYTES inputs. For a thread."""
+    problems = {
+        tensor.name: string_problem(tensor.raw, element_count(tensor.shape), tensor.name, call.model)
+        for tensor in call.inputs
+        if tensor.datatype == "BYTES"
+    }
+    return msgspec.structs.replace(call, string_problems=problems)
 
 
 def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:

@@ -8,7 +8,7 @@ import re
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission import InferCall
+from gateway.admission import InferCall, has_many_strings, with_strings_read
 from gateway.catalog import Catalog
 from gateway.inference import Answer, Inference
 from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
@@ -46,6 +46,8 @@ class Infer:
             call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
         else:
             call, forms = self._decode(scope, headers, body)
+        if has_many_strings(call):
+            call = await asyncio.to_thread(with_strings_read, call)
         answer = await answer_while_present(self._inference.submit(call), receive)
         if json_bytes(answer, forms) > BULKY_BYTES:
             content, header_length = await asyncio.to_thread(encode_answer, answer, forms)

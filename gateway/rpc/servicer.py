@@ -9,6 +9,7 @@ Source: triton-spec section 6.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from gateway.admission import has_many_strings, with_strings_read
 from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL, server_version
 from gateway.rpc.codec import decode_request, encode_answer, requested_classes
 from gateway.rpc.connections import Connections
@@ -130,6 +132,8 @@ class InferenceServicer(_base):
             raise UnavailableError(SHUTTING_DOWN)
         call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
+        if has_many_strings(call):
+            call = await asyncio.to_thread(with_strings_read, call)
         answer = await self._ports.inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))

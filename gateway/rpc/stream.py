@@ -2,7 +2,7 @@
 
 One reader and one writer per stream, and no task per message:
 
-    reader   reads a message, decodes it and submits it before it awaits anything else: the order in which requests
+    reader   reads a message, decodes it and submits it before it reads the next one: the order in which requests
              are accepted is the order in which the client wrote them, which keeps a sequence's steps in order
     writer   takes the oldest unanswered request, waits for its future, writes; so an answer that is early waits for
              those before it, errors included (head-of-line, as Triton does for models that are not decoupled)
@@ -32,7 +32,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from gateway.admission import InferCall
+from gateway.admission import InferCall, has_many_strings, with_strings_read
 from gateway.rpc.codec import (
     NO_CLASSES,
     decode_request,
@@ -142,10 +142,10 @@ class InferStream:
             self._half_closed = request is END_OF_REQUESTS
             if self._half_closed or self._closed or self._stopping:
                 return
-            self._accept(request)
+            await self._accept(request)
 
-    def _accept(self, request: InferRequest) -> None:
-        """Hands a request on and queues what will answer it. Awaits nothing: see the module's text on order."""
+    async def _accept(self, request: InferRequest) -> None:
+        """Hands a request on and queues what will answer it. Awaits at most the reading of many strings."""
         answer: asyncio.Future[Answer] | MeshError
         classes = NO_CLASSES
         size = 0
@@ -153,6 +153,10 @@ class InferStream:
             classes = requested_classes(request)
             call = decode_request(request, self._metadata)
             size = sum([len(tensor.raw) for tensor in call.inputs])
+            if has_many_strings(call):
+                call = await asyncio.to_thread(with_strings_read, call)
+                if self._closed:
+                    return
             answer = self._submit(call)
         except MeshError as error:
             answer = error

@@ -15,7 +15,9 @@ from gateway.admission import (
     admit,
     check_correlation_id,
     check_version_text,
+    has_many_strings,
     string_problem,
+    with_strings_read,
 )
 from gateway.sessions import new_session
 from shared.errors import Code, RequestError
@@ -84,7 +86,7 @@ def test_step_of_a_sequence_is_scoped_by_the_version_that_was_asked_for():
 def test_model_with_declared_states_is_marked_as_held_by_the_mesh():
     state = StateSpec("S", "S_OUT", "FP32", (1,))
 
-    assert admitted(call(correlation_id="a"), model(states=(state,))).flags == StepFlag.DURABLE
+    assert admitted(call(correlation_id="a"), model(states=(state,))).flags == StepFlag.DURABLE | StepFlag.PAGEABLE
 
 
 def test_state_and_control_tensors_must_not_be_sent():
@@ -293,6 +295,27 @@ def test_text_tensors_pass_exactly_when_they_can_be_read(raw: bytes, count: int)
         readable = False
 
     assert (string_problem(raw, count, "i", "m") == "") == readable
+
+
+@given(st.binary(max_size=40), st.integers(0, 4))
+def test_strings_that_were_read_beforehand_are_judged_in_the_same_words(raw: bytes, count: int):
+    config = stateless(max_batch_size=0, inputs=(TensorSpec("T", "BYTES", (-1,)),))
+    request = InferCall("m", request_id="r", inputs=(Tensor("T", "BYTES", (count,), raw),))
+
+    def judged(request: InferCall) -> str:
+        try:
+            return repr(admitted(request, config).message)
+        except RequestError as error:
+            return error.message
+
+    assert judged(request) == judged(with_strings_read(request))
+
+
+def test_only_strings_are_read_beforehand_and_only_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.admission.STRINGS_BYTES_MAX", 8)
+
+    assert not has_many_strings(call(Tensor("T", "BYTES", (2,), bytes(8)), Tensor("U", "INT8", (9,), bytes(9))))
+    assert has_many_strings(call(INT, Tensor("T", "BYTES", (3,), bytes(12))))
 
 
 class TestIterativeSequences:

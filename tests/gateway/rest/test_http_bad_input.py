@@ -340,6 +340,7 @@ async def test_binary_data_of_the_wrong_size_is_refused(
     assert message in document.get("error", "")
 
 
+@pytest.mark.parametrize("many", [1 << 18, 0], ids=["few", "many"])
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
@@ -350,7 +351,11 @@ async def test_binary_data_of_the_wrong_size_is_refused(
         (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "unexpected number of string elements 2"),
     ],
 )
-async def test_structure_of_text_elements_is_checked(session: aiohttp.ClientSession, raw: bytes, message: str):
+async def test_structure_of_text_elements_is_checked(
+    session: aiohttp.ClientSession, raw: bytes, message: str, many: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Many are read by a thread, beforehand."""
+    monkeypatch.setattr("gateway.admission.STRINGS_BYTES_MAX", many)
     declared = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps(body(declared)).encode()
 

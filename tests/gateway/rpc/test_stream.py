@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import queue
 import random
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -249,6 +251,38 @@ async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
     await running
 
     assert ["0", "1", "2"] == ids(context.written)
+
+
+async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
+    stub: Any, twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written after them is submitted after them; a unary call's are read there too."""
+    monkeypatch.setattr("gateway.admission.STRINGS_BYTES_MAX", 8)
+    readers: list[int] = []
+
+    def slowly(raw: bytes, *_: object) -> str:
+        readers.append(threading.get_ident())
+        time.sleep(0.05)
+        return "" if raw == bytes(12) else "no"
+
+    monkeypatch.setattr("gateway.admission.string_problem", slowly)
+
+    def strings(number: int, raw: bytes) -> Any:
+        made = request(number)
+        made.inputs[0].datatype, made.raw_input_contents[0] = "BYTES", raw
+        return made
+
+    call = stub.ModelStreamInfer()
+    for made in (strings(0, bytes(12)), request(1), strings(2, b"x" * 12), request(3)):
+        await call.write(made)
+    await call.done_writing()
+    assert [str(number) for number in range(4)] == ids(await read_all(call))
+    await stub.ModelInfer(strings(4, bytes(12)))
+
+    assert [str(number) for number in range(5)] == [made.request_id for made in twin.calls]
+    assert [{"INPUT": ""}, None, {"INPUT": "no"}, None, {"INPUT": ""}] == [made.string_problems for made in twin.calls]
+    assert 3 == len(readers)
+    assert threading.get_ident() not in readers
 
 
 class ContextTwin:
