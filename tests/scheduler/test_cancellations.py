@@ -212,7 +212,7 @@ class Game:
         begins = StepFlag.START in queued.step.flags
         total = 1 if begins else runner.states[owned.sequence] + 1
         runner.states[owned.sequence] = total
-        entries = runner.table.checkpointed(owned)
+        entries = owned.closed()
         runner.table.conclude(owned, started=begins)
         states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
         self.put(runner, queued, Outcome.DONE, ReplyMessage("1", step=total), entries, states)
@@ -220,7 +220,7 @@ class Game:
     def answer(self, runner: Runner, owned: OwnedSequence, outcome: Outcome, *, cancelled: bool = False) -> None:
         assert cancelled or owned.void is VoidCause.CANCELLED
         queued = runner.table.begin(owned)
-        entries = runner.table.checkpointed(owned)
+        entries = owned.closed()
         runner.table.conclude(owned)
         owned.void = VoidCause.CANCELLED
         self.put(runner, queued, outcome, ReplyMessage("1", error_code=Code.CANCELLED), entries)
