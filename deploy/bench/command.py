@@ -25,6 +25,7 @@ from deploy.bench.load import DRAIN_TIMEOUT_S, Load, Tally, new_sequence_ids, pr
 from deploy.bench.paging import measure_paging
 from deploy.bench.results import Cell, Result, comparison, result_of, summary, table
 from deploy.bench.servers import Server, build_models, executions, running_mesh
+from deploy.bench.takeover import measure_takeovers
 from deploy.bench.triton import Triton, running_triton
 from deploy.bench.usage import Meter
 from deploy.bench.workloads import LstmScripts, RunningSums, is_lstm
@@ -129,6 +130,7 @@ class ChoiceList(click.ParamType[list[str]]):
     help="Measure how long steps wait when so many sequences share 64 slots instead, e.g. 100000.",
 )
 @click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
+@click.option("--takeover", is_flag=True, help="Kill executors instead: takeover time by age and number of sequences.")
 @click.option("--triton", is_flag=True, help="Also measure a Triton from the PyPI wheel nvidia-pytriton.")
 @click.option(
     "--triton-python",
@@ -154,6 +156,7 @@ def bench(
     out: Path,
     dial: bool,
     paging: int | None,
+    takeover: bool,
     triton: bool,
     triton_python: str,
     triton_wheel: Path | None,
@@ -162,6 +165,9 @@ def bench(
     if paging is not None:
         callers = concurrency[0] if concurrency else PAGING_CALLERS
         measure_paging(sequences=paging, callers=callers, seconds=seconds or (1.0 if quick else 60.0), out=out)
+        return
+    if takeover:
+        measure_takeovers(rounds=rounds or (1 if quick else 3), quick=quick, out=out)
         return
     if dial:
         measure_dial(seconds=seconds or (1.0 if quick else 3.0), rounds=rounds or (1 if quick else 3), out=out)

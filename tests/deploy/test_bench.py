@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from deploy.bench import command, dial, paging
+from deploy.bench import command, dial, paging, takeover
 from deploy.bench.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from deploy.bench.command import Plan, bench
 from deploy.bench.load import Tally
@@ -359,6 +359,21 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
     assert "| nothing  |       |     200 |               20 |        lost |" in text
     assert len(turns) == len(json.loads((tmp_path / "dial.json").read_text()))
     assert (tmp_path / "dial.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+# -- takeovers --------------------------------------------------------------------------------------------------------
+
+
+def test_takeovers_are_shown_by_age_and_by_number(tmp_path: Path) -> None:
+    old, many = takeover.Case(1_000_000, takeover.AGED, 10_000), takeover.Case(3, 1000, 3)
+    kills = [takeover.Takeover(case, 5, 10.0 * turn, 20.0 * turn) for turn in (1, 9, 2) for case in (old, many)]
+
+    takeover.write(kills, tmp_path)
+
+    text = (tmp_path / "takeover.md").read_text()
+    assert "| 1000000      | 10000           |         8 |          5 |       20 |      40 |" in text
+    assert len(kills) == len(json.loads((tmp_path / "takeover.json").read_text()))
+    assert (tmp_path / "takeover.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
 # -- virtual slots ----------------------------------------------------------------------------------------------------

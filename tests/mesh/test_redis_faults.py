@@ -13,6 +13,7 @@ import shutil
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -157,6 +158,35 @@ async def test_sums_are_right_though_an_executor_is_cut_off_for_longer_than_its_
         await traffic.progress(0.5)
         broken.proxy.admit()
         await eventually(lambda: "executor-1" in {one.name for one in broken.mesh.alive()}, "it is back")
+
+
+async def test_what_a_cut_off_executor_commits_too_late_is_refused_and_counted_and_nobody_sees_more_than_latency(
+    broken: Broken, chance: random.Random
+) -> None:
+    """What it sends lies on its way until its lease has ended and others own its sequences."""
+    over = asyncio.Event()
+    keys = Keyspace()
+
+    def counted(name: str) -> int:
+        lines = (broken.direct.hget(keys.line(shard, MODEL), f"{name}:1") for shard in keys.shard_ids())
+        return sum(int(cast("bytes", number) or 0) for number in lines)
+
+    refused, lost = counted("refused"), counted("lost")
+    async with Callers(broken.mesh) as callers, asyncio.TaskGroup() as group:
+        traffic = Traffic(MODEL, callers, make_plans(chance, SEQUENCES), chance, pause_s=0.01)
+        group.create_task(traffic.run_until(over))
+        # Its commits may just not have been on their way.
+        while counted("refused") == refused:
+            answered = traffic.answered
+            await eventually(lambda answered=answered: traffic.answered > answered + 50, "steps are answered")
+            broken.proxy.hold("executor-1", Way.REQUESTS)
+            await eventually(lambda: "executor-1" not in {one.name for one in broken.mesh.alive()}, "its lease ends")
+            taken = traffic.answered
+            await eventually(lambda taken=taken: traffic.answered > taken + 50, "others go on")
+            broken.proxy.release()
+            await eventually(lambda: "executor-1" in {one.name for one in broken.mesh.alive()}, "it registers anew")
+        over.set()
+    assert lost < counted("lost")
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
