@@ -43,6 +43,8 @@ OF_TRANSPORT = (
     "shutting down",
 )
 """Words in which grpc itself tells of a lost connection; every other UNAVAILABLE was said by the mesh."""
+NOT_WRITTEN = "Internal error from Core"
+"""What grpc.aio says, as INTERNAL, when it cannot write a stream's message because the connection is lost."""
 GOODBYE_S = 5.0
 
 
@@ -203,7 +205,7 @@ def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
     if "seqmesh-reason" in told:
         return RefusedError(text, told["seqmesh-reason"], int(told.get("seqmesh-last-step", -1)))
     lost = error.code() is grpc.StatusCode.UNAVAILABLE and any(words in text for words in OF_TRANSPORT)
-    if lost or error.code() is grpc.StatusCode.CANCELLED:
+    if lost or error.code() is grpc.StatusCode.CANCELLED or error.details() == NOT_WRITTEN:
         return BrokenError(text)
     return RefusedError(text)
 

@@ -84,11 +84,17 @@ class Connections:
 
 LISTENING = 0
 """In place of a client's port."""
+GONE = -1
+"""Likewise: of a call whose connection is lost."""
 
 
 def client_port(context: Context) -> int:
-    """Of a call's connection. source  gRPC names peers `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`"""
-    return int(context.peer().rpartition(":")[2])
+    """Of a call's connection, or GONE.
+
+    source  gRPC names peers `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`, and a lost one "" or `unknown`
+    """
+    port = context.peer().rpartition(":")[2]
+    return int(port) if port.isdecimal() else GONE
 
 
 def sockets_of(port: int) -> Iterator[tuple[int, int]]:

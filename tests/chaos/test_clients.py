@@ -27,6 +27,11 @@ def test_unavailable_is_the_transports_or_the_meshs(details: str, kind: type[Exc
     assert kind is type(told_by_grpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details)))
 
 
+def test_a_message_that_grpc_could_not_write_is_a_lost_connection_and_other_internal_errors_are_the_meshs() -> None:
+    assert isinstance(told_by_grpc(rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core")), BrokenError)
+    assert isinstance(told_by_grpc(rpc_error(grpc.StatusCode.INTERNAL, "the model failed")), RefusedError)
+
+
 def test_reasons_are_read_from_both_protocols() -> None:
     metadata = {"seqmesh_reason": "expired", "seqmesh_last_step": "7"}
     for told in (

@@ -21,6 +21,7 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
+from deploy.chaos.clients import NOT_WRITTEN
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh
 
 RETRY_PAUSE_S = 0.05
@@ -157,6 +158,8 @@ class StreamCaller(GrpcCaller):
         try:
             async for result, error in self._client.stream_infer(sent()):
                 answer = self._open.popleft()
+                if answer.cancelled():
+                    continue
                 if error is not None:
                     answer.set_exception(error)
                 else:
@@ -166,7 +169,9 @@ class StreamCaller(GrpcCaller):
         requests.put_nowait(None)
         self._reader = None
         while self._open:
-            self._open.popleft().set_exception(broken)
+            answer = self._open.popleft()
+            if not answer.cancelled():
+                answer.set_exception(broken)
 
     async def close(self) -> None:
         if self._reader is not None:
@@ -287,7 +292,7 @@ class Traffic:
 def is_interruption(error: BaseException) -> bool:
     """Whether nothing is known of the request's fate, or the mesh asks to try again: what a client retries."""
     if isinstance(error, InferenceServerException):
-        return error.status() in ("StatusCode.UNAVAILABLE", "503")
+        return error.status() in ("StatusCode.UNAVAILABLE", "503") or error.message() == NOT_WRITTEN
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
 
 

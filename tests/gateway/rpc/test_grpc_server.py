@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway.rpc.connections import GONE, client_port
 from gateway.rpc.options import grpc_options
 from gateway.rpc.pb import pb, pb_grpc
 from gateway.rpc.server import GrpcOptions, GrpcServer, channel_options, serve_grpc
@@ -142,6 +143,18 @@ async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
         assert (await call).id == "r1"
         await stopping
     await other.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "port"), [("ipv4:127.0.0.1:50000", 50000), ("ipv6:%5B::1%5D:50000", 50000), ("", GONE), ("unknown", GONE)]
+)
+def test_the_port_of_a_calls_client_is_found_or_its_connection_is_lost(peer: str, port: int) -> None:
+    class Call:
+        @staticmethod
+        def peer() -> str:
+            return peer
+
+    assert port == client_port(Call())
 
 
 async def test_stopping_answers_what_was_accepted_where_the_system_does_not_show_the_sockets(
