@@ -235,7 +235,7 @@ local function submit(step, flags)
   if record.nx - record.cm >= tonumber(ARGV[3]) then
     return { -7, done, '' }
   end
-  if (state == 'l' or state == 'p') and record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
+  if record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
     -- The marker's time ended: the reaper has just not come by yet. A START takes over what the sequence had.
     if not (begins or has(flags, IMPLICIT)) then return { -3, done, '' } end
     flags, begins = bit.bor(flags, START), true

@@ -652,6 +652,24 @@ class TestVacate:
         assert [(2, START)] == [(s.step, s.flags) for s in await steps(mesh, BOB)]
         assert "2" == (await mesh.record(7))["sn"]
 
+    async def test_the_idle_time_goes_on_between_two_slots_and_stops_with_the_next_step(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        assert VacateCode.VACATED is await self.vacate(mesh, step, moving=True)
+        idle = mesh.keys.sequence(step.sequence).idle
+        assert 0 < await mesh.redis.pttl(idle)
+
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert -1 == await mesh.redis.pttl(idle)
+
+        await mesh.assign(7, BOB)
+        (second,) = await steps(mesh, BOB)
+        await commit(mesh, BOB, second)
+        assert VacateCode.VACATED is await self.vacate(mesh, second, moving=True)
+        await mesh.redis.delete(idle)
+        assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
+
     async def test_a_caller_that_leaves_while_it_is_in_line_is_noted_for_the_next_owner(
         self, mesh: ScriptedMesh
     ) -> None:
