@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
+from redis.exceptions import OutOfMemoryError
 
 from gateway.dispatch import Dispatch
 from gateway.replies import Replies
@@ -40,7 +41,7 @@ class Recovery:
             try:
                 await self._recover()
                 failures = 0
-            except CONNECTION_LOST as lost:
+            except (*CONNECTION_LOST, OutOfMemoryError) as lost:
                 failures += 1
                 logs.warning("recovery delayed", error=str(lost))
                 await asyncio.sleep(backoff.compute(failures))
