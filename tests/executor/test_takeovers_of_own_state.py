@@ -87,6 +87,8 @@ instance_group [ { kind: KIND_CPU count: INSTANCES } ]
 """
 OLDEST = "oldest { max_candidate_sequences: 4 }"
 
+LIVES = 4
+
 Life = Callable[[str], AbstractAsyncContextManager[Running]]
 MakeModel = Callable[..., Life]
 
@@ -152,8 +154,15 @@ WAYS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "parameters"), WAYS)
-@pytest.mark.parametrize(("strategy", "instances"), [(OLDEST, 2), ("direct { }", 1)])
+@pytest.mark.parametrize(
+    ("source", "parameters", "strategy", "instances"),
+    [
+        pytest.param(MODEL + METHODS, {}, OLDEST, 2, id="methods, oldest"),
+        pytest.param(MODEL + METHODS, {"checkpoint_interval": 4}, "direct { }", 1, id="methods every 4 steps, direct"),
+        pytest.param(MODEL, {"sequence_recovery": "replay"}, OLDEST, 2, id="replay, oldest"),
+        pytest.param(MODEL, {"sequence_recovery": "replay"}, "direct { }", 1, id="replay, direct"),
+    ],
+)
 async def test_sums_are_right_whenever_executors_die(
     mesh: ScriptedMesh,
     make_model: MakeModel,
@@ -188,7 +197,7 @@ async def test_sums_are_right_whenever_executors_die(
                     await submit(sequence, chance.choice([-1, *range(9)]), NONE)
 
     before: ExecutorId | None = None
-    for generation in range(5):
+    for generation in range(LIVES):
         async with life(f"e{generation}") as running:
             await submit_some()
             if before is not None:
@@ -197,11 +206,11 @@ async def test_sums_are_right_whenever_executors_die(
                 slot, instance = index // instances, index % instances
                 assert await mesh.assign(index + 1, running.executor, slot=slot, instance=instance)
             await submit_some()
-            if generation == 4:
+            if generation == LIVES - 1:
                 for sequence in range(1, 5):
                     await submit(sequence, 0, END)
             # It dies when some have been answered; which, only the seed and the machine know.
-            heard = unheard if generation == 4 else chance.sample(unheard, chance.randint(0, len(unheard)))
+            heard = unheard if generation == LIVES - 1 else chance.sample(unheard, chance.randint(0, len(unheard)))
             for step in list(heard):
                 assert wanted[step.token] == told(await mesh.reply(step, timeout_s=60)), step.token
                 unheard.remove(step)

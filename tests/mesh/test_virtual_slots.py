@@ -12,7 +12,7 @@ from shared.waiting_line import WaitingLine
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
 
-SEQUENCES = 200
+SEQUENCES = 100
 
 
 def line(mesh: RunningMesh, model: str) -> WaitingLine:
