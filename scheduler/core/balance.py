@@ -61,7 +61,8 @@ def level(state: State, cause: str) -> list[Action]:
             state.uneven_since_ms.pop(version, None)
         elif state.now_ms - state.uneven_since_ms.setdefault(version, state.now_ms) >= UNEVEN_MS:
             room = min(room_of(ring, underway), MOVES_MAX - underway)
-            actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[: max(0, room)]]
+            if room > 0:
+                actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[:room]]
     return actions
 
 

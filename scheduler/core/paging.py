@@ -34,7 +34,7 @@ def want_slots(state: State, version: str, cause: str) -> list[Action]:
     tenants, count = state.tenants(version), len(state.backlog(version))
     if 2 * tenants.wanted >= count:
         return []
-    is_news, tenants.wanted = not tenants.wanted, count
+    is_news, tenants.wanted, tenants.told = not tenants.wanted, count, True
     actions: list[Action] = [WantSlots(version, count, cause)]
     if is_news:
         # Who was done before `commit` knew of it still holds its slot.
@@ -49,8 +49,8 @@ def look_again(state: State, cause: str) -> list[Action]:
     for version, tenants in sorted(state.holders.items()):
         count = len(state.backlog(version))
         tenants.busy = 0
-        if tenants.wanted:
-            tenants.wanted = count
+        if tenants.told:
+            tenants.wanted, tenants.told = count, count > 0
             actions.append(WantSlots(version, count, cause))
         if not state.ring(version).has_room():
             actions += make_room(state, version, cause)

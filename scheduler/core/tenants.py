@@ -16,6 +16,7 @@ class Tenants:
     asked   sequences that are being asked, and have not answered; they are not in line
     busy    how many were asked in vain since the last tick
     wanted  slots that `commit` may still free by itself, as far as has been heard
+    told    it was told of some: every shard has its share, so there may be more than are wanted
     """
 
     def __init__(self) -> None:
@@ -23,6 +24,7 @@ class Tenants:
         self.asked = 0
         self.busy = 0
         self.wanted = 0
+        self.told = False
 
     def __len__(self) -> int:
         return len(self._line)
