@@ -43,7 +43,7 @@ OUTCOMES = {
     Reason.CANCELLED: (400, "INVALID_ARGUMENT", "start", 2),
     Reason.WRONG_STEP: (400, "INVALID_ARGUMENT", "no", 1),
     Reason.EXISTS: (400, "ALREADY_EXISTS", "no", 2),
-    Reason.ANSWERED: (400, "ALREADY_EXISTS", "no", 2),
+    Reason.ANSWERED: (400, "ALREADY_EXISTS", "no", 3),
     Reason.BUSY: (429, "RESOURCE_EXHAUSTED", "same", 0),
     Reason.BACKLOG_FULL: (503, "UNAVAILABLE", "same", 0),
 }
@@ -69,7 +69,7 @@ def model_of(reason: Reason) -> str:
 
 
 def request_id_of(reason: Reason) -> str:
-    return "first" if reason is Reason.ANSWERED else ""
+    return "second" if reason is Reason.ANSWERED else ""
 
 
 def message(model: str, sequence: str, *, value: int = 1, request_id: str = "", **parameters: Any) -> Any:
@@ -128,6 +128,7 @@ class Situations:
         for reason in (Reason.EXISTS, Reason.ANSWERED):
             await self.step(reason, request_id="first", sequence_start=True)
             await self.step(reason, request_id="second")
+        await self.step(Reason.ANSWERED, request_id="third")
         await self.crowded()
         await eventually(lambda: self.record(Reason.EXPIRED).get("st") == "x", "the sequence expires")
 
