@@ -247,8 +247,7 @@ class Incarnation:
         """Takes an inbox entry in (see `inbox.Take`)."""
         item = inbox_entry(entry, fields)
         if isinstance(item, InboxStep):
-            self.serving.accept(item, decode_infer(item.message))
-            return ()
+            return self.serving.accept(item, decode_infer(item.message))
         gone = [item.entry]
         for model in self.serving.models_of(item.sequence):
             match item:

@@ -59,6 +59,7 @@ class OwnedSequence:
                     messages together
     log_dropped     its steps were too many, or too large, to be kept (see `recovery.Log`)
     start_step      step of the START of the present run; 0 when it is not known
+    first_step      step of the START with which it came here; 0 when it came with its state
     passes          how often the head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
     predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
@@ -81,6 +82,7 @@ class OwnedSequence:
     void: VoidCause | None = None
     replay_until: StepNumber = StepNumber(0)
     start_step: StepNumber = StepNumber(0)
+    first_step: StepNumber = StepNumber(0)
     passes: int = 0
     taken_over: bool = False
     predecessor: str = ""
@@ -221,6 +223,11 @@ class SequenceTable:
             owned.cancelled.add(step.step)
         return owned
 
+    def is_overtaken(self, step: InboxStep) -> bool:
+        """Whether nobody needs a step any more: kept for its state, it came here after the START that needs none."""
+        owned = self._by_id.get(step.sequence)
+        return owned is not None and owned.epoch == step.epoch and step.step < owned.first_step
+
     def cancel(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> OwnedSequence | None:
         """The caller of a step that was taken in has gone; None when it was run, or is not here.
 
@@ -329,6 +336,7 @@ class SequenceTable:
             instance=step.instance,
             slot=step.slot,
             next_step=step.step if begins else StepNumber(0),
+            first_step=step.step if begins else StepNumber(0),
             committed=step.committed,
             restoring=not begins,
             held=step.suspicion > 0,

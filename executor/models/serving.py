@@ -163,17 +163,18 @@ class Serving:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def accept(self, step: InboxStep, message: InferMessage) -> None:
-        """Takes a step from the inbox, or leaves it there for the scheduler."""
+    def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+        """Takes a step from the inbox, or leaves it there for the scheduler. Returns entries that may go at once."""
         model = self._taker((message.model, step.version), step)
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
-            return
-        model.accept(step, message)
+            return ()
+        gone = model.accept(step, message)
         if model.restoring:
             self._restore.set()
         if step.suspicion:
             self._suspected.set()
+        return gone
 
     def _taker(self, place: Place, step: InboxStep) -> SequenceModel | None:
         shard = self._keys.shard_of(step.sequence)

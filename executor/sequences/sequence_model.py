@@ -7,6 +7,7 @@ sequence stays with its instance. All of it lives on the event loop; only the en
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from executor.clock import monotonic_us
@@ -67,20 +68,21 @@ class SequenceModel:
         self._loops = [InstanceLoop(lane, worker) for worker in served.workers]
         self._describes = served.config.sequence_batching.describe_on_expiry
 
-    def accept(self, step: InboxStep, message: InferMessage) -> None:
-        """Takes a step from the inbox."""
+    def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+        """Takes a step from the inbox. Returns entries that may go at once."""
         queued = QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs))
         known = self.table.get(step.sequence)
         owned = self.table.accept(queued)
         if owned is None:
             logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
-            return
+            return [step.entry] if self.table.is_overtaken(step) else ()
         if owned is not known:
             if known is not None:
                 self._leave_slot(known, owned)
             if owned.restoring and not owned.held:
                 self.restoring.append(owned)
         self._loops[owned.instance].offer(owned)
+        return ()
 
     @property
     def suspects(self) -> list[OwnedSequence]:
