@@ -292,7 +292,8 @@ class Traffic:
 def is_interruption(error: BaseException) -> bool:
     """Whether nothing is known of the request's fate, or the mesh asks to try again: what a client retries."""
     if isinstance(error, InferenceServerException):
-        return error.status() in ("StatusCode.UNAVAILABLE", "503") or error.message() == NOT_WRITTEN
+        told: Any = error
+        return bool(told.status() in ("StatusCode.UNAVAILABLE", "503") or told.message() == NOT_WRITTEN)
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
 
 
