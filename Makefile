@@ -11,7 +11,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test conformance check format e2e bench soak chaos perf-analyzer lock clean
+.PHONY: help install run test sim conformance check format e2e bench soak chaos perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,6 +36,9 @@ run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, u
 
 test: install  ## all tests that need no Docker, on a real embedded server
 	$(BIN)/python -m pytest $(ARGS)
+
+sim: install  ## whole meshes on virtual time, with faults; SEEDS=1000 FROM=1, a failing seed prints its story
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --from $(or $(FROM),1) $(SIM)
 
 conformance: install  ## what a user of Triton sees; TRITON_PYTHON=.../python runs it on a real Triton
 	TRITON_PYTHON="$(TRITON_PYTHON)" $(BIN)/python -m pytest tests/conformance $(ARGS)

@@ -229,6 +229,9 @@ class TwinConnection(AbstractConnection):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    def __del__(self, _warnings: Any = None) -> None:
+        """A process that was killed closes nothing."""
+
     async def _connect(self) -> None:
         reader = asyncio.StreamReader()
         wire = await self._dial(reader)

@@ -104,7 +104,7 @@ class Store:
         """The time, ms."""
         return self.now_us() // 1000
 
-    def keys(self) -> list[bytes]:
+    def present(self) -> list[bytes]:
         """Every key that is there."""
         return [key for key in list(self._values) if self._value(key) is not None]
 
@@ -189,10 +189,10 @@ class Store:
     def cmd_scan(self, args: Args) -> Reply:
         options = _options(args[1:])
         pattern = options.get(b"MATCH", b"*").decode()
-        return [b"0", [key for key in self.keys() if fnmatch.fnmatchcase(key.decode(), pattern)]]
+        return [b"0", [key for key in self.present() if fnmatch.fnmatchcase(key.decode(), pattern)]]
 
     def cmd_dbsize(self, args: Args) -> Reply:
-        return len(self.keys())
+        return len(self.present())
 
     # -- strings ----------------------------------------------------------------------------------------------------
 

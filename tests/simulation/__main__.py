@@ -1,0 +1,119 @@
+"""`make sim`: many seeds, on all cores. A seed that fails prints its story and the command that shows it again.
+
+python -m tests.simulation --seeds 1000 --from 1     seeds 1..1000
+python -m tests.simulation --seed 17                 one of them, with its whole story
+python -m tests.simulation --mutants                 every fault that is put in on purpose must be found
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.world import Result, simulate
+
+LINES_SHOWN = 60
+MUTANT_SEEDS = 100
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The process's exit code: 0 when nothing was found (or, of the mutants, each)."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulates the mesh.")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--from", type=int, default=1, dest="first", help="the first of them")
+    parser.add_argument("--seed", type=int, help="this one alone, with its story")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--mutants", action="store_true", help="put faults in and find them")
+    parser.add_argument("--keep-going", action="store_true", help="go on after the first seed that fails")
+    given = parser.parse_args(arguments)
+    if given.mutants:
+        return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS))
+    if given.seed is not None:
+        result = simulate(given.seed)
+        print("\n".join(result.lines))
+        print(summary(result))
+        return 1 if result.violations else 0
+    return run_many(range(given.first, given.first + given.seeds), given.jobs, keep_going=given.keep_going)
+
+
+def run_many(seeds: Sequence[int], jobs: int, *, keep_going: bool) -> int:
+    """Runs them in processes of their own; stops at the first that fails."""
+    began, steps, failed, virtual_s = time.monotonic(), 0, list[int](), 0.0
+    with multiprocessing.Pool(jobs) as pool:
+        for done, result in enumerate(pool.imap_unordered(simulate, seeds), 1):
+            steps, virtual_s = steps + result.steps, virtual_s + result.virtual_s
+            if result.violations:
+                failed.append(result.seed)
+                show_failure(result)
+                if not keep_going:
+                    return 1
+            if done % max(1, len(seeds) // 20) == 0:
+                print(f"{done} of {len(seeds)} seeds, {time.monotonic() - began:.0f} s", flush=True)
+    hours = virtual_s / 3600
+    print(f"{len(seeds)} seeds: {steps} steps committed in {hours:.1f} hours of virtual time, {len(failed)} failed")
+    if failed:
+        print("failed:", *sorted(failed))
+    return 1 if failed else 0
+
+
+def show_failure(result: Result) -> None:
+    """The end of its story, what was wrong, and how to see it again."""
+    print("\n".join(result.lines[-LINES_SHOWN:]))
+    print(summary(result))
+    print(f"commit {commit()}; again: python -m tests.simulation --seed {result.seed}", flush=True)
+
+
+def summary(result: Result) -> str:
+    """One seed in a few lines."""
+    head = (
+        f"seed {result.seed}: {result.steps} steps committed, {result.answers} answered, {result.events} events in "
+        f"{result.virtual_s:.0f} s; story {result.digest[:16]}"
+    )
+    return "\n".join([head, *(f"  VIOLATION: {text}" for text in result.violations)])
+
+
+def commit() -> str:
+    """Of the code that runs."""
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def find_mutants(jobs: int, seeds: Iterable[int]) -> int:
+    """Looks for each fault in these seeds until it is found."""
+    missed = 0
+    with multiprocessing.Pool(jobs) as pool:
+        for mutant in MUTANTS:
+            found = first_failing(pool.imap(partial(run_mutant, mutant.name), seeds))
+            missed += found is None
+            print(f"{mutant.name}: {describe(mutant, found)}", flush=True)
+    return 1 if missed else 0
+
+
+def run_mutant(name: str, seed: int) -> Result:
+    """One seed with a fault put in."""
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    with mutant.applied():
+        return simulate(seed)
+
+
+def first_failing(results: Iterable[Result]) -> Result | None:
+    """The first result with a violation, in the order of seeds."""
+    return next((result for result in results if result.violations), None)
+
+
+def describe(mutant: Mutant, found: Result | None) -> str:
+    """What became of looking for a fault."""
+    if found is None:
+        return f"NOT FOUND ({mutant.story})"
+    return f"found by seed {found.seed}: {found.violations[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""Clients: each runs one sequence after the other and knows what every answer must be.
+
+numbered   every step carries its number (`sequence_step`); what gets no answer is sent again, through any gateway
+named      the same by request ids
+plain      neither: after an answer that did not come the client begins anew, under another id
+
+Some wait for an answer as long as it takes, some give up after a while and ask elsewhere. Some send several steps
+without waiting. Now and then one pauses for longer than the idle time, leaves its sequence without END, or cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from gateway.admission import InferCall
+from gateway.waiting import Answer
+from shared.errors import MeshError, Reason, SequenceError, UnavailableError
+from tests.simulation.ledger import Ledger
+from tests.simulation.model import INPUT, NAME, fold, number, value_of
+from tests.simulation.story import Story
+
+
+class Style(StrEnum):
+    NUMBERED = "numbered"
+    NAMED = "named"
+    PLAIN = "plain"
+
+
+class LostError(Exception):
+    """The connection to the gateway broke, or could not be made."""
+
+
+class Door(Protocol):
+    """One gateway as clients reach it."""
+
+    async def infer(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+        """Sends requests, in order; their answers. LostError in them when the gateway is gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Habit:
+    """How a client behaves.
+
+    window     steps sent without waiting
+    patience_s how long it waits for an answer before it asks elsewhere; None: as long as it takes
+    """
+
+    style: Style
+    window: int = 1
+    patience_s: float | None = None
+    pause_s: float = 0.5
+    leaves: float = 0.1
+    sleeps: float = 0.05
+    fails: float = 0.05
+    cancels: float = 0.0
+    steps_max: int = 8
+
+
+class GivenUpError(Exception):
+    """The client cannot go on with this sequence; why is told."""
+
+
+EXCUSED = frozenset({Reason.EXPIRED, Reason.LOST})
+"""What may end a sequence under its client. Whether it was right to expire is for the ledger to say; only a model whose
+state nobody else holds may lose it."""
+EXCUSED_OF_RETRIES = frozenset({Reason.LATE, Reason.ANSWERED})
+"""What a step may hear that was sent more than once: it ran, or may have."""
+
+
+class Client:
+    """One client. is_over: whether it should stop after its present sequence."""
+
+    def __init__(
+        self,
+        index: int,
+        habit: Habit,
+        doors: list[Door],
+        chance: random.Random,
+        story: Story,
+        ledger: Ledger,
+        *,
+        idle_s: float,
+        declared: bool,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.index = index
+        self.habit = habit
+        self.answered = 0
+        self.doing = "nothing"
+        self._doors = doors
+        self._chance = chance
+        self._story = story
+        self._ledger = ledger
+        self._idle_s = idle_s
+        self._declared = declared
+        self._is_over = is_over
+        self._lives = 0
+
+    async def run(self) -> None:
+        """Sequence after sequence."""
+        while not self._is_over():
+            await asyncio.sleep(self._chance.random() * self.habit.pause_s * 2)
+            try:
+                await Sequence(self, self._next_id()).run()
+            except GivenUpError as error:
+                self._story.tell(f"client {self.index} gives up: {error}")
+        self.doing = "nothing"
+
+    def _next_id(self) -> int:
+        self._lives += 1
+        return self.index * 1000 + self._lives
+
+
+class Sequence:
+    """One sequence of a client. Inputs are unique in the whole run; negative ones fail."""
+
+    def __init__(self, client: Client, correlation_id: int) -> None:
+        self._client = client
+        self._id = correlation_id
+        self._chance = client._chance
+        self._habit = client.habit
+        self._state = 0
+        self._repeated = False
+
+    async def run(self) -> None:
+        """From START to END, or until it is left."""
+        steps = self._chance.randint(1, self._habit.steps_max)
+        ends = self._chance.random() >= self._habit.leaves
+        at = 0
+        while at < steps:
+            count = min(self._chance.randint(1, self._habit.window), steps - at)
+            await self._perform([self._step(at + i, last=ends and at + i == steps - 1) for i in range(count)])
+            at += count
+            if at < steps:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        if self._chance.random() < self._habit.sleeps:
+            await asyncio.sleep(self._client._idle_s * self._chance.uniform(0.8, 1.4))
+        else:
+            await asyncio.sleep(self._chance.expovariate(1 / self._habit.pause_s))
+
+    def _step(self, index: int, *, last: bool) -> InferCall:
+        value = self._id * 1000 + index
+        if index and self._chance.random() < self._habit.fails:
+            value = -value
+        style = self._habit.style
+        return InferCall(
+            NAME,
+            correlation_id=self._id,
+            start=index == 0,
+            end=last,
+            request_id=f"r{value}" if style is Style.NAMED else "",
+            expected_step=index + 1 if style is Style.NUMBERED else None,
+            inputs=(number(INPUT, value),),
+        )
+
+    async def _perform(self, calls: list[InferCall]) -> None:
+        """Sends steps until each is answered. Raises GivenUpError."""
+        while calls:
+            door = self._chance.choice(self._client._doors)
+            self._client.doing = f"sequence {self._id}: waits for {[value_of(call.inputs[0]) for call in calls]}"
+            answers = await door.infer(calls)
+            calls = await self._heard(calls, answers)
+            if calls:
+                self._repeated = True
+                if self._habit.style is Style.PLAIN:
+                    raise GivenUpError(f"sequence {self._id}: what became of a step is not known")
+                await asyncio.sleep(self._chance.uniform(0.05, 0.6))
+
+    async def _heard(self, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> list[InferCall]:
+        """Takes answers in; returns what must be sent again, from the first step without one."""
+        if self._chance.random() < self._habit.cancels:
+            await asyncio.sleep(self._chance.uniform(0.0, 0.3))
+            self._let_go(calls, answers)
+            raise GivenUpError(f"sequence {self._id}: its caller leaves")
+        for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
+            try:
+                async with asyncio.timeout(self._habit.patience_s):
+                    self._check(call, await answer)
+            except (LostError, TimeoutError):
+                self._let_go(calls[index:], answers[index:])
+                return calls[index:]
+            except UnavailableError as error:
+                self._client._story.tell(f"sequence {self._id}: {error.message}")
+                self._let_go(calls[index:], answers[index:])
+                return calls[index:]
+            except MeshError as error:
+                self._refused(call, error)
+        return []
+
+    def _let_go(self, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> None:
+        """The caller does not wait for these any more; the mesh may cancel those that cannot be asked for again."""
+        for call, answer in zip(calls, answers, strict=True):
+            if self._habit.style is Style.PLAIN:
+                self._client._ledger.given_up.add(value_of(call.inputs[0]))
+            answer.cancel()
+
+    def _check(self, call: InferCall, answer: Answer) -> None:
+        value, got = value_of(call.inputs[0]), value_of(answer.message.outputs[0])
+        story = self._client._story
+        expected = fold(self._state, value)
+        story.tell(f"sequence {self._id}: {value} is answered")
+        if value < 0:
+            story.violate(f"sequence {self._id}: {value} should have failed")
+        elif got != expected:
+            story.violate(f"sequence {self._id}: {value} is answered with {got} instead of {expected}")
+        self._state = expected
+        self._client.answered += 1
+
+    def _refused(self, call: InferCall, error: MeshError) -> None:
+        """An answer that is an error. Raises GivenUpError unless the model was meant to fail."""
+        value, story = value_of(call.inputs[0]), self._client._story
+        if value < 0 and error.message == "the model was told to fail":
+            story.tell(f"sequence {self._id}: {value} has failed")
+            return
+        reason = error.reason if isinstance(error, SequenceError) else None
+        excused = reason in EXCUSED or (self._repeated and reason in EXCUSED_OF_RETRIES)
+        if not excused or (reason is Reason.LOST and self._client._declared):
+            story.violate(f"sequence {self._id}: {value} is refused: {reason or error.code} {error.message}")
+        raise GivenUpError(f"sequence {self._id}: {reason or error.message}")

@@ -1,0 +1,251 @@
+"""The truth about every sequence, kept beside the store, and what must hold of it whatever happens to processes.
+
+The ledger sees each call of a script as the store carries it out, with the record as it was before. It knows what was
+accepted from the answers of `submit`, and computes what each step must give by itself. It trusts no check of the
+scripts: it makes its own.
+
+    order, one effect    steps of a sequence are committed 1, 2, 3, ..., each once; a request is accepted once
+    one owner            a commit that was accepted came from the owner of that moment, in its epoch
+    no lost state        what a step gives is the fold over all steps since START
+    one slot             no two live sequences in one place
+    no early end         a sequence expires only after its idle time
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from shared.ids import SequenceId
+from shared.keyspace import Keyspace
+from shared.messages import StepFlag, decode_infer, decode_reply
+from shared.scripts import Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
+from tests.simulation.lua_scripts import run_script
+from tests.simulation.model import fold, value_of
+from tests.simulation.store import Args, Reply, Store
+from tests.simulation.story import Story
+from tests.simulation.values import HashValue
+
+IDLE_SLACK_S = 0.05
+"""The store's clock has milliseconds, and a deadline is looked at on its way."""
+
+Record = dict[bytes, bytes]
+
+
+@dataclass
+class Life:
+    """A sequence from its START to its end: one birth. state: None when there is none."""
+
+    inputs: dict[int, tuple[int, StepFlag]] = field(default_factory=dict[int, tuple[int, StepFlag]])
+    state: int | None = None
+    committed: int = 0
+    quiet_since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A call that is on its way. look: what to remember of the store before it, and judge: what to make of it then."""
+
+    before: Callable[[], Any]
+    after: Callable[[Any, Any], None]
+    read: Callable[[Any], Any]
+
+
+class Ledger:
+    """All sequences of a run."""
+
+    def __init__(self, story: Story, keys: Keyspace, *, idle_s: float, declared: bool) -> None:
+        self.story = story
+        self._keys = keys
+        self._idle_s = idle_s
+        self._declared = declared
+        self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
+        self._lives: dict[tuple[SequenceId, bytes], Life] = {}
+        self._accepted: dict[int, bytes] = {}
+        self.store: Store
+        self.given_up: set[int] = set()
+        """Inputs whose callers have gone."""
+        self.steps = 0
+
+    # -- what is sent, and what the store makes of it ---------------------------------------------------------------
+
+    def run(self, store: Store, source: bytes, keys: Args, args: Args) -> Reply:
+        """Runs a script for the store, and looks at it."""
+        seen = self._calls.get((tuple(keys), tuple(args)))
+        before = seen.before() if seen else None
+        reply = run_script(store, source, keys, args)
+        if seen:
+            seen.after(before, seen.read(reply))
+        return reply
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """While it lasts, the calls that processes make are known here by what they mean."""
+        submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
+
+        def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
+            call = submit(scripts, steps, **where)
+            return self._note(call, lambda: None, lambda _, outcomes: self._submitted(steps, outcomes))
+
+        def seen_commit(scripts: Scripts, steps: Sequence[StepCommit], **where: Any) -> Call[Any]:
+            call = commit(scripts, steps, **where)
+            executor = str(where["executor"])
+            return self._note(
+                call,
+                lambda: [self._record(step.sequence) for step in steps],
+                lambda records, codes: self._committed(executor, steps, records, codes),
+            )
+
+        def seen_assign(scripts: Scripts, assignments: Sequence[Any], **where: Any) -> Call[Any]:
+            call = assign(scripts, assignments, **where)
+            return self._note(call, lambda: None, lambda _, epochs: self._assigned(assignments, epochs))
+
+        def seen_expire(scripts: Scripts, sequences: Sequence[SequenceId], **where: Any) -> Call[Any]:
+            call = expire(scripts, sequences, **where)
+            return self._note(
+                call,
+                lambda: [self._record(sequence) for sequence in sequences],
+                lambda records, ended: self._expired(sequences, records, ended),
+            )
+
+        with (
+            patch.object(Scripts, "submit", seen_submit),
+            patch.object(Scripts, "commit", seen_commit),
+            patch.object(Scripts, "assign", seen_assign),
+            patch.object(Scripts, "expire", seen_expire),
+        ):
+            yield
+
+    def _note(self, call: Call[Any], before: Callable[[], Any], after: Callable[[Any, Any], None]) -> Call[Any]:
+        name = tuple(map(_wire, call.keys)), tuple(map(_wire, call.args))
+        self._calls[name] = Seen(before, after, call.read)
+        return call
+
+    def _record(self, sequence: SequenceId) -> Record:
+        value = self.store.value(self._keys.sequence(sequence).record.encode())
+        return dict(value) if isinstance(value, HashValue) else {}
+
+    # -- judging ----------------------------------------------------------------------------------------------------
+
+    def _submitted(self, steps: Sequence[Submission], outcomes: Sequence[Submitted]) -> None:
+        for step, outcome in zip(steps, outcomes, strict=True):
+            value = value_of(decode_infer(step.message).inputs[0])
+            if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+                self._accept(step, outcome, value)
+            else:
+                self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
+            if outcome.code is SubmitCode.EXPIRED:
+                self._check_idle(step.sequence, self._record(step.sequence))
+
+    def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
+        self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
+        life = self._lives.setdefault((step.sequence, outcome.extra), Life())
+        if outcome.step in life.inputs:
+            self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")
+        # A START that is sent again after its sequence's end begins another one: see `by_number` in submit.lua.
+        if value in self._accepted and (StepFlag.START not in step.flags or self._accepted[value] == outcome.extra):
+            self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
+        self._accepted[value] = outcome.extra
+        life.inputs[outcome.step] = (value, step.flags)
+
+    def _committed(
+        self, executor: str, steps: Sequence[StepCommit], records: Sequence[Record], codes: Sequence[CommitCode]
+    ) -> None:
+        # Of several steps of one sequence in a call only the first meets the record as it was.
+        heads: dict[SequenceId, Record] = {}
+        for step, found, code in zip(steps, records, codes, strict=True):
+            record = heads.setdefault(step.sequence, found)
+            self.story.tell(f"commit {step.sequence} step {step.step} epoch {step.epoch} of {executor}: {code.name}")
+            # A paged sequence's last commit, sent again, hears the same as the first time.
+            if code > 0 and not (code is CommitCode.PAGED and step.step <= _number(record, b"cm")):
+                self._judge(executor, step, record)
+                record[b"cm"] = b"%d" % step.step
+
+    def _judge(self, executor: str, step: StepCommit, record: Record) -> None:
+        place = f"{step.sequence} step {step.step}"
+        owner, epoch, committed = record.get(b"ow", b"").decode(), _number(record, b"ep"), _number(record, b"cm")
+        if record.get(b"st") != b"l" or (owner, epoch) != (executor, step.epoch):
+            self.story.violate(
+                f"{place}: committed by {executor} in epoch {step.epoch}; its owner is {owner or 'nobody'} in {epoch}"
+            )
+        if step.step != committed + 1:
+            self.story.violate(f"{place}: committed after step {committed}")
+        life = self._lives.get((step.sequence, record.get(b"bn", b"")))
+        if life is None or step.step not in life.inputs:
+            self.story.violate(f"{place}: committed, but nobody asked for it")
+            return
+        self._judge_outcome(place, step, life)
+        life.committed = step.step
+        life.quiet_since = asyncio.get_running_loop().time()
+        self.steps += 1
+
+    def _judge_outcome(self, place: str, step: StepCommit, life: Life) -> None:
+        value, flags = life.inputs[step.step]
+        state = 0 if StepFlag.START in flags or step.step == 1 else life.state
+        match step.outcome:
+            case Outcome.DONE:
+                expected = None if state is None else fold(state, value)
+                answer = value_of(decode_reply(step.reply).outputs[0])
+                if value < 0 or answer != expected:
+                    self.story.violate(f"{place}: input {value} gave {answer} instead of {expected}")
+                life.state = expected
+            case Outcome.FAILED:
+                if value >= 0:
+                    self.story.violate(f"{place}: input {value} failed: {decode_reply(step.reply).error}")
+                if StepFlag.START in flags:
+                    life.state = None
+            case Outcome.VOID:
+                if state is not None and self._declared:
+                    self.story.violate(f"{place}: was refused, although its state is there")
+                life.state = None
+            case Outcome.CANCELLED:
+                if value not in self.given_up:
+                    self.story.violate(f"{place}: was cancelled, although its caller waits")
+                life.state = None
+            case Outcome.GIVEN_UP:
+                life.state = None
+            case Outcome.LOST:
+                if self._declared:
+                    self.story.violate(f"{place}: its state was given up")
+                life.state = None
+
+    def _assigned(self, assignments: Sequence[Any], epochs: Sequence[int]) -> None:
+        for one, epoch in zip(assignments, epochs, strict=True):
+            self.story.tell(f"assign {one.sequence} to {one.executor}/{one.instance}/{one.slot}: epoch {epoch}")
+        taken: dict[tuple[bytes, ...], bytes] = {}
+        for key in self.store.present():
+            record = self.store.value(key) if b":seq:" in key else None
+            if not isinstance(record, HashValue) or record.get(b"st") != b"l":
+                continue
+            place = (record[b"ow"], record[b"vr"], record[b"in"], record[b"sl"])
+            if place in taken:
+                self.story.violate(f"{key.decode()} and {taken[place].decode()} sit in one slot: {place}")
+            taken[place] = key
+
+    def _expired(self, sequences: Sequence[SequenceId], records: Sequence[Record], ended: Sequence[bool]) -> None:
+        for sequence, record, is_over in zip(sequences, records, ended, strict=True):
+            if is_over:
+                self.story.tell(f"expire {sequence}")
+                self._check_idle(sequence, record)
+
+    def _check_idle(self, sequence: SequenceId, record: Record) -> None:
+        life = self._lives.get((sequence, record.get(b"bn", b"")))
+        if life is None:
+            return
+        if life.committed < max(life.inputs):
+            self.story.violate(f"{sequence}: expired with step {life.committed + 1} open")
+        idle_s = asyncio.get_running_loop().time() - life.quiet_since
+        if idle_s < self._idle_s - IDLE_SLACK_S:
+            self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
+
+
+def _wire(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _number(record: Record, name: bytes) -> int:
+    return int(record.get(name, b"0"))

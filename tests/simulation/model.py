@@ -1,0 +1,142 @@
+"""The model of the simulation: state is a fold over its inputs that no two orders of steps, and no lost or doubled one,
+leave the same.
+
+It needs no thread and no tensor library; batching, checkpoints and whatever else the executor does around an engine is
+the executor's own code.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor.devices import Devices
+from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.models.fingerprints import Fingerprint
+from executor.models.repository import LoadedModel, Repository, ServedVersion
+from executor.reporting.statistics import ModelStatistics
+from executor.worker import EngineWorker
+from shared.errors import Code
+from shared.ids import InstanceIndex
+from shared.messages import ModelRecord
+from shared.model_config.values import (
+    Direct,
+    InstanceGroup,
+    ModelConfig,
+    Oldest,
+    SequenceBatching,
+    StateSpec,
+    TensorSpec,
+)
+from shared.statistics.tally import Load
+from shared.tensors import Tensor
+
+NAME = "fold"
+INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
+MODULUS = (1 << 61) - 1
+
+
+def fold(state: int, value: int) -> int:
+    """The state after one more input; it is the output, too."""
+    return (state * 1_000_003 + value + 1) % MODULUS
+
+
+def number(name: str, value: int, shape: tuple[int, ...] = (1, 1)) -> Tensor:
+    """A tensor of one number."""
+    return Tensor(name, "INT64", shape, struct.pack("<q", value))
+
+
+def value_of(tensor: Tensor) -> int:
+    """The number of such a tensor."""
+    return struct.unpack("<q", tensor.raw)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the mesh serves the model in one run.
+
+    declared  the mesh holds its state; otherwise only the engine does
+    """
+
+    slots: int = 2
+    instances: int = 1
+    direct: bool = False
+    interval: int = 1
+    declared: bool = True
+    idle_s: float = 8.0
+    parameters: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def config(self) -> ModelConfig:
+        """As a model's configuration says it."""
+        strategy = Direct() if self.direct else Oldest(self.slots)
+        states = (StateSpec(STATE_IN, STATE_OUT, "INT64", (1,)),) if self.declared else ()
+        return ModelConfig(
+            NAME,
+            "simulated",
+            "",
+            self.slots,
+            (TensorSpec(INPUT, "INT64", (1,)),),
+            (TensorSpec(OUTPUT, "INT64", (1,)),),
+            sequence_batching=SequenceBatching(strategy, int(self.idle_s * 1e6), states=states),
+            instance_groups=(InstanceGroup(NAME, count=self.instances),),
+            parameters={"checkpoint_interval": str(self.interval), **self.parameters},
+        )
+
+
+class FoldEngine:
+    """One instance of it (an `executor.engine.base.Engine`). It fails on negative inputs; its state stays then."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, int] = {}
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        results = [self._run(row, wanted) for row, wanted in zip(rows, want_state, strict=True)]
+        return BatchResult(results, Timings(1, 1, 1))
+
+    def _run(self, row: Row, wanted: bool) -> RowResult | RowError | None:
+        if row.null:
+            return None
+        assert row.slot is not None
+        value = value_of(row.inputs[INPUT])
+        if value < 0:
+            return RowError(Code.INTERNAL, "the model was told to fail")
+        state = fold(0 if row.start else self._states.get(row.slot, 0), value)
+        self._states[row.slot] = state
+        states = {STATE_IN: number(STATE_IN, state, (1,))} if wanted else {}
+        return RowResult((number(OUTPUT, state),), states)
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
+        self._states[slot] = value_of(states[STATE_IN])
+
+    def describe_state(self, slot: int) -> str:
+        return str(self._states.get(slot))
+
+    def drop_state(self, slot: int) -> None:
+        self._states.pop(slot, None)
+
+    def close(self) -> None:
+        self._states.clear()
+
+
+class FoldRepository(Repository):
+    """A model repository that holds this model alone."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__((), Devices())
+        self._shape = shape
+
+    def names(self) -> list[str]:
+        return [NAME]
+
+    def load(self, name: str, *args: Any, **kwargs: Any) -> LoadedModel:
+        config = self._shape.config()
+        load = Load(NAME, "1", "0")
+        workers = [
+            EngineWorker(FoldEngine(), NAME, f"{NAME}_{index}", InstanceIndex(index))
+            for index in range(self._shape.instances)
+        ]
+        served = ServedVersion(config, "1", workers, ModelStatistics(load), Fingerprint("one", "one"))
+        self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
+        return model

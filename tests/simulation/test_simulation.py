@@ -1,0 +1,53 @@
+"""Whole meshes on virtual time, some seeds of them; `make sim SEEDS=1000` plays more (tests/simulation/world.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import first_failing, run_mutant, summary
+from tests.simulation.world import simulate
+
+ROOT = Path(__file__).parents[2]
+SEEDS = range(1, 17)
+AT_ONCE = 4
+
+# A seed takes less than a second, and a loaded machine as long as it likes.
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("first", SEEDS[::AT_ONCE])
+def test_nothing_is_lost_doubled_reordered_or_leaked(first: int) -> None:
+    results = [simulate(seed) for seed in range(first, first + AT_ONCE)]
+
+    assert [] == [summary(result) for result in results if result.violations]
+    assert sum(result.answers for result in results) > 5 * AT_ONCE
+
+
+def test_the_same_seed_tells_the_same_story_in_another_process() -> None:
+    """Also where strings have other hashes."""
+    here = simulate(7)
+    script = "from tests.simulation.world import simulate; print(simulate(7).digest)"
+    asked = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert here.digest == asked.stdout.strip()
+    assert here.digest != simulate(8).digest
+
+
+def test_an_owner_that_is_not_checked_is_found() -> None:
+    """The simulation is worth something: without the check of owner and epoch in `commit` it fails within 100 seeds,
+    with seed 16 first. That is where it begins here, so as to be found soon."""
+    found = first_failing(run_mutant("epoch", seed) for seed in range(16, 116))
+
+    assert found is not None
+    assert [] == simulate(found.seed).violations

@@ -1,0 +1,528 @@
+"""One run: a whole mesh on virtual time, its clients, and what goes wrong with them, all drawn from one seed.
+
+Services are the real ones from their `serve` inwards (but for the gateway's ports). What is
+simulated is what they stand on: time, the network, the store, the engine's thread, and the launcher that starts a
+process again when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import logging
+import random
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+from redis.asyncio import ConnectionPool
+
+import executor.service
+import gateway.service
+import scheduler.service
+from executor.settings import ExecutorSettings
+from gateway.admission import InferCall
+from gateway.service import Core
+from gateway.settings import GatewaySettings
+from gateway.waiting import Answer
+from scheduler.settings import SchedulerSettings
+from shared import lifecycle, logs
+from shared.keyspace import Keyspace
+from shared.lifecycle import Stop
+from shared.redis_client import CONNECTION_LOST, _Bound
+from tests.simulation.clients import Client, Door, Habit, LostError, Style
+from tests.simulation.connections import Server, TwinConnection
+from tests.simulation.ledger import Ledger
+from tests.simulation.leftovers import leftovers
+from tests.simulation.model import FoldRepository, Shape
+from tests.simulation.network import Network, Trouble
+from tests.simulation.store import Store
+from tests.simulation.story import Story, StoryHandler
+from tests.simulation.virtual import EPOCH_S, RUNNING, SimulatedProcess, virtual_world
+
+
+class BoundConnection(_Bound, TwinConnection):
+    """As the mesh's own connections are: see `shared.redis_client.CONNECTIONS`."""
+
+
+LEASE_MS = 3000
+TICK_MS = 400
+TOMBSTONE_S = 12
+PREFIX = "sim"
+URL = "redis://twin:6379/0"
+FINISH_S = 240.0
+"""After the last fault: every client has its answers within this time."""
+STOP_PATIENCE_S = 10.0
+RHYTHMS_S = {
+    "executor.incarnation.COUNTS_INTERVAL_S": 5.0,
+    "executor.models.serving.CLAIM_INTERVAL_S": 10.0,
+    "executor.models.serving.READINESS_INTERVAL_S": 10.0,
+    "executor.reporting.reports.REPORT_INTERVAL_S": 10.0,
+    "gateway.catalog.REFRESH_S": 1.0,
+    "shared.mesh_settings.POLL_INTERVAL_S": 30.0,
+}
+"""Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed means. slow: how many of the model's runs take seconds."""
+
+    shape: Shape
+    shards: int
+    executors: int
+    schedulers: int
+    gateways: int
+    habits: list[Habit]
+    slow: float
+    faults_s: float
+    fault_pause_s: float
+    trouble: Trouble
+
+    def compute_s(self, chance: random.Random) -> float:
+        """How long a run of the model takes."""
+        return chance.uniform(0.5, LEASE_MS / 1000) if chance.random() < self.slow else chance.expovariate(50)
+
+
+def plan_of(seed: int) -> Plan:
+    """A mesh, its clients, and how rough the weather is."""
+    chance = random.Random(f"plan {seed}")
+    shape = Shape(
+        slots=chance.randint(1, 3),
+        instances=chance.choice([1, 1, 2]),
+        direct=chance.random() < 0.3,
+        interval=chance.choice([1, 1, 1, 3]),
+        declared=chance.random() < 0.85,
+        idle_s=chance.uniform(5.0, 9.0),
+    )
+    habits = [
+        Habit(
+            style=(style := chance.choice(list(Style))),
+            window=chance.choice([1, 1, 3]),
+            patience_s=chance.choice([None, 2.0, 6.0]) if style is Style.NUMBERED else None,
+            pause_s=chance.choice([0.05, 0.2, 0.6]),
+            cancels=chance.choice([0.0, 0.1]) if style is Style.PLAIN else 0.0,
+        )
+        for _ in range(chance.randint(3, 7))
+    ]
+    return Plan(
+        shape=shape,
+        shards=chance.choice([1, 2]),
+        executors=chance.randint(1, 3),
+        schedulers=chance.randint(1, 2),
+        gateways=chance.randint(1, 2),
+        habits=habits,
+        slow=chance.choice([0.0, 0.02, 0.1, 0.3]),
+        faults_s=chance.uniform(10.0, 20.0),
+        fault_pause_s=chance.uniform(0.5, 2.5),
+        trouble=chance.choice(
+            [
+                Trouble(),
+                Trouble(request_lost=0.003, reply_lost=0.003),
+                Trouble(request_lost=0.01, reply_lost=0.01, slow=0.02),
+                Trouble(slow=0.05, slow_s=2.0),
+            ]
+        ),
+    )
+
+
+@dataclass(eq=False)
+class Life:
+    """One process, from its start to its end. open: answers that its callers wait for."""
+
+    process: SimulatedProcess
+    stop: Stop
+    task: asyncio.Task[Any]
+    core: Core | None = None
+    open: list[asyncio.Future[Answer]] = field(default_factory=list[asyncio.Future[Answer]])
+
+
+class Member:
+    """A place in the mesh: one process after another, as a launcher keeps it. wanted: whether it is started again."""
+
+    def __init__(self, world: World, name: str, main: Callable[[Life], Awaitable[int]]) -> None:
+        self.name = name
+        self.wanted = True
+        self.life: Life | None = None
+        self._world = world
+        self._main = main
+
+    def start(self) -> None:
+        """Starts a process, unless one is running."""
+        if self.life is not None or not self.wanted:
+            return
+        self._world.story.tell(f"{self.name} starts")
+        process = SimulatedProcess(self.name)
+        self.life = life = Life(process, Stop(), cast("Any", None))
+
+        async def main() -> None:
+            await self._main(life)
+
+        life.task = process.start(main())
+        life.task.add_done_callback(lambda _: self._ended(life), context=contextvars.Context())
+
+    def kill(self) -> None:
+        """SIGKILL: nothing of it runs any more."""
+        life = self.life
+        if life is not None:
+            life.process.hold()
+            self._world.network.heal(life.process)
+            self._world.network.abandon(life.process)
+            self._world.graves.append(life)
+            self._over(life)
+
+    def _ended(self, life: Life) -> None:
+        if self.life is life:
+            self._world.network.abandon(life.process)
+            self._over(life)
+
+    def _over(self, life: Life) -> None:
+        self.life = None
+        for answer in life.open:
+            if not answer.done():
+                answer.set_exception(LostError())
+        asyncio.get_running_loop().call_later(self._world.chance.uniform(0.2, 1.5), self.start)
+
+
+class GatewayDoor:
+    """A gateway, as clients reach it over a network of their own that never fails."""
+
+    def __init__(self, world: World, member: Member) -> None:
+        self._world = world
+        self._member = member
+
+    async def infer(self, calls: list[InferCall]) -> list[asyncio.Future[Answer]]:
+        """See `Door`."""
+        loop = asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in calls]
+        life = self._member.life
+        if life is None:
+            await asyncio.sleep(self._world.network.delay_s())
+            for answer in answers:
+                answer.set_exception(LostError())
+            return answers
+        life.open = [answer for answer in life.open if not answer.done()] + answers
+        loop.call_later(self._world.network.delay_s(), self._enter, life, calls, answers, context=life.process.context)
+        return answers
+
+    def _enter(self, life: Life, calls: list[InferCall], answers: list[asyncio.Future[Answer]]) -> None:
+        """Runs in the gateway."""
+        for call, answer in zip(calls, answers, strict=True):
+            if answer.done():
+                continue
+            if life.core is None:
+                answer.set_exception(LostError())
+                continue
+            inner = life.core.inference.submit(call)
+            inner.add_done_callback(partial(self._answer, life, answer))
+            answer.add_done_callback(partial(self._left, life, inner))
+
+    def _answer(self, life: Life, answer: asyncio.Future[Answer], inner: asyncio.Future[Answer]) -> None:
+        def arrive() -> None:
+            if answer.done() or inner.cancelled():
+                return
+            if error := inner.exception():
+                answer.set_exception(error)
+            else:
+                answer.set_result(inner.result())
+
+        asyncio.get_running_loop().call_later(self._world.network.delay_s(), arrive, context=contextvars.Context())
+
+    def _left(self, life: Life, inner: asyncio.Future[Answer], answer: asyncio.Future[Answer]) -> None:
+        if answer.cancelled():
+            delay_s = self._world.network.delay_s()
+            asyncio.get_running_loop().call_later(delay_s, inner.cancel, context=life.process.context)
+
+
+class World:
+    """The mesh of one seed."""
+
+    def __init__(self, seed: int, story: Story) -> None:
+        self.plan = plan_of(seed)
+        self.story = story
+        self.chance = random.Random(f"world {seed}")
+        self.keys = Keyspace(PREFIX, self.plan.shards)
+        shape = self.plan.shape
+        self.ledger = Ledger(story, self.keys, idle_s=shape.idle_s, declared=shape.declared)
+        self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
+        self.ledger.store = self.store
+        self.network = Network(Server(self.store, _later), random.Random(f"network {seed}"))
+        self.graves: list[Life] = []
+        self.executors = [Member(self, f"e{n + 1}", self._executor(f"e{n + 1}")) for n in range(self.plan.executors)]
+        self.schedulers = [Member(self, f"s{n + 1}", self._scheduler(f"s{n + 1}")) for n in range(self.plan.schedulers)]
+        self.gateways = [Member(self, f"g{n + 1}", self._gateway(f"g{n + 1}")) for n in range(self.plan.gateways)]
+        self.clients: list[Client] = []
+        self._calm = False
+
+    @property
+    def members(self) -> list[Member]:
+        """Every place in the mesh."""
+        return [*self.executors, *self.schedulers, *self.gateways]
+
+    def _store_us(self) -> int:
+        return int((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
+
+    # -- processes --------------------------------------------------------------------------------------------------
+
+    def _executor(self, name: str) -> Callable[[Life], Awaitable[int]]:
+        settings = ExecutorSettings(models=(Path(),), lease_ms=LEASE_MS, **self._common(name))
+        return lambda life: lifecycle.outcome(partial(executor.service.serve, settings), life.stop)
+
+    def _scheduler(self, name: str) -> Callable[[Life], Awaitable[int]]:
+        settings = SchedulerSettings(lease_ms=LEASE_MS, tick_ms=TICK_MS, check_invariants=True, **self._common(name))
+        return lambda life: lifecycle.outcome(partial(scheduler.service.serve, settings), life.stop)
+
+    def _gateway(self, name: str) -> Callable[[Life], Awaitable[int]]:
+        settings = GatewaySettings(**self._common(name))
+        return lambda life: lifecycle.outcome(partial(gateway.service.serve, settings), life.stop)
+
+    async def serve_ports(self, settings: GatewaySettings, core: Core, *_: object) -> None:
+        """In the place of `gateway.service._serve_ports`: clients come in by a `GatewayDoor`."""
+        loop = asyncio.get_running_loop()
+        (life,) = [member.life for member in self.gateways if member.life and member.life.process is RUNNING.get()]
+        life.core = core
+        await life.stop.wait()
+        life.core = None
+        core.inference.stopping = True
+        deadline = loop.time() + STOP_PATIENCE_S
+        while core.inference.in_flight and loop.time() < deadline:
+            await asyncio.sleep(0.05)
+        core.replies.give_up("the gateway has stopped")
+
+    def _common(self, name: str) -> dict[str, Any]:
+        return {
+            "redis_url": URL,
+            "key_prefix": PREFIX,
+            "shards": self.plan.shards,
+            "name": name,
+            "tombstone_seconds": TOMBSTONE_S,
+        }
+
+    # -- a run ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Everything, from the first start to the last check."""
+        asyncio.get_running_loop().set_exception_handler(self._unhandled)
+        for member in self.members:
+            member.start()
+        await asyncio.sleep(2.0)
+        doors: list[Door] = [GatewayDoor(self, member) for member in self.gateways]
+        self.clients = [self._client(index, habit, doors) for index, habit in enumerate(self.plan.habits, 1)]
+        running = [asyncio.ensure_future(client.run()) for client in self.clients]
+        await self._weather()
+        self._calm = True
+        _, late = await asyncio.wait(running, timeout=FINISH_S)
+        for task in running:
+            if task in late:
+                task.cancel()
+            elif error := task.exception():
+                raise error
+        for client in self.clients:
+            if client.doing != "nothing":
+                self.story.violate(f"client {client.index} has no answer: {client.doing}")
+        if not self.story.violations:
+            await self._clear_up()
+
+    def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
+        return Client(
+            index,
+            habit,
+            doors,
+            random.Random(f"client {index} {self.chance.random()}"),
+            self.story,
+            self.ledger,
+            idle_s=self.plan.shape.idle_s,
+            declared=self.plan.shape.declared,
+            is_over=lambda: self._calm,
+        )
+
+    async def _clear_up(self) -> None:
+        """After the idle time nothing is left but what is meant to stay."""
+        for member in [*self.gateways, *self.executors[1:], *self.schedulers[1:]]:
+            member.wanted = False
+            if member.life is not None:
+                member.life.stop.request("the end")
+        await asyncio.sleep(self.plan.shape.idle_s + 3 * LEASE_MS / 1000 + TOMBSTONE_S + 2)
+        for problem in leftovers(self.store, self.keys):
+            self.story.violate(problem)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "handle" in context:
+            self.story.violate(f"a callback failed: {context['exception']!r}")
+
+    # -- weather ----------------------------------------------------------------------------------------------------
+
+    async def _weather(self) -> None:
+        """Faults for a while; then everything heals."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.plan.faults_s
+        self.network.trouble = self.plan.trouble
+        while loop.time() < end and not self.story.violations:
+            await asyncio.sleep(self.chance.expovariate(1 / self.plan.fault_pause_s))
+            self._fault()
+        self.story.tell("the weather is fine from here on")
+        self.network.trouble = Trouble()
+        for member in self.members:
+            if member.life is not None:
+                self._wake(member, member.life)
+                self._heal(member, member.life)
+
+    def _fault(self) -> None:
+        chance = self.chance
+        member = chance.choice([*self.executors, *self.executors, *self.members])
+        if chance.random() < 0.08:
+            self.story.tell("fault: the store restarts")
+            self.network.stop()
+            self.store.restart()
+            asyncio.get_running_loop().call_later(chance.uniform(0.0, 3.0), self._store_is_up)
+            return
+        if member.life is None:
+            return
+        fault = chance.choice([self._kill, self._freeze, self._freeze, self._cut, self._cut, self._break, self._stop])
+        fault(member, member.life)
+
+    def _store_is_up(self) -> None:
+        self.story.tell("the store is up again")
+        self.network.is_up = True
+
+    def _kill(self, member: Member, life: Life) -> None:
+        self.story.tell(f"fault: {member.name} is killed")
+        member.kill()
+
+    def _stop(self, member: Member, life: Life) -> None:
+        self.story.tell(f"fault: {member.name} is told to stop")
+        life.stop.request("SIGTERM")
+
+    def _break(self, member: Member, life: Life) -> None:
+        self.story.tell(f"fault: {member.name} loses its connections")
+        self.network.break_all(life.process)
+
+    def _freeze(self, member: Member, life: Life) -> None:
+        seconds = self._duration_s()
+        self.story.tell(f"fault: {member.name} is frozen for {seconds:.2f} s")
+        life.process.hold()
+        asyncio.get_running_loop().call_later(seconds, self._wake, member, life)
+
+    def _wake(self, member: Member, life: Life) -> None:
+        if member.life is life and life.process.held:
+            self.story.tell(f"{member.name} wakes")
+            life.process.release()
+
+    def _cut(self, member: Member, life: Life) -> None:
+        seconds = self._duration_s()
+        self.story.tell(f"fault: {member.name} is cut off for {seconds:.2f} s")
+        self.network.isolate(life.process)
+        asyncio.get_running_loop().call_later(seconds, self._heal, member, life)
+
+    def _heal(self, member: Member, life: Life) -> None:
+        if member.life is life and life.process in self.network.cut:
+            self.story.tell(f"{member.name} is reached again")
+            self.network.heal(life.process)
+
+    def _duration_s(self) -> float:
+        """Often just about a lease."""
+        return self.chance.choice([0.3, 1.0, LEASE_MS / 1000, 1.3 * LEASE_MS / 1000, 2.5 * LEASE_MS / 1000]) * (
+            self.chance.uniform(0.8, 1.2)
+        )
+
+
+def _later(seconds: float, callback: Callable[[], None]) -> Callable[[], None]:
+    return asyncio.get_running_loop().call_later(seconds, callback).cancel
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    seed: int
+    violations: list[str]
+    lines: list[str]
+    digest: str
+    events: int
+    answers: int
+    steps: int
+    virtual_s: float
+
+
+def simulate(seed: int) -> Result:
+    """Runs one seed."""
+    story = Story()
+    # The collector runs when memory says so, and ends what it finds: not while every event counts.
+    gc.disable()
+    try:
+        with virtual_world(seed, compute_s=plan_of(seed).compute_s) as runner, told_to(story):
+            world = runner.run(_run(seed, story))
+            virtual_s = runner.get_loop().time()
+    finally:
+        gc.enable()
+    answers = sum(client.answered for client in world.clients)
+    lines = list(story.lines)
+    return Result(seed, story.violations, lines, story.digest, story.events, answers, world.ledger.steps, virtual_s)
+
+
+async def _run(seed: int, story: Story) -> World:
+    world = World(seed, story)
+
+    def from_url(url: str, **options: Any) -> ConnectionPool:
+        for name in ("socket_keepalive", "socket_keepalive_options"):
+            options.pop(name, None)
+        pool: Any = ConnectionPool(
+            connection_class=TwinConnection, dial=world.network.dialler(), driver_info=None, **options
+        )
+        return pool
+
+    def repository(*folders: Any, **options: Any) -> FoldRepository:
+        return FoldRepository(world.plan.shape)
+
+    pools = type("Pools", (), {"from_url": staticmethod(from_url)})
+    with (
+        patch("shared.redis_client.ConnectionPool", pools),
+        patch.dict("shared.redis_client.CONNECTIONS", {TwinConnection: BoundConnection}),
+        world.ledger.watching(),
+        patch("executor.service.Repository", repository),
+        patch("gateway.service._serve_ports", world.serve_ports),
+    ):
+        await world.run()
+        await _bury(world)
+    return world
+
+
+async def _bury(world: World) -> None:
+    """Ends what is left of every process, so that nothing of it is collected half way. It counts no more."""
+    world.network.stop()
+    logs.LOGGER.disabled = True
+    lives = [*world.graves, *(member.life for member in world.members if member.life is not None)]
+    for member in world.members:
+        member.wanted = False
+    for life in lives:
+        life.process.release()
+    for _ in range(5):
+        # Whatever it was about to begin is begun: a coroutine that never was complains.
+        await asyncio.sleep(0)
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    await lifecycle.end(sorted(others, key=hash))
+    logs.LOGGER.disabled = False
+
+
+@contextmanager
+def told_to(story: Story) -> Generator[None]:
+    """Log lines go into the story; rhythms that matter to nobody here are slower."""
+    handler = StoryHandler(story, (*CONNECTION_LOST, TimeoutError))
+    before = logs.LOGGER.level, logs.LOGGER.propagate
+    logs.LOGGER.addHandler(handler)
+    logs.LOGGER.setLevel(logging.INFO)
+    logs.LOGGER.propagate = False
+    try:
+        with ExitStack() as stack:
+            for place, seconds in RHYTHMS_S.items():
+                stack.enter_context(patch(place, seconds))
+            yield
+    finally:
+        logs.LOGGER.removeHandler(handler)
+        logs.LOGGER.setLevel(before[0])
+        logs.LOGGER.propagate = before[1]
