@@ -19,7 +19,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from executor.connections import Connections, insist
+from executor.connections import RETRY_DELAY_S, Connections, insist
 from executor.draining import bound_models
 from executor.hung_calls import HungCallError, place_of, watch
 from executor.models.repository import Repository
@@ -120,7 +120,7 @@ class Incarnation:
             # First of all: nobody talks to a Redis that was restarted meanwhile.
             group.create_task(self._follow_server(), name="server")
             await self.serving.begin(group)
-            await insist("registration", self._register)
+            await self._register()
             group.create_task(self._renew(), name="lease")
             group.create_task(self._committer.run(time.time_ns), name="commits")
             group.create_task(self._inbox.run(), name="inbox")
@@ -189,8 +189,24 @@ class Incarnation:
         )
 
     async def _register(self) -> None:
-        await self._publish()
-        await self._connections.membership.register(self._registration(), lease_ms=self._settings.lease_ms)
+        """Begins the lease. Raises LeaseLostError when it is not known whether it has begun.
+
+        A call without an answer may have been carried out, and its lease have ended since: then others have seen this
+        executor die, and never send anything to it. So a call is not repeated under the same id.
+        """
+        await insist("publication", self._publish)
+
+        async def is_known() -> bool:
+            try:
+                await self._connections.membership.register(self._registration(), lease_ms=self._settings.lease_ms)
+            except CONNECTION_LOST as error:
+                logs.warning("registration lost", executor=self.executor, cause=str(error))
+                return False
+            return True
+
+        if not await insist("registration", is_known):
+            await asyncio.sleep(RETRY_DELAY_S)
+            raise LeaseLostError(self.executor)
         self.registered.set()
 
     async def _publish(self) -> None:

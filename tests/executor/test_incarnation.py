@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from executor.incarnation import Applied, LeaseLostError
 from shared.errors import LoadError
@@ -351,6 +352,27 @@ async def test_a_lease_that_has_ended_ends_the_incarnation(mesh: ScriptedMesh, e
             await a.task
 
         assert ended.group_contains(LeaseLostError)
+
+
+async def test_a_registration_without_an_answer_is_not_repeated_under_the_same_id(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease may have begun, and ended since: a leader that saw it end gives that id nothing any more."""
+    register, registered = Membership.register, list[ExecutorRegistration]()
+
+    async def unanswered(membership: Membership, registration: ExecutorRegistration, *, lease_ms: int) -> None:
+        await register(membership, registration, lease_ms=lease_ms)
+        registered.append(registration)
+        raise RedisConnectionError("connection reset by peer")
+
+    monkeypatch.setattr(Membership, "register", unanswered)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        async with executor("a"):
+            pass
+
+    assert ended.group_contains(LeaseLostError)
+    assert 1 == len(registered)
 
 
 async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: ScriptedMesh, executor: Life) -> None:
