@@ -66,9 +66,9 @@ class GivenUpError(Exception):
     """The client cannot go on with this sequence; why is told."""
 
 
-EXCUSED = frozenset({Reason.EXPIRED, Reason.LOST})
-"""What may end a sequence under its client. Whether it was right to expire is for the ledger to say; only a model whose
-state nobody else holds may lose it."""
+EXCUSED = frozenset({Reason.EXPIRED, Reason.NEVER_SEEN, Reason.LOST})
+"""What may end a sequence under its client. Whether it was right to expire, and to be forgotten, is for the ledger to
+say; only a model whose state nobody else holds may lose it."""
 EXCUSED_OF_RETRIES = frozenset({Reason.LATE, Reason.ANSWERED})
 """What a step may hear that was sent more than once: it ran, or may have."""
 

@@ -4,11 +4,11 @@ The ledger sees each call of a script as the store carries it out, with the reco
 accepted from the answers of `submit`, and computes what each step must give by itself. It trusts no check of the
 scripts: it makes its own.
 
-    order, one effect    steps of a sequence are committed 1, 2, 3, ..., each once; a request is accepted once
+    order, one effect    steps of a sequence are committed 1, 2, 3, ..., each once; a request is accepted once in a run
     one owner            a commit that was accepted came from the owner of that moment, in its epoch
     no lost state        what a step gives is the fold over all steps since START
     one slot             no two live sequences in one place
-    no early end         a sequence expires only after its idle time
+    no early end         a sequence expires only after its idle time, and is remembered for its tombstone's
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ Record = dict[bytes, bytes]
 
 @dataclass
 class Life:
-    """A sequence from its START to its end: one birth. state: None when there is none."""
+    """A sequence from its START to its end: one birth. state: None when there is none; start: the latest START."""
 
     inputs: dict[int, tuple[int, StepFlag]] = field(default_factory=dict[int, tuple[int, StepFlag]])
     state: int | None = None
+    start: int = 0
     committed: int = 0
     quiet_since: float = 0.0
+    over_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,15 @@ class Seen:
 class Ledger:
     """All sequences of a run."""
 
-    def __init__(self, story: Story, keys: Keyspace, *, idle_s: float, declared: bool) -> None:
+    def __init__(self, story: Story, keys: Keyspace, *, idle_s: float, tombstone_s: float, declared: bool) -> None:
         self.story = story
         self._keys = keys
         self._idle_s = idle_s
+        self._tombstone_s = tombstone_s
         self._declared = declared
         self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
         self._lives: dict[tuple[SequenceId, bytes], Life] = {}
-        self._accepted: dict[int, bytes] = {}
+        self._accepted: dict[int, tuple[bytes, int]] = {}
         self.store: Store
         self.given_up: set[int] = set()
         """Inputs whose callers have gone."""
@@ -140,16 +143,22 @@ class Ledger:
                 self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} {outcome.step}")
             if outcome.code is SubmitCode.EXPIRED:
                 self._check_idle(step.sequence, self._record(step.sequence))
+            elif outcome.code is SubmitCode.NEVER_SEEN:
+                self._check_forgotten(step.sequence)
 
     def _accept(self, step: Submission, outcome: Submitted, value: int) -> None:
         self.story.tell(f"submit {step.sequence} {value}: {outcome.code.name} as {outcome.step}")
         life = self._lives.setdefault((step.sequence, outcome.extra), Life())
         if outcome.step in life.inputs:
             self.story.violate(f"{step.sequence}: step {outcome.step} was given twice")
-        # A START that is sent again after its sequence's end begins another one: see `by_number` in submit.lua.
-        if value in self._accepted and (StepFlag.START not in step.flags or self._accepted[value] == outcome.extra):
+        if StepFlag.START in step.flags or outcome.step == 1:
+            life.start = outcome.step
+        # A START that is asked for again, after others came in or after the end, begins another run, and what followed
+        # is repeated in it (submit.lua): once in each. That no run begins in the middle is seen by the answers.
+        run = (outcome.extra, life.start)
+        if self._accepted.get(value) == run:
             self.story.violate(f"{step.sequence}: request {value} was accepted twice, now as step {outcome.step}")
-        self._accepted[value] = outcome.extra
+        self._accepted[value] = run
         life.inputs[outcome.step] = (value, step.flags)
 
     def _committed(
@@ -162,10 +171,12 @@ class Ledger:
             self.story.tell(f"commit {step.sequence} step {step.step} epoch {step.epoch} of {executor}: {code.name}")
             # A paged sequence's last commit, sent again, hears the same as the first time.
             if code > 0 and not (code is CommitCode.PAGED and step.step <= _number(record, b"cm")):
-                self._judge(executor, step, record)
+                life = self._judge(executor, step, record)
+                if code is CommitCode.OVER and life:
+                    life.over_at = life.quiet_since
                 record[b"cm"] = b"%d" % step.step
 
-    def _judge(self, executor: str, step: StepCommit, record: Record) -> None:
+    def _judge(self, executor: str, step: StepCommit, record: Record) -> Life | None:
         place = f"{step.sequence} step {step.step}"
         owner, epoch, committed = record.get(b"ow", b"").decode(), _number(record, b"ep"), _number(record, b"cm")
         if record.get(b"st") != b"l" or (owner, epoch) != (executor, step.epoch):
@@ -177,11 +188,12 @@ class Ledger:
         life = self._lives.get((step.sequence, record.get(b"bn", b"")))
         if life is None or step.step not in life.inputs:
             self.story.violate(f"{place}: committed, but nobody asked for it")
-            return
+            return None
         self._judge_outcome(place, step, life)
         life.committed = step.step
         life.quiet_since = asyncio.get_running_loop().time()
         self.steps += 1
+        return life
 
     def _judge_outcome(self, place: str, step: StepCommit, life: Life) -> None:
         value, flags = life.inputs[step.step]
@@ -231,6 +243,8 @@ class Ledger:
             if is_over:
                 self.story.tell(f"expire {sequence}")
                 self._check_idle(sequence, record)
+                if life := self._lives.get((sequence, record.get(b"bn", b""))):
+                    life.over_at = asyncio.get_running_loop().time()
 
     def _check_idle(self, sequence: SequenceId, record: Record) -> None:
         life = self._lives.get((sequence, record.get(b"bn", b"")))
@@ -241,6 +255,14 @@ class Ledger:
         idle_s = asyncio.get_running_loop().time() - life.quiet_since
         if idle_s < self._idle_s - IDLE_SLACK_S:
             self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
+
+    def _check_forgotten(self, sequence: SequenceId) -> None:
+        """Nobody hears that his sequence was never seen while its tombstone should stand."""
+        lives = [life for (name, _), life in self._lives.items() if name == sequence]
+        now = asyncio.get_running_loop().time()
+        for life in lives:
+            if life.over_at is None or now - life.over_at < self._tombstone_s - IDLE_SLACK_S:
+                self.story.violate(f"{sequence}: never seen, although {life.committed} steps of it were committed")
 
 
 def _wire(value: Any) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from shared.logs import fields_of
 from tests.simulation.virtual import RUNNING
 
-LINES_KEPT = 400
+LINES_KEPT = 20_000
 
 
 class Story:

@@ -28,6 +28,19 @@ def test_nothing_is_lost_doubled_reordered_or_leaked(first: int) -> None:
     assert sum(result.answers for result in results) > 5 * AT_ONCE
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(42, id="entries of expired sequences stayed in inboxes"),
+        pytest.param(455, id="an executor registered again under an id that was known as dead"),
+    ],
+)
+def test_what_was_found_once_stays_mended(seed: int) -> None:
+    """A seed means the same as long as the drawing of plans and faults does; what it found has a test of its own, too
+    (tests/executor/test_incarnation.py)."""
+    assert [] == simulate(seed).violations
+
+
 def test_the_same_seed_tells_the_same_story_in_another_process() -> None:
     """Also where strings have other hashes."""
     here = simulate(7)

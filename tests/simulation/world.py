@@ -104,7 +104,7 @@ def plan_of(seed: int) -> Plan:
         Habit(
             style=(style := chance.choice(list(Style))),
             window=chance.choice([1, 1, 3]),
-            patience_s=chance.choice([None, 2.0, 6.0]) if style is Style.NUMBERED else None,
+            patience_s=chance.choice([None, 2.0, 6.0]) if style is not Style.PLAIN else None,
             pause_s=chance.choice([0.05, 0.2, 0.6]),
             cancels=chance.choice([0.0, 0.1]) if style is Style.PLAIN else 0.0,
         )
@@ -248,7 +248,7 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.keys = Keyspace(PREFIX, self.plan.shards)
         shape = self.plan.shape
-        self.ledger = Ledger(story, self.keys, idle_s=shape.idle_s, declared=shape.declared)
+        self.ledger = Ledger(story, self.keys, idle_s=shape.idle_s, tombstone_s=TOMBSTONE_S, declared=shape.declared)
         self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
         self.ledger.store = self.store
         self.network = Network(Server(self.store, _later), random.Random(f"network {seed}"))
