@@ -91,8 +91,10 @@ class Leader:
 
     async def _rebuild(self) -> None:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
-        asked_at = asyncio.get_running_loop().time()
         self._offers = offers(await self._mesh.membership.members(), self.model)
+        # What was asked for before this was heard may be older, whichever was asked for first: an executor that is not
+        # in it yet would count as lost for ever.
+        heard_at = asyncio.get_running_loop().time()
         events = await rebuilt(self._mesh.redis, self._mesh.keys, self.model, self._offers)
         await self._carry_out([*self._decide(events), *drain_all(self.state)])
         logs.info(
@@ -102,7 +104,7 @@ class Leader:
             executors=sum(e.phase is ExecutorPhase.SERVING for e in self.state.executors.values()),
             live=sum(s.phase is SequencePhase.LIVE for s in self.state.sequences.values()),
         )
-        self._since = asked_at
+        self._since = heard_at
 
     async def _turn(self) -> None:
         mailbox, self._mailbox = self._mailbox, []

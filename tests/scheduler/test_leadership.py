@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -17,12 +18,14 @@ from deploy.embedded import EmbeddedRedis
 from scheduler.core.actions import Action, Assign, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
-from scheduler.core.state import Picture, picture
+from scheduler.core.state import ExecutorPhase, Picture, Policy, picture
+from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.perform import Performer
 from scheduler.rebuild import raise_fence
 from shared.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
 from shared.link import Link
+from shared.membership import Member, Membership
 from shared.scripts import Call, Scripts
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 
@@ -343,3 +346,44 @@ async def test_one_refused_lease_hides_nothing_of_the_others(stage: Stage) -> No
     assert ["other"] == list((await leadership.contend([MODEL, "other"])).gained)
     now = 60.0
     assert leadership.expired()
+
+
+async def test_news_that_was_asked_for_before_the_leaders_own_was_heard_is_no_news(stage: Stage) -> None:
+    """Two connections: what is asked for later may be answered earlier, before an executor came. It is not lost."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    class Slow(Membership):
+        async def members(self) -> list[Member]:
+            asked.set()
+            await answered.wait()
+            return await super().members()
+
+    mesh = dataclasses.replace(stage.mesh, membership=Slow(stage.redis, stage.keys))
+    leader = Leader(mesh, MODEL, Term(1), policy=Policy(), tombstone_ms=1000)
+    leading = asyncio.create_task(leader.run())
+    await asked.wait()
+    older = asyncio.get_running_loop().time()
+    executor = await stage.join("e1")
+    answered.set()
+
+    async def leads() -> bool:
+        return bool(leader.positions())
+
+    await stage.until(leads)
+    leader.observe([], 1, older)
+    # Both pieces of news would be taken in one turn: between them it has one.
+    leader.deliver(stage.keys.feed(ShardId(0), MODEL), [(b"1-0", {b"q": b"sum||i9", b"e": b"1", b"k": b"e"})])
+
+    async def has_turned() -> bool:
+        return not leader._mailbox
+
+    await stage.until(has_turned)
+    leader.observe(await stage.membership.members(), 2, asyncio.get_running_loop().time())
+
+    async def has_looked() -> bool:
+        return leader.state.now_ms >= 2
+
+    await stage.until(has_looked)
+    assert ExecutorPhase.SERVING is leader.state.executors[executor].phase
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
