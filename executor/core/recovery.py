@@ -3,7 +3,8 @@
 Redis holds a sequence's state as of one step, its *base*; the steps behind it lie in the owner's inbox until a later
 base makes them unnecessary, and a takeover replays them. Three ways, one per kind of model:
 
-    Checkpoints   the state itself goes to Redis every N steps: the base is the last of these
+    Checkpoints   the state itself goes to Redis every N steps: the base is the last of these, or the step before a
+                  START that came later
     Log           the state stays with the model; the base is the step before START, and all of its steps are kept
     Nothing       the state stays with the model and is lost with it: every step is its own base
 
@@ -89,6 +90,9 @@ class Checkpoints:
     def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
         if self.is_due(owned) or StepFlag.END in queued.step.flags:
             return closed(owned, queued)
+        if StepFlag.START in queued.step.flags:
+            # A replay begins with it, whatever state came before; that, its owner may not even have been given.
+            return Change(owned.closed_before(queued), StepNumber(queued.step.step - 1))
         return Change()
 
     def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:

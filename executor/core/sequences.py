@@ -223,10 +223,16 @@ class SequenceTable:
             owned.cancelled.add(step.step)
         return owned
 
-    def is_overtaken(self, step: InboxStep) -> bool:
-        """Whether nobody needs a step any more: kept for its state, it came here after the START that needs none."""
+    def overtaken(self, step: InboxStep) -> list[str]:
+        """Inbox entries that may go, of a step that was kept for its state and came here after the START that needs
+        none: its own, if that START is final. Until then another owner may need it; so it goes with that commit."""
         owned = self._by_id.get(step.sequence)
-        return owned is not None and owned.epoch == step.epoch and step.step < owned.first_step
+        if owned is None or owned.epoch != step.epoch or step.step >= owned.first_step:
+            return []
+        if owned.committed >= owned.first_step:
+            return [step.entry]
+        owned.open_entries.insert(0, step.entry)
+        return []
 
     def cancel(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> OwnedSequence | None:
         """The caller of a step that was taken in has gone; None when it was run, or is not here.

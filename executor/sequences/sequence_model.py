@@ -75,7 +75,7 @@ class SequenceModel:
         owned = self.table.accept(queued)
         if owned is None:
             logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
-            return [step.entry] if self.table.is_overtaken(step) else ()
+            return self.table.overtaken(step)
         if owned is not known:
             if known is not None:
                 self._leave_slot(known, owned)

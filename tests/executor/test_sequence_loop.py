@@ -373,7 +373,12 @@ class TestOwnership:
             await on.begun(1)
 
             on.step(0)
+            assert [] == on.gone, "another owner may need it, until that START is final"
+            on.engines[0].let_go(1)
+            await until(lambda: on.commits.outcome(1) is not None)
 
+            assert ["0-0", "1-0"] == on.commits.steps[0].entries
+            on.step(0)
             assert ["0-0"] == on.gone
 
 

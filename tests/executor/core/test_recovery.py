@@ -214,6 +214,18 @@ def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
         assert (3, {}) == (record.base, record.entries)
 
 
+def test_a_replay_begins_with_the_latest_start() -> None:
+    """Also where what was before it is not there any more: its owner had heard of the START first."""
+    record = Record(Checkpoints(9), [(START, True), (NONE, True), (START, True), (NONE, True)])
+    owner = record.owner()
+    for number in (1, 2, 3):
+        if number > 1:
+            owner.table.accept(record.deliver(number))
+        owner.run()
+
+    assert (2, [3]) == (record.base, list(record.entries.values()))
+
+
 def test_a_state_that_came_with_a_failed_step_is_a_checkpoint() -> None:
     record = Record(Checkpoints(5), [(START, True), (NONE, False)])
     owner = record.owner()
