@@ -70,8 +70,10 @@ MUTANTS = (
     ),
     Mutant(
         "fence",
-        "a leader that lost its model still gives slots away",
-        (Edit("assign", r"if fenced then return fenced end"),),
+        "a leader that lost its model goes on deciding",
+        tuple(
+            Edit(name, r"if seen > term then", "if false then") for name in ("assign", "expire", "reclaim", "reject")
+        ),
     ),
     Mutant(
         "marker",

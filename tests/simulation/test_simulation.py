@@ -33,11 +33,13 @@ def test_nothing_is_lost_doubled_reordered_or_leaked(first: int) -> None:
     [
         pytest.param(42, id="entries of expired sequences stayed in inboxes"),
         pytest.param(455, id="an executor registered again under an id that was known as dead"),
+        pytest.param(1320, id="a leader held older news of the executors for newer than its own"),
+        pytest.param(1594, id="a replay waited for a step that a START had overtaken"),
     ],
 )
 def test_what_was_found_once_stays_mended(seed: int) -> None:
     """A seed means the same as long as the drawing of plans and faults does; what it found has a test of its own, too
-    (tests/executor/test_incarnation.py)."""
+    (tests/executor, tests/scheduler/test_leadership.py)."""
     assert [] == simulate(seed).violations
 
 
