@@ -18,7 +18,7 @@ from shared.lifecycle import Tasks
 from shared.membership import Membership
 from shared.messages import (
     ExecutorRegistration,
-    InboxCancelled,
+    InboxEntry,
     InboxExpired,
     InboxStep,
     InferMessage,
@@ -212,7 +212,7 @@ class Stage:
         """The sequences that an executor was told to drop."""
         return [e.sequence for e in await self._entries(executor) if isinstance(e, InboxExpired)]
 
-    async def _entries(self, executor: ExecutorId) -> list[InboxStep | InboxExpired | InboxCancelled]:
+    async def _entries(self, executor: ExecutorId) -> list[InboxEntry]:
         return [
             inbox_entry(entry, fields)
             for shard in self.keys.shard_ids()
