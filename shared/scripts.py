@@ -253,15 +253,29 @@ WORK = tuple(
 CACHING = frozenset({"work_enqueue", "work_finish"})
 """Those of them that know the response cache."""
 
+NAMES = (
+    "submit",
+    "assign",
+    "attempt",
+    "commit",
+    "expire",
+    "reclaim",
+    "drain",
+    "reject",
+    "cancel",
+    "orphan",
+    "lead",
+    "resign",
+    "total",
+    "vacate",
+    *WORK,
+)
 
 ACCEPTING = frozenset({"submit", "work_enqueue"})
 """Scripts that a Redis without memory refuses before they do anything."""
 
-FINISHING = frozenset(
-    {"assign", "cancel", "commit", "drain", "expire", "lead", "orphan", "reclaim", "reject", "resign", "vacate", *WORK}
-    - ACCEPTING
-)
-"""Scripts that it carries out nevertheless: they finish what was accepted, and that makes room."""
+FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
+"""Scripts that it carries out nevertheless: they finish what was accepted, and that makes room. (`total` can wait.)"""
 
 
 def script_source(name: str) -> str:
@@ -291,25 +305,6 @@ class Call(Generic[T]):
     keys: Sequence[str]
     args: Sequence[Any]
     read: Callable[[Any], T]
-
-
-NAMES = (
-    "submit",
-    "assign",
-    "attempt",
-    "commit",
-    "expire",
-    "reclaim",
-    "drain",
-    "reject",
-    "cancel",
-    "orphan",
-    "lead",
-    "resign",
-    "total",
-    "vacate",
-    *WORK,
-)
 
 
 class Scripts:

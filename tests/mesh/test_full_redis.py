@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from redis.asyncio import Redis
 
@@ -20,9 +21,10 @@ from shared.keyspace import Keyspace
 from shared.logs import Level
 from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.messages import ExecutorRegistration
+from shared.messages import ExecutorRegistration, StepFlag
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
+from tests.scripted_mesh import ScriptedMesh
 
 EXECUTOR = ExecutorId("a-1")
 REGISTRATION = ExecutorRegistration(EXECUTOR, "a", "host", 1, 1, control_mode=EXPLICIT)
@@ -81,3 +83,13 @@ async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -
         await settings.logs({"log_info": False})
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
         await settings.traces("", {"trace_rate": ["7"]})
+
+
+async def test_what_was_accepted_is_finished_also_of_a_suspected_sequence(redis: Redis) -> None:
+    mesh = ScriptedMesh(redis, Keyspace(), "sum")
+    await mesh.open()
+    await mesh.submit(mesh.submission(7, {"INPUT": np.zeros((1, 1), np.int64)}, StepFlag.START))
+    await full(redis)
+
+    epoch = await mesh.assign(7, EXECUTOR)
+    assert await mesh.scripts.run(mesh.scripts.attempt(mesh.sequence(7), epoch))
