@@ -21,10 +21,7 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
   local committed, start = number(got[3]), number(got[9])
-  if over == '1' and start ~= committed + 1 then
-    redis.call('HSET', record, 'vd', committed, 'vk', 'o')
-    if start <= committed then redis.call('HSET', record, 'cl', 1) end
-  end
+  if over == '1' and start ~= committed + 1 then lose_state(record, committed, 'o', start) end
   leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)

@@ -23,6 +23,8 @@
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
 local EXECUTOR, REPLIES, REPLY_BYTES = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+-- What a sequence becomes without its state, by the outcome of the step that lost it; of the first two, a START's.
+local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
 
 local function answer_all(keys, step)
   if step.gateway ~= '' then answer(step.gateway, step.token, step.reply) end
@@ -146,19 +148,12 @@ local function commit(keys, step)
   tally(keys.tally, step.counts)
 
   local void, kind = got[7], got[8] or 'f'
-  if step.outcome >= 3 then
-    void, kind = step.n, step.outcome == 3 and 'c' or 'o'
-    redis.call('HSET', keys.record, 'vd', step.n, 'vk', kind)
-    if number(got[6]) <= step.n then redis.call('HSET', keys.record, 'cl', 1) end
-  elseif has(step.flags, START) then
-    if step.outcome == 0 then
-      if void then redis.call('HDEL', keys.record, 'vd', 'vk') end
-      void = nil
-    else
-      void, kind = step.n, 'f'
-      redis.call('HSET', keys.record, 'vd', step.n, 'vk', 'f')
-      if number(got[6]) == step.n then redis.call('HSET', keys.record, 'cl', 1) end
-    end
+  if step.outcome >= 3 or step.outcome ~= 0 and has(step.flags, START) then
+    void, kind = step.n, VOID_KINDS[step.outcome]
+    lose_state(keys.record, void, kind, number(got[6]))
+  elseif void and step.outcome == 0 and has(step.flags, START) then
+    redis.call('HDEL', keys.record, 'vd', 'vk')
+    void = nil
   end
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then

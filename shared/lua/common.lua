@@ -132,6 +132,20 @@ local function leave_line(line, state, version, accepted, committed)
   count_line(line, 's:' .. version, committed - accepted)
 end
 
+-- A sequence is between two owners: before the waiting ones by its kind, it gets the next by `assign`.
+local function move_on(record, starts, epochs, sid, version)
+  local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
+  redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', epochs))
+  redis.call('HDEL', record, 'ow', 'in', 'sl')
+end
+
+-- The state is gone since this step: those behind it hear of it by the ordinary way of a reply, until a START. start:
+-- the latest accepted one; if none is behind the step, nothing else is accepted.
+local function lose_state(record, since, kind, start)
+  redis.call('HSET', record, 'vd', since, 'vk', kind)
+  if start <= since then redis.call('HSET', record, 'cl', 1) end
+end
+
 -- The end of a sequence's record, whatever the cause: its slot goes to the scheduler's feed, a tombstone stays.
 -- keys: record, idle, parked, checkpoint, deadlines; of one that holds a slot also owned, feed
 local function release(keys, sid, kind, epoch, tombstone_ms)

@@ -49,15 +49,9 @@ local function reclaim(sid)
     page(keys.record, KEYS[7], got[8])
     return
   end
-  if lost then
-    -- What is in flight hears of it from the next owner, in order, by the ordinary way of a reply.
-    redis.call('HSET', keys.record, 'vd', committed, 'vk', 'o')
-    if start <= committed then redis.call('HSET', keys.record, 'cl', 1) end
-  end
+  if lost then lose_state(keys.record, committed, 'o', start) end
   if ARGV[6] ~= '0' and accepted > committed then count_lost(keys.record, committed + 1, got[3]) end
-  local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[8], 'u', '0', 'k', 'm')
-  redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl')
+  move_on(keys.record, KEYS[3], KEYS[2], sid, got[8])
   count_line(KEYS[7], 's:' .. got[8], accepted - committed)
 end
 

@@ -22,9 +22,7 @@ local function vacate(record, sid, epoch, state)
   if state == 'p' then
     page(record, KEYS[4], got[9])
   else
-    local entry = redis.call('XADD', KEYS[3], '*', 'q', sid, 'v', got[9], 'u', '0', 'k', 'm')
-    redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', KEYS[2]))
-    redis.call('HDEL', record, 'ow', 'in', 'sl')
+    move_on(record, KEYS[3], KEYS[2], sid, got[9])
     count_line(KEYS[4], 'moved:' .. got[9], 1)
   end
   return got[5] == got[6] and 1 or 2
