@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from executor.connections import Connections
 from executor.devices import Devices
 from executor.incarnation import Applied, Incarnation
@@ -15,8 +17,10 @@ from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
+from shared.membership import Membership
 from shared.redis_client import connect
 from shared.traces.tracing import Tracing
+from tests.scripted_mesh import ScriptedMesh
 
 SHARDS = 2
 
@@ -33,6 +37,17 @@ class Running:
     @property
     def executor(self) -> ExecutorId:
         return self.incarnation.executor
+
+
+@asynccontextmanager
+async def scripted(redis: Redis, key_prefix: str, model: str) -> AsyncGenerator[ScriptedMesh]:
+    """A mesh whose other services are the test. Afterwards no executor is registered."""
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, SHARDS), model)
+    await mesh.open()
+    yield mesh
+    membership = Membership(redis, mesh.keys)
+    for member in await membership.members():
+        await membership.remove(member.registration.executor)
 
 
 @asynccontextmanager

@@ -17,14 +17,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from executor.incarnation import Applied, LeaseLostError
 from shared.errors import LoadError
 from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.scripts import CancelCode, VacateCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
 from shared.tensors import Tensor, to_numpy
-from tests.executor.living import Running, living
+from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh
 
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
@@ -101,12 +100,8 @@ def models(tmp_path: Path, interval: int) -> Path:
 
 @pytest.fixture
 async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 2), "sum")
-    await mesh.open()
-    yield mesh
-    membership = Membership(redis, mesh.keys)
-    for member in await membership.members():
-        await membership.remove(member.registration.executor)
+    async with scripted(redis, key_prefix, "sum") as mesh:
+        yield mesh
 
 
 @pytest.fixture

@@ -19,14 +19,12 @@ import pytest
 from redis.asyncio import Redis
 
 from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.membership import Membership
 from shared.messages import ReplyMessage, StepFlag
 from shared.scripts import Submission, SubmitCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
 from shared.tensors import to_numpy
-from tests.executor.living import SHARDS, Running, living
+from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -104,12 +102,8 @@ def told(reply: ReplyMessage) -> int | str:
 
 @pytest.fixture
 async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, SHARDS), "sum")
-    await mesh.open()
-    yield mesh
-    membership = Membership(redis, mesh.keys)
-    for member in await membership.members():
-        await membership.remove(member.registration.executor)
+    async with scripted(redis, key_prefix, "sum") as mesh:
+        yield mesh
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,22 +12,14 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from executor.connections import Connections
-from executor.devices import Devices
-from executor.incarnation import Incarnation
 from executor.models.control import Applied
-from executor.models.repository import Repository
-from executor.settings import ExecutorSettings
 from shared.ids import GatewayId
-from shared.keyspace import Keyspace
 from shared.limits import LOST_EXECUTORS_MAX
-from shared.membership import Membership
 from shared.messages import InferMessage, ReplyMessage, encode
-from shared.redis_client import connect
 from shared.statistics.tally import Load
 from shared.tensors import from_numpy, to_numpy
-from shared.traces.tracing import Tracing
 from shared.work_scripts import WorkItem, WorkScripts
+from tests.executor.living import Running, living, scripted
 from tests.executor.work_gate import Gate, new_gate
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -94,20 +85,6 @@ class Callers:
         return {holder.decode() for holder in await self.redis.hvals(self.keys.held)}
 
 
-@dataclass(frozen=True)
-class Running:
-    """An executor that a test started."""
-
-    incarnation: Incarnation
-    task: asyncio.Task[None]
-    repository: Repository
-    changed: asyncio.Event
-
-    @property
-    def id(self) -> str:
-        return self.incarnation.executor
-
-
 Life = Callable[[str], AbstractAsyncContextManager[Running]]
 
 
@@ -142,40 +119,21 @@ def models(tmp_path: Path, batching: str, strategy: str) -> Path:
 
 @pytest.fixture
 async def callers(redis: Redis, key_prefix: str) -> AsyncIterator[Callers]:
-    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 2), "work")
-    await mesh.open()
-    yield Callers(mesh)
-    membership = Membership(redis, mesh.keys)
-    for member in await membership.members():
-        await membership.remove(member.registration.executor)
+    async with scripted(redis, key_prefix, "work") as mesh:
+        yield Callers(mesh)
 
 
 @pytest.fixture
 async def executor(redis_url: str, key_prefix: str, models: Path, gate: Gate) -> Life:
     """Runs executors of the test's model, each with its own engines, as its context lasts."""
-    settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=2, models=(models,))
 
     @asynccontextmanager
     async def life(name: str) -> AsyncGenerator[Running]:
-        connections = Connections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, 2))
-        repository = Repository(settings.models, Devices())
-        repository.load("work")
-        named = replace(settings, name=name)
-        changed = asyncio.Event()
-        incarnation = Incarnation(named, connections, repository, Tracing(), Applied(), changed)
-        running = asyncio.create_task(incarnation.run())
-        try:
-            started = asyncio.create_task(incarnation.registered.wait())
-            await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                await running
-            yield Running(incarnation, running, repository, changed)
-        finally:
-            gate.release()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            await repository.close()
-            await connections.close()
+        async with living(redis_url, key_prefix, models, "work", name) as running:
+            try:
+                yield running
+            finally:
+                gate.release()
 
     return life
 
@@ -445,7 +403,7 @@ class TestExecutors:
         async with executor("a") as a:
             await callers.send(1, 2)
             await until(lambda: gate.began(1), "a has taken them")
-            assert {a.id} == await callers.holders()
+            assert {a.executor} == await callers.holders()
             # It dies: its loops stop, and its lease ends.
             a.task.cancel()
             await asyncio.gather(a.task, return_exceptions=True)
@@ -453,7 +411,7 @@ class TestExecutors:
 
             async with executor("b") as b:
                 await until(lambda: gate.batches.count([1, 2]) == 2, "b runs them again, at their old places")
-                assert {b.id} == await callers.holders()
+                assert {b.executor} == await callers.holders()
                 gate.release()
                 assert [2, 4] == await callers.doubles(1, 2)
 
