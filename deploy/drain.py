@@ -21,7 +21,7 @@ HELP = """Empties executors: their sequences go on elsewhere.
 
 No caller sees an error. The process keeps running with its models loaded, takes nothing, and serves again after --undo.
 EXECUTOR is a name or an id, as --list shows them. Waits until nothing is left there: sequences whose state only their
-model knows (python models without declared state) cannot be moved, and stay until they end.
+model knows (see sequence_recovery in the README) cannot be moved, and stay until they end.
 
 \b
   seqmesh drain --list             who holds how many sequences
