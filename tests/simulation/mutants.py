@@ -72,7 +72,7 @@ MUTANTS = (
         "fence",
         "a leader that lost its model goes on deciding",
         tuple(
-            Edit(name, r"if seen > term then", "if false then") for name in ("assign", "expire", "reclaim", "reject")
+            Edit(name, r"if seen > term then", "if false then") for name in ("assign", "expire", "reclaim", "reject", "vacate")
         ),
     ),
     Mutant(
