@@ -57,6 +57,8 @@ class Mutant:
             yield
 
 
+FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "vacate")
+
 MUTANTS = (
     Mutant(
         "epoch",
@@ -71,9 +73,7 @@ MUTANTS = (
     Mutant(
         "fence",
         "a leader that lost its model goes on deciding",
-        tuple(
-            Edit(name, r"if seen > term then", "if false then") for name in ("assign", "expire", "reclaim", "reject", "vacate")
-        ),
+        tuple(Edit(name, r"if seen > term then", "if false then") for name in FENCED_SCRIPTS),
     ),
     Mutant(
         "marker",
