@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import click
@@ -128,7 +129,8 @@ def measure_dial(*, seconds: float, rounds: int, out: Path) -> None:
         with mesh as state:
             bench = Dial(state, seconds)
             for round_number in range(1, rounds + 1):
-                for setting in settings():
+                # In another order each time: a turn begins on what the one before it has left, an executor that starts.
+                for setting in Random(round_number).sample(settings(), k=len(settings())):
                     turns.append(uvloop.run(bench.turn(setting)))
                     click.echo(f"[{round_number}/{rounds}] {one_line(turns[-1])}", err=True)
     write(summary(turns), turns, out)
@@ -243,7 +245,7 @@ def _bytes_per_s(before: Reading, after: Reading) -> float:
 
 
 def summary(turns: Sequence[Turn]) -> list[Turn]:
-    """The medians of each setting's figures."""
+    """The medians of each setting's figures, in the order of the dial."""
     by_setting: dict[str, list[Turn]] = {}
     for turn in turns:
         by_setting.setdefault(turn.setting, []).append(turn)
@@ -254,7 +256,8 @@ def summary(turns: Sequence[Turn]) -> list[Turn]:
             statistics.median(turn.redis_bytes for turn in group),
             _median([turn.takeover_ms for turn in group if turn.takeover_ms is not None]),
         )
-        for name, group in by_setting.items()
+        for name in (setting.name for setting in settings())
+        if (group := by_setting.get(name))
     ]
 
 
