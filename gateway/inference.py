@@ -19,6 +19,7 @@ from gateway.dispatch import Dispatch
 from gateway.orphans import Connection, Orphans
 from gateway.replies import Replies, unknown_outcome
 from gateway.response_cache import NO_CACHE, ResponseCache
+from gateway.room import Room
 from gateway.sessions import new_session
 from gateway.waiting import Answer, Waiting
 from shared.errors import MeshError, UnavailableError
@@ -38,6 +39,8 @@ class Inference:
         its entry goes at once, and what was accepted is given up (`gateway.cancellation`).
     connection() -> Connection
         To be given to `submit` with each request of one stream, and to be ended with it (`gateway.orphans`).
+    room
+        For the bytes of requests that are still being received.
     """
 
     def __init__(
@@ -61,8 +64,7 @@ class Inference:
         self._tracing = tracing
         self._orphans = orphans
         self._in_flight_max = in_flight_max
-        self._bytes_in_flight_max = bytes_in_flight_max
-        self.bytes_in_flight = 0
+        self.room = Room(bytes_in_flight_max)
         self._timeout_ms = timeout_ms
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
@@ -96,29 +98,21 @@ class Inference:
         if self.in_flight >= self._in_flight_max:
             text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
             future.set_exception(UnavailableError(text))
-        elif self.bytes_in_flight and self.bytes_in_flight + size > self._bytes_in_flight_max:
-            # One that is larger than the bound is taken when it is alone.
-            text = (
-                f"the gateway has requests of {self.bytes_in_flight} bytes in flight, of at most "
-                f"{self._bytes_in_flight_max}, and this one has {size}: try again later"
-            )
-            future.set_exception(UnavailableError(text))
-        elif call.model in self._held_models:
+            return future
+        try:
+            self.room.take(size)
+        except UnavailableError as error:
+            future.set_exception(error)
+            return future
+        if call.model in self._held_models:
             self._hold(call, future, connection)
         else:
             self._enter(call, future, connection, may_hold=True)
-        if not future.done():
-            self._weigh(size, future)
+        if future.done():
+            self.room.give_back(size)
+        else:
+            future.add_done_callback(lambda _: self.room.give_back(size))
         return future
-
-    def _weigh(self, size: int, future: asyncio.Future[Answer]) -> None:
-        """Counts a request's bytes until it is over."""
-
-        def over(_: asyncio.Future[Answer]) -> None:
-            self.bytes_in_flight -= size
-
-        self.bytes_in_flight += size
-        future.add_done_callback(over)
 
     def _enter(
         self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None, *, may_hold: bool

@@ -34,6 +34,7 @@ from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.response_cache import ResponseCache
 from gateway.rest.app import build_app, build_metrics_app
+from gateway.rest.body import BodyBounds
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
@@ -196,12 +197,12 @@ async def _serve_ports(
     config = parse_metrics_config(settings.metrics_config)
     metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges_of(core), config)
     server = Server(core.catalog, metrics_page, stop, name=settings.server_id)
-    size_max = settings.http_max_input_size
+    bounds = BodyBounds(settings.http_max_input_size, core.inference.room)
     app = build_app(
-        Infer(core.inference, core.catalog, size_max=size_max, forward=settings.header_forward_regex),
-        Models(core.catalog, core.repository, core.statistics, size_max=size_max),
+        Infer(core.inference, core.catalog, size_max=bounds.size_max, forward=settings.header_forward_regex),
+        Models(core.catalog, core.repository, core.statistics, bounds),
         server,
-        Observability(core.settings, size_max=size_max),
+        Observability(core.settings, bounds),
         parse_restrictions(settings.http_restricted_api),
     )
     http = listen(settings.host, settings.http_port)

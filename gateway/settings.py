@@ -158,6 +158,14 @@ class GatewaySettings(MetricsSettings):
         group="Bounds",
         minimum=1,
     )
+    grpc_max_concurrent_rpcs: int = setting(
+        10_000,
+        help="RPCs that are served at once, each stream as one; beyond it callers get RESOURCE_EXHAUSTED. gRPC "
+        "receives messages whole before anybody sees them: together they take no more than this many times "
+        "--grpc-max-input-size.",
+        group="Bounds",
+        minimum=1,
+    )
     http_max_input_size: int = setting(
         64 << 20,
         help="Largest body of an HTTP request, after decompression. Triton's default is the same.",
@@ -194,8 +202,8 @@ class GatewaySettings(MetricsSettings):
     )
     max_bytes_in_flight: int = setting(
         1 << 30,
-        help="Bytes of the input tensors of those requests; beyond it callers get 503 / UNAVAILABLE. Redis holds them, "
-        "too.",
+        help="Bytes of HTTP bodies that are being received, and of the input tensors of requests that wait for an "
+        "answer, together; beyond it callers get 503 / UNAVAILABLE. Redis holds those that wait, too.",
         unit="bytes",
         group="Bounds",
         minimum=1,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope
 
-from gateway.rest.compression import too_large, unpack
+from gateway.rest.compression import PIECE_BYTES, BodyTooLargeError, is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object
-from shared.errors import Code, MeshError, RequestError
+from gateway.room import Place, Room
+from shared.errors import Code, MeshError, RequestError, UnavailableError
 
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
+PATIENCE_S = 30.0
+"""How long a body may take to come, on top of what SLOWEST_BYTES_S allows: nobody keeps room by sending nothing."""
+SLOWEST_BYTES_S = 64 << 10
+"""Bytes per second that a client sends at least."""
 LINGER_S = 2.0
-"""How long a client may go on sending after its request was refused."""
+"""How long a body may take to come that is too large."""
 NUMBER_DIGITS_MAX = 20
 TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
@@ -69,61 +73,110 @@ def _number(name: str, value: bytes, *, signed: bool = False) -> int:
     return int(value)
 
 
-async def read_body(receive: Receive, headers: Headers, *, size_max: int) -> bytes:
-    """The whole body, unpacked; never more than `size_max` bytes of it are held.
+class TooSlowError(RequestError):
+    """A body that does not come."""
 
-    raises  RequestError for a larger one, ClientLeftError when it ends early
+
+class UnreadBodyError(Exception):
+    """A request was refused, and part of its body is still to come: no other request can follow on this connection."""
+
+    def __init__(self, refusal: MeshError) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """How bodies are received. size_max: of one, unpacked, bytes; room: for all that are held."""
+
+    size_max: int
+    room: Room
+
+
+async def read_body(receive: Receive, headers: Headers, size_max: int, place: Place) -> bytes:
+    """The whole body, unpacked; never more than `size_max` bytes of it are held, and each of them counts.
+
+    What is left of a body that is refused is read and thrown away, for a while: a connection that is closed with unread
+    data is reset, and a client that is still sending would lose the answer that says why.
+
+    size_max  bytes
+    place     what it takes of the gateway's room, until the caller leaves it
+    raises    RequestError for a larger one, UnavailableError where there is no room; UnreadBodyError where it was one
+              of these, or slowness, and the client goes on sending; ClientLeftError when it ends early
     """
-    if headers.content_length is not None and headers.content_length > size_max:
-        raise too_large(headers.content_length, size_max)
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientLeftError("the client left before the request was complete")
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        body = await _read_rest(receive, body, size_max)
-    if len(body) > size_max:
-        raise too_large(len(body), size_max)
-    if headers.content_encoding:
-        # A few bytes may become many: nobody else should wait for them.
-        return await asyncio.to_thread(unpack, body, headers.content_encoding, size_max=size_max)
+    body = await _received(receive, headers, size_max, place)
+    if is_packed(headers.content_encoding):
+        return await _unpacked(body, headers.content_encoding, size_max, place)
     return body
 
 
-async def read_object(scope: Scope, receive: Receive, *, size_max: int, optional: bool = False) -> Json:
+async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, optional: bool = False) -> Json:
     """The members of a JSON body. optional: nothing but spaces is an object without any.
 
     raises  as `read_body` and `parse_object`
     """
-    body = await read_body(receive, read_headers(scope), size_max=size_max)
-    if optional and not body.strip():
-        return {}
-    return await asyncio.to_thread(parse_object, body) if len(body) > BULKY_BYTES else parse_object(body)
+    with bounds.room.place() as place:
+        body = await read_body(receive, read_headers(scope), bounds.size_max, place)
+        if optional and not body.strip():
+            return {}
+        return await asyncio.to_thread(parse_object, body) if len(body) > BULKY_BYTES else parse_object(body)
 
 
-async def discard(receive: Receive) -> None:
-    """Reads the rest of a refused body for a while and throws it away.
-
-    A connection that is closed with unread data is reset, and the client would lose the answer that says why.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER_S):
-            while (await receive()).get("more_body", False):
-                pass
-
-
-async def _read_rest(receive: Receive, first: bytes, size_max: int) -> bytes:
-    parts = [first]
-    size = len(first)
+async def _received(receive: Receive, headers: Headers, size_max: int, place: Place) -> bytes:
+    # Not a list of parts: of chunks of a few bytes the objects would take many times as much.
+    body = bytearray()
+    size = 0
     more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeftError("the client left before the request was complete")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > size_max:
-            raise too_large(size, size_max)
-        parts.append(part)
-        more = message.get("more_body", False)
+    now = asyncio.get_running_loop().time
+    began = now()
+    refusal = _refusal(headers.content_length or 0, size_max, place)
+    try:
+        async with asyncio.timeout(LINGER_S if isinstance(refusal, BodyTooLargeError) else PATIENCE_S) as patience:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeftError("the client left before the request was complete")
+                part: bytes = message.get("body", b"")
+                more = message.get("more_body", False)
+                size += len(part)
+                if refusal is None:
+                    body += part
+                    refusal = _refusal(size, size_max, place)
+                    if isinstance(refusal, BodyTooLargeError):
+                        patience.reschedule(now() + LINGER_S)
+                if refusal is not None:
+                    body.clear()
+                    place.leave()
+                if size > SLOWEST_BYTES_S and not isinstance(refusal, BodyTooLargeError):
+                    patience.reschedule(began + PATIENCE_S + size / SLOWEST_BYTES_S)
+    except TimeoutError:
+        slow = TooSlowError(f"the request's body does not come: {size} bytes in {now() - began:.1f} s")
+        raise UnreadBodyError(refusal or slow) from None
+    if refusal is not None:
+        raise refusal
+    return bytes(body)
+
+
+def _refusal(size: int, size_max: int, place: Place) -> MeshError | None:
+    """Why a body of so many bytes is not taken; None: it has its place."""
+    if size > size_max:
+        return too_large(size, size_max)
+    try:
+        place.hold(size)
+    except UnavailableError as full:
+        return full
+    return None
+
+
+async def _unpacked(body: bytes, encoding: str, size_max: int, place: Place) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    pieces = unpacked(body, encoding, size_max=size_max)
+    # Beside the loop: nobody else should wait for it.
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        parts.append(piece)
+        size += len(piece)
+        place.hold(len(body) + size)
+        if len(piece) < PIECE_BYTES:
+            break
     return b"".join(parts)

@@ -16,6 +16,7 @@ from gateway.rest.compression import choose, pack
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
 from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
 from gateway.rest.response import encode_answer
+from gateway.room import Place
 from shared.errors import Code, RequestError
 
 GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
@@ -41,13 +42,8 @@ class Infer:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         headers = read_headers(scope)
-        body = await read_body(receive, headers, size_max=self._size_max)
-        if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
-            call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
-        else:
-            call, forms = self._decode(scope, headers, body)
-        if has_many_strings(call):
-            call = await asyncio.to_thread(with_strings_read, call)
+        with self._inference.room.place() as place:
+            call, forms = await self._receive(scope, receive, headers, place)
         answer = await answer_while_present(self._inference.submit(call), receive)
         if json_bytes(answer, forms) > BULKY_BYTES:
             content, header_length = await asyncio.to_thread(encode_answer, answer, forms)
@@ -69,6 +65,19 @@ class Infer:
         path = scope["path_params"]
         self._catalog.find(path["model"], path.get("version", ""))
         raise RequestError(GENERATE_REFUSAL, Code.UNSUPPORTED)
+
+    async def _receive(
+        self, scope: Scope, receive: Receive, headers: Headers, place: Place
+    ) -> tuple[InferCall, OutputForms]:
+        """Nothing of the body is kept but what is in the call."""
+        body = await read_body(receive, headers, self._size_max, place)
+        if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
+            call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
+        else:
+            call, forms = self._decode(scope, headers, body)
+        if has_many_strings(call):
+            call = await asyncio.to_thread(with_strings_read, call)
+        return call, forms
 
     def _decode(self, scope: Scope, headers: Headers, body: bytes) -> tuple[InferCall, OutputForms]:
         path = scope["path_params"]

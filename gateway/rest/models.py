@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.catalog import Catalog
 from gateway.metadata import TensorMetadata, platform_of, tensor_metadata
 from gateway.repository import Repository
-from gateway.rest.body import read_object
+from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from gateway.statistics import Statistics
@@ -23,13 +23,13 @@ FILE_PREFIX = "file:"
 
 
 class Models:
-    """Handlers; each answers one route. size_max: largest body, bytes."""
+    """Handlers; each answers one route."""
 
-    def __init__(self, catalog: Catalog, repository: Repository, statistics: Statistics, *, size_max: int) -> None:
+    def __init__(self, catalog: Catalog, repository: Repository, statistics: Statistics, bounds: BodyBounds) -> None:
         self._catalog = catalog
         self._repository = repository
         self._statistics = statistics
-        self._size_max = size_max
+        self._bounds = bounds
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../ready: 200, or 400 for a model that is unknown or not served now (triton-spec 5.1)."""
@@ -65,7 +65,7 @@ class Models:
 
     async def index(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/index."""
-        document = await self._document(scope, receive)
+        document = await read_object(scope, receive, self._bounds, optional=True)
         ready = document.get("ready", False)
         if not isinstance(ready, bool):
             raise RequestError("Invalid value for 'ready': expected a boolean")
@@ -73,7 +73,7 @@ class Models:
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/load."""
-        parameters = parameters_of(await self._document(scope, receive))
+        parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         # Decodes files, which may be large.
         config_json, files = await asyncio.to_thread(load_parameters, parameters)
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
@@ -81,7 +81,7 @@ class Models:
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/unload. There are no ensembles, so there are no dependents."""
-        parameters = parameters_of(await self._document(scope, receive))
+        parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         bool_of(parameters.get("unload_dependents", False), "unload_dependents")
         await self._repository.unload(scope["path_params"]["model"])
         await send_bytes(send, 200, b"")
@@ -89,9 +89,6 @@ class Models:
     async def named_repository(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Load and unload in a repository by name: there is only one."""
         raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)
-
-    async def _document(self, scope: Scope, receive: Receive) -> Json:
-        return await read_object(scope, receive, size_max=self._size_max, optional=True)
 
 
 def model_and_version(scope: Scope) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.rest.body import read_object
+from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError
 from gateway.rest.reply import send_json
 from gateway.runtime_settings import RuntimeSettings
@@ -16,11 +16,11 @@ from shared.traces.settings import NUMBERS
 
 
 class Observability:
-    """Handlers; each answers one route. size_max: largest body, bytes."""
+    """Handlers; each answers one route."""
 
-    def __init__(self, settings: RuntimeSettings, *, size_max: int) -> None:
+    def __init__(self, settings: RuntimeSettings, bounds: BodyBounds) -> None:
         self._settings = settings
-        self._size_max = size_max
+        self._bounds = bounds
 
     async def trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET and POST /v2/trace/setting, and the same of one model."""
@@ -36,7 +36,7 @@ class Observability:
     async def _document(self, scope: Scope, receive: Receive) -> Json:
         if scope["method"] == "GET":
             return {}
-        return await read_object(scope, receive, size_max=self._size_max)
+        return await read_object(scope, receive, self._bounds)
 
 
 def trace_changes(document: Json) -> dict[str, list[str] | None]:

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.rest.body import ClientLeftError, discard
-from gateway.rest.compression import BodyTooLargeError, UnsupportedEncodingError
+from gateway.rest.body import ClientLeftError, TooSlowError, UnreadBodyError
+from gateway.rest.compression import UnsupportedEncodingError
 from gateway.restrictions import Restriction
 from gateway.status import http_error
 from shared import logs
@@ -19,6 +19,7 @@ from shared.errors import MeshError
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
 BINARY: Header = (b"content-type", b"application/octet-stream")
+REQUEST_TIMEOUT = 408
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -44,6 +45,8 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     if isinstance(error, ClientLeftError):
         return
     status, body = http_error(error)
+    if isinstance(error, TooSlowError):
+        status = REQUEST_TIMEOUT
     if isinstance(error, UnsupportedEncodingError):
         headers += ((b"accept-encoding", b"gzip, deflate"),)
     await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
@@ -73,9 +76,8 @@ class Endpoint:
                 await send_json(send, {"error": error}, 403)
                 return
             await self._handler(scope, receive, send)
-        except BodyTooLargeError as error:
-            await send_error(send, error, (b"connection", b"close"))
-            await discard(receive)
+        except UnreadBodyError as error:
+            await send_error(send, error.refusal, (b"connection", b"close"))
         except MeshError as error:
             await send_error(send, error)
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something

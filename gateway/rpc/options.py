@@ -11,6 +11,7 @@ def grpc_options(settings: GatewaySettings) -> GrpcOptions:
     """What an operator has set; the settings have been checked when they were read."""
     return GrpcOptions(
         receive_bytes=settings.grpc_max_input_size,
+        rpcs_max=settings.grpc_max_concurrent_rpcs,
         keepalive=Keepalive(
             time=settings.grpc_keepalive_time,
             timeout=settings.grpc_keepalive_timeout,

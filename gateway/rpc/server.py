@@ -67,11 +67,13 @@ class GrpcOptions:
     """Of the transport.
 
     receive_bytes  largest request; a larger one is refused by the transport with RESOURCE_EXHAUSTED
+    rpcs_max       calls at once; one more is refused by the transport likewise, before its message is read
     tls            None: the port speaks plain text
     restrictions   parts of the protocol that need a key, by category
     """
 
     receive_bytes: int = INT32_MAX
+    rpcs_max: int | None = None
     keepalive: Keepalive = Keepalive()
     tls: GrpcTls | None = None
     restrictions: Mapping[str, Restriction] = field(default_factory=dict[str, Restriction])
@@ -133,7 +135,9 @@ async def serve_grpc(
     """
     options = options or GrpcOptions()
     interceptors = [Restrictions(options.restrictions)] if options.restrictions else []
-    server = grpc.aio.server(options=channel_options(options), interceptors=interceptors)
+    server = grpc.aio.server(
+        options=channel_options(options), interceptors=interceptors, maximum_concurrent_rpcs=options.rpcs_max
+    )
     health = Health(servicer.is_ready, servicer.connections)
     pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     health_grpc: Any = health_pb2_grpc

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.rest import body
 from gateway.rest.json_values import Json, parse_object
+from gateway.room import Room
 
 
 @pytest.mark.parametrize(("size", "is_beside"), [(100, False), (body.BULKY_BYTES, True)])
@@ -25,7 +26,8 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
         return {"type": "http.request", "body": b'{"a": "' + b"x" * size + b'"}'}
 
     monkeypatch.setattr(body, "parse_object", noticed)
-    document = await body.read_object({"type": "http", "headers": []}, receive, size_max=2 * body.BULKY_BYTES)
+    bounds = body.BodyBounds(2 * body.BULKY_BYTES, Room(4 * body.BULKY_BYTES))
+    document = await body.read_object({"type": "http", "headers": []}, receive, bounds)
 
     assert {"a": "x" * size} == document
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]

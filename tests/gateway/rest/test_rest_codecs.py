@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 
 from gateway.admission import admit
 from gateway.classification import classify
-from gateway.rest.compression import choose, pack, unpack
+from gateway.rest import compression
+from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
 from gateway.rest.json_values import JsonError
 from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
@@ -251,21 +252,28 @@ def test_classification_has_a_bound():
 # -- compression ----------------------------------------------------------------------------------------------------
 
 
-@given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]))
-def test_compressed_bodies_come_back(content: bytes, encoding: str):
-    assert unpack(pack(content, encoding), encoding, size_max=200) == content
+@given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]), st.integers(1, 50), st.integers(1, 50))
+def test_compressed_bodies_come_back_piece_by_piece(content: bytes, encoding: str, piece: int, step: int):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "PIECE_BYTES", piece)
+        patch.setattr(compression, "STEP_BYTES", step)
+        *pieces, last = unpacked(pack(content, encoding), encoding, size_max=200)
+
+    assert b"".join([*pieces, last]) == content
+    assert all(len(each) == piece for each in pieces)
+    assert len(last) < piece
 
 
 def test_deflate_without_zlib_header_is_understood():
     writer = zlib.compressobj(wbits=-15)
 
-    assert unpack(writer.compress(b"abc") + writer.flush(), "deflate", size_max=10) == b"abc"
+    assert b"".join(unpacked(writer.compress(b"abc") + writer.flush(), "deflate", size_max=10)) == b"abc"
 
 
 def test_nothing_is_unpacked_beyond_the_bound():
-    assert unpack(gzip.compress(bytes(100)), "gzip", size_max=100) == bytes(100)
+    assert b"".join(unpacked(gzip.compress(bytes(100)), "gzip", size_max=100)) == bytes(100)
     with pytest.raises(RequestError, match="exceeds the maximum allowed input size of 99 bytes"):
-        unpack(gzip.compress(bytes(100)), "gzip", size_max=99)
+        list(unpacked(gzip.compress(bytes(100)), "gzip", size_max=99))
 
 
 @pytest.mark.parametrize(

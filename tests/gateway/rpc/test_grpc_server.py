@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,31 @@ async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make
 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+    await server.stop(0)
+
+
+async def test_calls_beyond_the_bound_are_refused_until_there_is_room(make_servicer: Servicers, twin: Any) -> None:
+    options = grpc_options(GatewaySettings(redis_url="", grpc_max_concurrent_rpcs=2))
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=options)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        twin.respond = twin.hold
+        taken = [stub.ModelInfer(pb.ModelInferRequest()) for _ in range(2)]
+        await twin.wait_for_calls(2)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ServerLive(pb.ServerLiveRequest())
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for number, call in enumerate(taken):
+            twin.finish(number)
+            await call
+        async with asyncio.timeout(60):
+            while True:
+                # The end of a call reaches its client before it counts.
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+                    break
     await server.stop(0)
 
 
