@@ -178,9 +178,7 @@ async def join_mesh(redis: Redis, keys: Keyspace) -> None:
     Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a number of shards
     other than the mesh's (the first process to come fixes it); warns of what a restart or a failover would lose.
     """
-    info: dict[str, Any] = await cast("Any", redis).info()
-    _check_server(info)
-    await _check_policies(redis, replicas=int(info.get("connected_slaves", 0)))
+    await _check_policies(redis, replicas=await _check_server(redis))
     await redis.hsetnx(keys.mesh, "shards", str(keys.shards))  # pyright: ignore[reportGeneralTypeIssues]
     await redis.hsetnx(keys.mesh, "schema", str(SCHEMA_VERSION))  # pyright: ignore[reportGeneralTypeIssues]
     shards = await redis.hget(keys.mesh, "shards")  # pyright: ignore[reportGeneralTypeIssues]
@@ -191,7 +189,24 @@ async def join_mesh(redis: Redis, keys: Keyspace) -> None:
         )
 
 
-def _check_server(info: Mapping[str, Any]) -> None:
+async def _check_server(redis: Redis) -> int:
+    """Returns the number of replicas."""
+    try:
+        info: dict[str, Any] = await cast("Any", redis).info()
+    except NoPermissionError:
+        # Nor will anybody notice that connections lead to another run of the server (`shared.server_run`).
+        logs.warning(
+            "redis does not tell who it is",
+            remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "
+            "server that comes back with older data would not be noticed",
+        )
+        return 0
+    check_server_info(info)
+    return int(info.get("connected_slaves", 0))
+
+
+def check_server_info(info: Mapping[str, Any]) -> None:
+    """Raises UnfitRedisError for a server of the wrong kind."""
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")

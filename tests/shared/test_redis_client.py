@@ -181,8 +181,8 @@ async def test_connections_of_one_run_are_made_whenever_they_are_needed(redis: A
     assert run.bound == run.met != ""
 
 
-async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is(
-    run: ServerRun, private_server: EmbeddedRedis, server: Any
+async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_operator_told(
+    run: ServerRun, private_server: EmbeddedRedis, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@all"], commands=["-info"], keys="*")
     url = private_server.url.replace("redis://", "redis://quiet:secret@")
@@ -191,6 +191,11 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is(
     assert await redis.ping()
 
     assert ("", False) == (run.bound, run.changed.is_set())
+
+    await join_mesh(redis, Keyspace())
+
+    (told,) = [record for record in caplog.records if record.message == "redis does not tell who it is"]
+    assert "+info" in str(vars(told))
     await redis.aclose()
 
 
@@ -225,7 +230,7 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
 )
 def test_a_server_of_the_wrong_kind_is_refused(info: dict[str, Any], told: str) -> None:
     with pytest.raises(UnfitRedisError, match=told):
-        redis_client._check_server(info)
+        redis_client.check_server_info(info)
 
 
 @pytest.mark.parametrize(
