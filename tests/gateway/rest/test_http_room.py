@@ -7,7 +7,7 @@ import dataclasses
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(gateway: RunningGateway) -> AsyncIterator[Client]:
+async def connected(gateway: RunningGateway) -> AsyncGenerator[Client]:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
     try:
         yield Client(reader, writer)
