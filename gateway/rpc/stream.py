@@ -200,7 +200,9 @@ class InferStream:
         try:
             if isinstance(request.answer, MeshError):
                 raise request.answer
-            return encode_stream_answer(await request.answer, request.classes)
+            # Shielded: a cancelled handler would cancel the head alone, a turn of the loop before `_abandon` takes the
+            # rest. What is queued could be sent in between, and a sequence would go on without that step.
+            return encode_stream_answer(await asyncio.shield(request.answer), request.classes)
         except MeshError as error:
             if error.accepted and self._metadata.status_on_error:
                 await abort(self._context, error)
@@ -212,6 +214,7 @@ class InferStream:
         self._work = None
 
     def _abandon(self) -> None:
+        """All in one turn of the loop: of what is queued, nothing is sent whose predecessors are given up."""
         for request in self._outstanding:
             answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
