@@ -241,7 +241,10 @@ class Launcher:
     def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan]) -> None:
         self._settings = settings
         self._plans = {child.state.name: child for child in plans}
-        self._supervision = Supervision([(child.state.name, child.state.service) for child in plans])
+        self._supervision = Supervision(
+            [(child.state.name, child.state.service) for child in plans],
+            longest_pause_ms=settings.restart_pause_max_ms,
+        )
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._log_files = {name: LogFile(Path(child.state.log)) for name, child in self._plans.items()}

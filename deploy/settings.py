@@ -43,6 +43,15 @@ class UpSettings(MeshSettings):
     metrics_port: int = setting(
         8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
     )
+    # Below the 15 s for which a gateway lets requests wait for a model whose executors have died.
+    restart_pause_max_ms: int = setting(
+        5_000,
+        help="Longest pause before a process that fails again and again is started again; the first is 200 ms, each "
+        "one after that twice the one before.",
+        unit="ms",
+        group="Restarts",
+        minimum=200,
+    )
     data_dir: Path = setting(
         Path(".seqmesh"),
         help="Where the embedded server keeps its data, and where logs and mesh.json go.",

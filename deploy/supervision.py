@@ -21,7 +21,6 @@ STOP_ORDER = ("gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
 """The service that the others need before they can start."""
 FIRST_PAUSE_MS = 200
-LONGEST_PAUSE_MS = 15_000
 STEADY_MS = 30_000
 """A child that ran this long has recovered: its next failure counts as the first."""
 QUICK_FAILURES_MAX = 3
@@ -130,9 +129,10 @@ Action = Start | Send | Report | ShowLog | Finish
 class Supervision:
     """The state of all children. `handle` is the only way in; it returns what is to be done, in order."""
 
-    def __init__(self, children: Sequence[tuple[str, str]], *, grace_ms: int = GRACE_MS) -> None:
+    def __init__(self, children: Sequence[tuple[str, str]], *, longest_pause_ms: int, grace_ms: int = GRACE_MS) -> None:
         """children: (name, service) in the order in which they start."""
         self._children = {name: Child(name, service) for name, service in children}
+        self._longest_pause_ms = longest_pause_ms
         self._grace_ms = grace_ms
         self._was_ready = False
         self._stage: int | None = None
@@ -197,7 +197,7 @@ class Supervision:
         if not self._was_ready and (code == USAGE_ERROR or child.quick_failures >= QUICK_FAILURES_MAX):
             child.status = Status.ENDED
             return [Report(f"{what}; giving up"), ShowLog(child.name), *self._stop(1, now_ms)]
-        pause_ms = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS << (child.quick_failures - 1))
+        pause_ms = min(self._longest_pause_ms, FIRST_PAUSE_MS << (child.quick_failures - 1))
         child.status = Status.PAUSING
         child.since_ms = now_ms + pause_ms
         return [Report(f"{what}; starting it again in {pause_ms / 1000:.1f} s")]

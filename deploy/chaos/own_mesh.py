@@ -69,6 +69,8 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
             "SEQMESH_GATEWAYS": str(size.gateways),
             "SEQMESH_SCHEDULERS": str(size.schedulers),
             "SEQMESH_LEASE_MS": str(size.lease_ms),
+            # What is killed here has not failed.
+            "SEQMESH_RESTART_PAUSE_MAX_MS": "200",
             # Threads of a library that wait for work burn the processor that the other processes need.
             "OMP_NUM_THREADS": "1",
         }

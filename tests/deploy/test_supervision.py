@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 import pytest
 
 from deploy.supervision import (
     GRACE_MS,
-    LONGEST_PAUSE_MS,
     QUICK_FAILURES_MAX,
     STEADY_MS,
     Action,
@@ -26,12 +26,17 @@ from deploy.supervision import (
     Tick,
 )
 
+LONGEST_PAUSE_MS = 5_000
 CHILDREN = [("redis", "redis"), ("scheduler-1", "scheduler"), ("executor-1", "executor"), ("gateway-1", "gateway")]
+
+
+def supervising(children: Sequence[tuple[str, str]] = CHILDREN) -> Supervision:
+    return Supervision(children, longest_pause_ms=LONGEST_PAUSE_MS)
 
 
 def begun() -> Supervision:
     """A mesh whose processes all run since time 0, not ready yet."""
-    supervision = Supervision(CHILDREN)
+    supervision = supervising()
     supervision.handle(Begin(), 0)
     supervision.handle(ServerReady(), 0)
     return supervision
@@ -53,14 +58,14 @@ def reports(actions: list[Action]) -> list[str]:
 
 
 def test_the_server_starts_first_and_the_others_when_it_takes_commands() -> None:
-    supervision = Supervision(CHILDREN)
+    supervision = supervising()
 
     assert supervision.handle(Begin(), 0) == [Start("redis")]
     assert supervision.handle(ServerReady(), 50) == [Start("scheduler-1"), Start("executor-1"), Start("gateway-1")]
 
 
 def test_with_a_server_of_somebody_elses_everything_starts_at_once() -> None:
-    supervision = Supervision(CHILDREN[1:])
+    supervision = supervising(CHILDREN[1:])
 
     assert supervision.handle(Begin(), 0) == [Start("scheduler-1"), Start("executor-1"), Start("gateway-1")]
 
@@ -139,7 +144,7 @@ def test_a_stop_goes_from_the_edge_to_the_server_one_stage_after_the_other() -> 
 
 
 def test_a_stage_waits_for_all_of_its_processes() -> None:
-    supervision = Supervision([*CHILDREN, ("gateway-2", "gateway")])
+    supervision = supervising([*CHILDREN, ("gateway-2", "gateway")])
     supervision.handle(Begin(), 0)
     supervision.handle(ServerReady(), 0)
     supervision.handle(StopRequested(), 0)
@@ -183,7 +188,7 @@ def test_a_child_that_was_waiting_for_its_restart_is_not_started_during_a_stop()
 
 
 def test_a_stop_before_the_server_was_ready_starts_nothing_more() -> None:
-    supervision = Supervision(CHILDREN)
+    supervision = supervising()
     supervision.handle(Begin(), 0)
 
     assert supervision.handle(StopRequested(), 1) == [Send("redis", signal.SIGTERM)]
