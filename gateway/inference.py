@@ -37,6 +37,8 @@ class Inference:
     submit(call) -> asyncio.Future[Answer]
         Never raises: every failure is the future's MeshError. Cancelling the future means that the caller has left:
         its entry goes at once, and what was accepted is given up (`gateway.cancellation`).
+        Who cancels several does it in one turn of the loop: what is queued behind a step that is given up could be sent
+        in between, and run without it.
     connection() -> Connection
         To be given to `submit` with each request of one stream, and to be ended with it (`gateway.orphans`).
     room

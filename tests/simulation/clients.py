@@ -183,7 +183,8 @@ class Sequence:
         for index, (call, answer) in enumerate(zip(calls, answers, strict=True)):
             try:
                 async with asyncio.timeout(self._habit.patience_s):
-                    self._check(call, await answer)
+                    # Shielded, as in a stream: who leaves gives up all that is open in one turn.
+                    self._check(call, await asyncio.shield(answer))
             except (LostError, TimeoutError):
                 self._let_go(calls[index:], answers[index:])
                 return calls[index:]
