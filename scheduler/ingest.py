@@ -16,9 +16,9 @@ from scheduler.core.events import (
     ExecutorSeen,
     MoveWished,
     PatienceLowered,
-    SequenceCancelled,
     SequenceOver,
     SequenceWaits,
+    WaitEnded,
 )
 from scheduler.core.slots import ServedVersion
 from scheduler.core.state import Former
@@ -72,11 +72,11 @@ def sources(keys: Keyspace, model: str) -> dict[str, Source]:
 def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
     """Events of entries that were read together: those that free slots, then those that want one, by their turn.
 
-    Shards are read one after the other; without this the younger of two sequences could come first. Who has been
-    cancelled before it was heard of is left out.
+    Shards are read one after the other; without this the younger of two sequences could come first. Whose wait had
+    ended before it was heard of is left out.
     """
     overs = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
-    gone = {event.entry for event in overs if isinstance(event, SequenceCancelled)}
+    gone = {event.entry for event in overs if isinstance(event, WaitEnded)}
     starts = [entry for entry in entries if entry.source.kind is StreamKind.STARTS]
     waits = [waiting(entry) for entry in starts if entry.fields[b"k"] not in NEWS]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
@@ -85,13 +85,14 @@ def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
     return [*overs, *(event for event in waits if event.entry not in gone), *lowered, *wishes]
 
 
-def over(entry: StreamEntry) -> SequenceOver | SequenceCancelled:
-    """An entry of the feed (`release` in common.lua; cancel.lua for one that had no slot yet)."""
+def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
+    """An entry of the feed (`release` in common.lua; cancel.lua and expire.lua for one that waits for a slot)."""
     sequence = SequenceId(entry.fields[b"q"].decode())
+    kind = entry.fields[b"k"].decode()
     cause = f"feed {entry.entry.decode()}@{entry.source.shard}"
     if b"b" in entry.fields:
-        return SequenceCancelled(sequence, parse_entry(entry.fields[b"b"], entry.source.shard), cause)
-    return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), entry.fields[b"k"].decode(), cause)
+        return WaitEnded(sequence, parse_entry(entry.fields[b"b"], entry.source.shard), kind, cause)
+    return SequenceOver(sequence, Epoch(int(entry.fields[b"e"])), kind, cause)
 
 
 def patience_lowered(entry: StreamEntry) -> PatienceLowered:

@@ -134,8 +134,8 @@ class Keyspace:
 
     def starts(self, shard: ShardId, model: str) -> str:
         """Stream of sequences that wait for a slot: the backlog itself, with at most one piece of news for each (its
-        deadline was lowered). Written by `submit`, `reclaim` and `vacate`, entries removed by `assign`, `reject` and
-        `cancel`."""
+        deadline was lowered). Written by `submit`, `reclaim` and `vacate`, entries removed by `assign`, `reject`,
+        `cancel` and `expire`."""
         return f"{self.base(shard)}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:

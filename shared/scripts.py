@@ -508,6 +508,7 @@ class Scripts:
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
             self._keys.line(shard, model),
+            self._keys.starts(shard, model),
         ]
         args: list[Any] = [
             term,

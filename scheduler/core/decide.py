@@ -18,19 +18,20 @@ from scheduler.core.events import (
     MoveWished,
     PatienceLowered,
     Reclaimed,
-    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
     Tick,
     Vacated,
     VersionsWithdrawn,
+    WaitEnded,
 )
 from scheduler.core.moves import move
 from scheduler.core.slots import ServedVersion, SlotTable
 from scheduler.core.state import (
     CONFIRMED,
     EXECUTOR_MOVES,
+    SEQUENCE_MOVES,
     Executor,
     ExecutorPhase,
     Sequence,
@@ -41,6 +42,8 @@ from shared.ids import ExecutorId, SequenceId
 
 PAGED = "p"
 """Kind of a `SequenceOver` (`commit.lua`)."""
+EXPIRED = "x"
+"""Kind of a `WaitEnded` (`expire.lua`)."""
 UNSERVED_LOOK_MS = 1000
 """How often idle sequences are looked for while nobody serves the model: paged ones end without an executor."""
 
@@ -56,8 +59,8 @@ def decide(state: State, event: Event) -> list[Action]:
             return sequence_waits(state, event)
         case PatienceLowered():
             return patience_lowered(state, event)
-        case SequenceCancelled():
-            return sequence_cancelled(state, event)
+        case WaitEnded():
+            return wait_ended(state, event)
         case Assigned():
             return assigned(state, event)
         case SequenceOver():
@@ -113,11 +116,17 @@ def patience_lowered(state: State, event: PatienceLowered) -> list[Action]:
     return []
 
 
-def sequence_cancelled(state: State, event: SequenceCancelled) -> list[Action]:
+def wait_ended(state: State, event: WaitEnded) -> list[Action]:
     """It leaves the line. If a slot is just being given to it, Redis will say that it does not wait any more."""
-    if not expiry.is_waiting(state, event.sequence, event.entry):
+    how = "expired" if event.kind == EXPIRED else "cancelled"
+    sequence = state.sequences.get(event.sequence)
+    if sequence is None:
+        # Taken out of its slot to be moved, and over before it was seen in the line.
+        state.underway.pop(event.sequence, None)
         return []
-    return end(state, state.sequences[event.sequence], "cancelled", event.cause)
+    if sequence.entry != event.entry or (sequence.phase, how) not in SEQUENCE_MOVES:
+        return []
+    return end(state, sequence, how, event.cause)
 
 
 def assigned(state: State, event: Assigned) -> list[Action]:

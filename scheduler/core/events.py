@@ -72,11 +72,13 @@ class PatienceLowered:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceCancelled:
-    """A sequence waits no longer in that place: the caller of one of its steps has gone (triton-spec 1.8)."""
+class WaitEnded:
+    """A sequence waits no longer in that place. kind: c the caller of one of its steps has gone (triton-spec 1.8),
+    x it was between two owners, and its idle time is over."""
 
     sequence: SequenceId
     entry: Entry
+    kind: str = "c"
     cause: str = ""
 
 
@@ -174,7 +176,7 @@ Event = (
     | SequenceFound
     | SequenceWaits
     | PatienceLowered
-    | SequenceCancelled
+    | WaitEnded
     | SequenceOver
     | Assigned
     | Vacated

@@ -70,6 +70,7 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.MOVING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.RETURNING, "rejected"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "cancelled"): SequencePhase.ABSENT,
+    (SequencePhase.MOVING, "expired"): SequencePhase.ABSENT,
     (SequencePhase.WAITING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.MOVING, "superseded"): SequencePhase.ABSENT,
     (SequencePhase.RETURNING, "superseded"): SequencePhase.ABSENT,

@@ -1,6 +1,6 @@
 -- Ends sequences whose idle marker is gone. The marker's absence decides; the deadline only said when to look.
 --
--- KEYS   1 fence of the model   2 deadlines   3 feed   4 what the waiting line amounts to
+-- KEYS   1 fence of the model   2 deadlines   3 feed   4 what the waiting line amounts to   5 starts stream
 --        per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 term   2 tombstone ms   3 prefix of this shard's inboxes   4 prefix of the owned sets (executor, model follow)
 --        5 model   per sequence: sequence id
@@ -11,13 +11,9 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local function expire(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr')
-  if got[1] == 'm' and got[4] == got[5] then
-    -- Between two owners: it can expire once it has one again.
-    redis.call('ZADD', keys.deadlines, clock_ms() + 1000, sid)
-    return 0
-  end
-  if (got[1] ~= 'l' and got[1] ~= 'p') or got[4] ~= got[5] then
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be')
+  local state = got[1]
+  if (state ~= 'l' and state ~= 'p' and state ~= 'm') or got[4] ~= got[5] then
     redis.call('ZREM', keys.deadlines, sid)
     return 0
   end
@@ -26,20 +22,23 @@ local function expire(keys, sid)
     redis.call('ZADD', keys.deadlines, clock_ms() + left, sid)
     return 0
   end
-  if got[1] == 'p' then
+  if state == 'p' then
     count_line(KEYS[4], 'gone:' .. got[6], 1)
-    release(keys, sid, 'x', got[3], ARGV[2])
-    return 1
+  elseif state == 'm' then
+    -- Between two owners: no step waits with it, but the leader may have it in line.
+    redis.call('XDEL', KEYS[5], got[7])
+    redis.call('XADD', KEYS[3], '*', 'q', sid, 'e', 0, 'k', 'x', 'b', got[7])
+  else
+    keys.owned, keys.feed = ARGV[4] .. got[2] .. ':' .. ARGV[5], KEYS[3]
+    redis.call('XADD', ARGV[3] .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   end
-  keys.owned, keys.feed = ARGV[4] .. got[2] .. ':' .. ARGV[5], KEYS[3]
   release(keys, sid, 'x', got[3], ARGV[2])
-  redis.call('XADD', ARGV[3] .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   return 1
 end
 
 local results = {}
-for i = 1, (#KEYS - 4) / 4 do
-  local k = 4 + (i - 1) * 4
+for i = 1, (#KEYS - 5) / 4 do
+  local k = 5 + (i - 1) * 4
   results[i] = expire({ deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
     parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
 end

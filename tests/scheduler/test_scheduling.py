@@ -343,6 +343,40 @@ async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_o
 
 
 @pytest.mark.leaves_sequences
+async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_model(stage: Stage) -> None:
+    """The leader drops it from its line: the next executor's only slot goes to somebody else."""
+    e1 = await stage.join("e1")
+
+    async def is_in_state(state: str) -> bool:
+        return (await stage.record(1)).get("st") == state
+
+    async with stage.scheduler() as scheduler:
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await stage.commit(await stage.inbox(e1), e1)
+        await stage.kill(e1)
+        await stage.until(lambda: is_in_state("m"))
+        # Its idle time is over.
+        sequence = sequence_id("sum", "", 1)
+        await stage.commands.delete(stage.keys.sequence(sequence).idle)
+        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), "sum"), {sequence: 0})
+        await stage.until(lambda: is_in_state("x"))
+
+        async def is_out_of_line() -> bool:
+            return not await stage.backlog_length() and not await stage.feed_length()
+
+        await stage.until(is_out_of_line)
+        (leader,) = scheduler.leaders.values()
+        assert {} == leader.state.sequences
+        await stage.join("e2", slots=1)
+        await stage.submit(2, start=True)
+        (record,) = await stage.live(2)
+
+    assert "e2" == record["ow"]
+    assert await is_in_state("x")
+
+
+@pytest.mark.leaves_sequences
 async def test_entries_that_an_expired_sequence_left_behind_do_not_reach_its_successor(stage: Stage) -> None:
     """With a checkpoint interval > 1 committed steps stay in the inbox. If the sequence expires, its owner dies and the
     id starts anew, they belong to nobody."""

@@ -836,6 +836,37 @@ class TestExpiry:
 
         assert not await expire(mesh, step.sequence)
 
+    async def test_between_two_owners_it_expires_as_well_and_leaves_the_line(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        await mesh.take_over(ALICE)
+        place = (await mesh.record(7))["be"]
+        own, shard = mesh.keys.sequence(step.sequence), mesh.keys.shard_of(step.sequence)
+        await cast(Any, mesh.redis).zadd(mesh.keys.deadlines(shard, "sum"), {step.sequence: 1})
+        assert not await expire(mesh, step.sequence)
+        assert await is_due(mesh, within_ms=62_000), "its marker lives: the reaper comes by again when that ends"
+        assert not await is_due(mesh, within_ms=0)
+
+        await mesh.redis.delete(own.idle)
+
+        assert [True, False] == [await expire(mesh, step.sequence) for _ in range(2)]
+        assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
+        assert 0 == await mesh.redis.zcard(mesh.keys.deadlines(shard, "sum"))
+        assert 0 == await mesh.redis.exists(own.parked, own.checkpoint)
+        ((_, told),) = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        assert {b"q": step.sequence.encode(), b"e": b"0", b"k": b"x", b"b": place.encode()} == told
+        refused = await mesh.submit(mesh.submission(7, ONE))
+        assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
+        assert 0 == await mesh.assign(7, BOB), "a leader that has not heard of it yet"
+
+    async def test_between_two_owners_it_stays_while_a_step_is_in_flight(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh)
+        await mesh.take_over(ALICE)
+        await mesh.submit(mesh.submission(7, ONE))
+        await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)
+
+        assert not await expire(mesh, step.sequence)
+        assert 0 < await mesh.assign(7, BOB)
+
     async def test_a_step_that_comes_after_the_idle_time_is_refused_before_the_reaper_came(
         self, mesh: ScriptedMesh
     ) -> None:

@@ -39,12 +39,12 @@ from scheduler.core.events import (
     MoveWished,
     PatienceLowered,
     Reclaimed,
-    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
     Tick,
     Vacated,
+    WaitEnded,
 )
 from scheduler.core.slots import Place, ServedVersion
 from scheduler.core.state import Former, Policy, State, picture
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def in_line(self) -> bool:
-        return self.place is None and self.busy
+        return self.place is None and (self.busy or self.moving)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Twin:
     records: dict[SequenceId, Record] = field(default_factory=dict[SequenceId, Record])
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
     news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
-    feed: list[SequenceOver | SequenceCancelled] = field(default_factory=list[SequenceOver | SequenceCancelled])
+    feed: list[SequenceOver | WaitEnded] = field(default_factory=list[SequenceOver | WaitEnded])
     executors: dict[ExecutorId, ServedVersion] = field(default_factory=dict[ExecutorId, ServedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
@@ -205,9 +205,16 @@ class Twin:
         del self.records[sequence]
         self.leaves_the_line(record)
         if tells:
-            self.feed.append(SequenceCancelled(sequence, record.entry))
+            self.feed.append(WaitEnded(sequence, record.entry))
         else:
             self.untold.add(record.entry)
+
+    def expire(self, sequence: SequenceId, record: Record) -> None:
+        """expire.lua for one without a slot: paged, or between two owners."""
+        del self.records[sequence]
+        if record.moving:
+            self.leaves_the_line(record)
+            self.feed.append(WaitEnded(sequence, record.entry, "x"))
 
 
 class CoreAgainstTwin(RuleBasedStateMachine):
@@ -225,7 +232,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         self.known: set[ExecutorId] = set()
         self.read_starts = Entry(0, 0, SHARD)
         self.read_log: list[SequenceWaits] = []
-        self.read_feed: list[SequenceOver | SequenceCancelled] = []
+        self.read_feed: list[SequenceOver | WaitEnded] = []
 
     @initialize()
     def mesh_begins_with_an_executor(self) -> None:
@@ -274,7 +281,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         record = self.twin.records.get(sequence)
         if record is not None and not record.busy:
             record.busy = True
-            if record.place is None:
+            if record.place is None and not record.moving:
                 self.twin.waits(sequence, record)
 
     @rule(sequence=st.sampled_from(SEQUENCES))
@@ -284,10 +291,10 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             self.twin.commit(sequence, record)
 
     @rule(sequence=st.sampled_from(SEQUENCES))
-    def paged_sequence_expires(self, sequence: SequenceId) -> None:
+    def sequence_without_a_slot_expires(self, sequence: SequenceId) -> None:
         record = self.twin.records.get(sequence)
         if record is not None and record.place is None and not record.busy:
-            del self.twin.records[sequence]
+            self.twin.expire(sequence, record)
 
     @rule()
     def what_commits_were_told_expires(self) -> None:

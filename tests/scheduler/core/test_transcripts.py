@@ -12,6 +12,7 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > returns a 100-0 e1 7      sequence a was paged, at e1 in epoch 7, and has a step again
     > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
     > cancelled a 100-0         a does not wait there any more: a caller has gone
+    > expired a 100-0           a does not wait there any more: its idle time ended between two owners
     > assigned a 7              Redis gave a the epoch 7 (0: it did not wait any more), for its latest entry
     > over a 7                  a, of epoch 7, has ended
     > paged a 7                 a, of epoch 7, gave up its slot with a commit
@@ -59,12 +60,12 @@ from scheduler.core.events import (
     MoveWished,
     PatienceLowered,
     Reclaimed,
-    SequenceCancelled,
     SequenceFound,
     SequenceOver,
     SequenceWaits,
     Tick,
     Vacated,
+    WaitEnded,
 )
 from scheduler.core.slots import Place, ServedVersion
 from scheduler.core.state import Former, Policy, State, picture
@@ -202,7 +203,8 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "paged": lambda _, subject, rest: SequenceOver(SequenceId(subject), Epoch(int(rest[0])), "p"),
     "vacated": lambda _, subject, rest: Vacated(SequenceId(subject), Epoch(int(rest[0])), rest[1] == "yes"),
     "patience": lambda _, subject, rest: PatienceLowered(SequenceId(subject), place(rest[0]), int(rest[1])),
-    "cancelled": lambda _, subject, rest: SequenceCancelled(SequenceId(subject), place(rest[0])),
+    "cancelled": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0])),
+    "expired": lambda _, subject, rest: WaitEnded(SequenceId(subject), place(rest[0]), "x"),
     "assigned": assigned,
     "over": over,
     "closes": closes,
