@@ -194,8 +194,8 @@ class StepCommit(msgspec.Struct, frozen=True):
     checkpoint  state tensors by name, encoded; empty when the state did not change
     traceparent  of the step's span; stays with the caller
     counts      packed (`shared.statistics.tally`) counts of this request, counted if this very call commits the step
-    execution   packed counts of the model's run, given to the first step of its batch; counted if this call commits
-                any step at all
+    execution   packed counts of the model's run, given to the first step of its batch; counted by the first call that
+                commits any of the steps it carries: a group that is sent again must be sent as it was
     """
 
     sequence: SequenceId

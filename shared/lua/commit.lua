@@ -6,7 +6,7 @@
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
 --        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
 --        7 model version
---        8 number of executions' packed counts, these counts (counted when this call commits anything at all)
+--        8 number of executions' packed counts, these counts (counted by the first call that commits any of these steps)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
@@ -116,24 +116,30 @@ local function is_slot_wanted(key)
 end
 
 local refused = 0
+-- Whether this call makes any step final, and whether a call before it did so with one of the same steps.
+local commits, has_committed = false, false
 
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
     'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
+  -- Only the owner of an epoch commits in it. What was its own request's is gone, perhaps, as soon as it is over.
+  local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
+  has_committed = has_committed or before
   if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then
-    -- Not counted: the end of its own sequence, sent again after a lost connection.
-    if number(got[2]) ~= step.epoch or got[12] then refused = refused + 1 end
+    -- The end of its own sequence, sent again after a lost connection, is refused by nobody.
+    if not before then refused = refused + 1 end
     return -1
   end
-  if got[1] == 'p' and step.n <= committed then return 3 end
+  if got[1] == 'p' and before then return 3 end
   if got[1] ~= 'l' then return -1 end
-  if step.n <= committed then return 0 end
+  if before then return 0 end
   if step.n ~= committed + 1 then
     return -2
   end
   -- Redis was restarted with older data: it has never accepted this step, and may give its number to another.
   if step.n > accepted then return -1 end
+  commits = true
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 
@@ -178,7 +184,7 @@ local function take(count)
 end
 
 local executions = take(tonumber(take(1)[1]))
-local results, committed_any = {}, false
+local results = {}
 for i = 1, (#KEYS - 7) / 4 do
   local k = 7 + (i - 1) * 4
   local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
@@ -190,9 +196,8 @@ for i = 1, (#KEYS - 7) / 4 do
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   results[i] = commit(keys, step)
-  committed_any = committed_any or results[i] > 0
 end
-if committed_any then
+if commits and not has_committed then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end
 count_line(KEYS[7], 'refused:' .. ARGV[7], refused)

@@ -115,6 +115,47 @@ async def test_of_a_batch_of_which_some_steps_are_refused_the_others_and_its_exe
     assert (1, 1) == await counted(mesh)
 
 
+@pytest.mark.parametrize(
+    "flags", [StepFlag.START, StepFlag.START | StepFlag.END, StepFlag.START | StepFlag.END | StepFlag.ALONE]
+)
+async def test_of_a_group_that_is_made_final_in_two_parts_the_execution_counts_once(
+    mesh: ScriptedMesh, flags: StepFlag
+) -> None:
+    """The call before it was not carried out, as a server that has just been restarted does not know the script: so one
+    of its steps comes too early. What became of the others is seen by the call that repeats it: they are answered, or
+    over, or nothing is left of them."""
+    await mesh.submit(mesh.submission(1, ONE, flags))
+    await mesh.assign(1, ALICE, slot=1)
+    await mesh.submit(mesh.submission(2, ONE, StepFlag.START))
+    await mesh.submit(mesh.submission(2, ONE))
+    await mesh.assign(2, ALICE, slot=2)
+    only, first, second = await delivered(mesh)
+    is_over = StepFlag.END in flags
+
+    expected = CommitCode.OVER if is_over else CommitCode.COMMITTED
+    assert [expected, CommitCode.OUT_OF_ORDER] == await commit(mesh, [only, second])
+    assert (1, 1) == await counted(mesh)
+    assert [CommitCode.COMMITTED] == await commit(mesh, [first])
+    assert (2, 2) == await counted(mesh)
+
+    expected = CommitCode.REFUSED if is_over else CommitCode.BEFORE
+    assert [expected, CommitCode.COMMITTED] == await commit(mesh, [only, second])
+    assert (3, 2) == await counted(mesh)
+    assert [expected, CommitCode.BEFORE] == await commit(mesh, [only, second])
+    assert (3, 2) == await counted(mesh)
+    assert {} == +(await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"].refused, "nobody else owns them"
+
+
+async def test_a_group_that_paged_its_sequence_counts_once(mesh: ScriptedMesh) -> None:
+    await mesh.submit(mesh.submission(1, ONE, StepFlag.START | StepFlag.PAGEABLE))
+    await mesh.assign(1, ALICE, slot=1)
+    steps = await delivered(mesh)
+    await mesh.redis.set(mesh.keys.wanted_slots(SHARD, "sum", "1"), 1, px=60_000)
+
+    assert [CommitCode.PAGED] * 2 == [(await commit(mesh, steps))[0] for _ in range(2)]
+    assert (1, 1) == await counted(mesh)
+
+
 async def refusals(mesh: ScriptedMesh) -> tuple[int, dict[str, int]]:
     read = statistics_of("sum", "1", (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD])
     return read.durations["fail"].count, {reason: count for reason, count in read.failures.items() if count}

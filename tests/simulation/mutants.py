@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "committed",
         "a commit that is sent again is made again",
-        (Edit("commit", r"if step.n <= committed then return 0 end"),),
+        (Edit("commit", r"if before then return 0 end"),),
     ),
     Mutant(
         "fence",
