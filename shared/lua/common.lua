@@ -22,7 +22,7 @@
 --   be idle after them, ms; without: when its idle time would have ended if somebody had stayed, ms
 --   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
 --   rd  of each step with a request id, oldest first: the digest of id and content, and the step's number, in fixed
---   width (submit.lua); of all that are in flight, and of the last ones at least
+--   width (submit.lua): of the last few; ro  of those before, all that are in flight and the last ones at least
 --   rk  `<step>:<bytes> ...` the steps whose replies are kept for a retry, oldest first; p:<n> the reply of step n
 --   j:<n> who else waits for step n; a:<n> who of them has left
 -- A START on a live sequence goes on counting; one after the end begins a new record, with nothing of the old one.

@@ -54,8 +54,9 @@ local function use_again(step, record)
   end
 end
 
--- Accepted steps with a request id: digest and number (modulo 2^32) of each.
-local DIGEST, ENTRY = 12, 16
+-- Accepted steps with a request id: digest and number (modulo 2^32) of each. What is written with every step is the
+-- field of the last RECENT ones alone; when it is full, they go to the older ones.
+local DIGEST, ENTRY, RECENT = 12, 16, 8
 
 local function four_bytes(n)
   return string.char(math.floor(n / 16777216) % 256, math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
@@ -85,11 +86,11 @@ local function digest_of(ids, n, newest)
   end
 end
 
--- The ids with that of a new step; those that are answered and too old go.
-local function with_name(ids, digest, n, committed)
+-- The ids with those of the last few steps; those that are answered and too old go.
+local function with_recent(ids, n, committed)
   local from, oldest = 1, math.min(committed, n - tonumber(ARGV[4]))
   while from <= #ids and step_at(ids, from, n) <= oldest do from = from + ENTRY end
-  return string.sub(ids, from) .. digest .. four_bytes(n)
+  return string.sub(ids, from)
 end
 
 -- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
@@ -190,7 +191,7 @@ local function create(step, flags, done)
     'bn', entry, 'la', accepted_now(step))
   if has(flags, PAGEABLE) then redis.call('HSET', step.record, 'pg', 1) end
   if tonumber(step.timeout) > 0 then redis.call('HSET', step.record, 'dl', patience_ms(step)) end
-  if step.digest ~= '' then redis.call('HSET', step.record, 'rd', with_name('', step.digest, 1, 0)) end
+  if step.digest ~= '' then redis.call('HSET', step.record, 'rd', step.digest .. four_bytes(1)) end
   redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START), step.version)
   return { 1, 1, entry }
@@ -207,7 +208,7 @@ end
 
 local function submit(step, flags)
   local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd', 'og')
+    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd', 'og', 'ro')
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -215,8 +216,10 @@ local function submit(step, flags)
     return { -1, 0, '' }
   end
   local record = { state = state, ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
-    cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), ids = got[10] or '', version = got[11],
+    cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), version = got[11],
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
+  local recent = got[10] or ''
+  record.ids = (got[20] or '') .. recent
   -- A START that is accepted and not committed has no committed step yet, whatever came before it.
   local done = math.max(0, record.cm - record.start + 1)
   record.done = done
@@ -253,7 +256,13 @@ local function submit(step, flags)
   end
   if begins then set('sn', n) end
   if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
-  if step.digest ~= '' then set('rd', with_name(record.ids, step.digest, n, record.cm)) end
+  if step.digest ~= '' then
+    if #recent >= RECENT * ENTRY then
+      set('ro', with_recent(record.ids, n, record.cm))
+      recent = ''
+    end
+    set('rd', recent .. step.digest .. four_bytes(n))
+  end
   redis.call('HSET', step.record, unpack(change))
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
   if state == 'l' then

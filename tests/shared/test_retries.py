@@ -153,24 +153,34 @@ class TestRequestIds:
         self, mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("shared.scripts.RETRY_IDS", 3)
-        for name in "sabcde":
+
+        async def remembered() -> int:
+            record = mesh.keys.sequence(mesh.sequence(7)).record
+            return sum([await cast("Any", mesh.redis).hstrlen(record, field) for field in ("rd", "ro")]) // 16
+
+        for name in "sabcdefghi":
             await mesh.submit(mesh.submission(7, ONE, START if name == "s" else NONE, request_id=name))
-        assert SubmitCode.JOINED is (await again(mesh, "a"))[0]
+        assert [SubmitCode.JOINED] * 3 == [(await again(mesh, name))[0] for name in "agi"]
+        assert 10 == await remembered(), "all are in flight"
         await mesh.assign(7, ALICE)
         for step in await steps_of(mesh, ALICE):
             await commit(mesh, ALICE, step, kept=KeptReplies(1))
-        await mesh.submit(mesh.submission(7, ONE, request_id="f"))
+        # The last eight have a field of their own; when it is full, those that are answered and too old go.
+        for name in "jklmno":
+            await mesh.submit(mesh.submission(7, ONE, request_id=name))
+            await commit(mesh, ALICE, (await steps_of(mesh, ALICE))[0], kept=KeptReplies(1))
+        await mesh.submit(mesh.submission(7, ONE, request_id="p"))
 
-        assert 3 * 16 == await cast("Any", mesh.redis).hstrlen(mesh.keys.sequence(mesh.sequence(7)).record, "rd")
+        assert 3 == await remembered()
         assert [SubmitCode.ANSWERED, SubmitCode.REPEATED, SubmitCode.JOINED] == [
-            (await again(mesh, name))[0] for name in "def"
+            (await again(mesh, name))[0] for name in "nop"
         ]
-        assert SubmitCode.DELIVERED is (await again(mesh, "c"))[0]
+        assert SubmitCode.DELIVERED is (await again(mesh, "m"))[0]
 
     async def test_a_client_without_ids_and_numbers_leaves_no_trace_for_retries(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
 
-        assert not {"rd", "rk"} & (await mesh.record(7)).keys()
+        assert not {"rd", "ro", "rk"} & (await mesh.record(7)).keys()
 
     async def test_a_reply_survives_the_loss_of_its_owner_and_the_end(self, mesh: ScriptedMesh) -> None:
         for name in "abc":

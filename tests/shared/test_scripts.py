@@ -1120,13 +1120,14 @@ class TestResent:
         await mesh.assign(7, ALICE)
         await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="a")
         first_sent = int((await mesh.record(7))["la"].split()[0])
-        await mesh.submit(mesh.submission(7, ONE, request_id="b", gateway="other"))
-        await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id="b")
+        for name in "bcdefghi":
+            await mesh.submit(mesh.submission(7, ONE, request_id=name, gateway="other"))
+            await commit(mesh, ALICE, (await steps(mesh, ALICE))[0], request_id=name)
 
         again = await mesh.submit(mesh.submission(7, ONE, START, request_id="a", since_ms=first_sent))
 
-        assert (SubmitCode.LATE, 2) == (again.code, again.step)
-        assert "2" == (await mesh.record(7))["nx"]
+        assert (SubmitCode.LATE, 9) == (again.code, again.step)
+        assert "9" == (await mesh.record(7))["nx"]
 
     async def test_a_step_sent_again_is_told_from_others_while_all_ids_are_remembered(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a", gateway="other"))
