@@ -6,12 +6,23 @@ from executor.core.sequences import VoidCause
 from executor.engine.base import RowError, RowResult
 from shared.errors import Code, Reason, sendable
 from shared.ids import ExecutorId, SequenceId, correlation_id_of, model_of
-from shared.limits import ANSWER_BYTES_MAX, LOST_OWNERS_MAX
+from shared.limits import LOST_OWNERS_MAX, VALUE_BYTES_MAX
 from shared.messages import ReplyMessage, encode
 
 
-def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, step: int = 0) -> bytes:
-    """A row's result as an encoded reply. step: number since the sequence's START, 0 for a stateless request."""
+def answer(
+    result: RowResult | RowError,
+    *,
+    version: str,
+    executor: ExecutorId,
+    step: int = 0,
+    bytes_max: int = VALUE_BYTES_MAX,
+) -> bytes:
+    """A row's result as an encoded reply.
+
+    step       number since the sequence's START, 0 for a stateless request
+    bytes_max  that Redis takes
+    """
     if isinstance(result, RowError):
         # Where the state is lost the step counts as not run, like those that will hear `void_answer` behind it.
         reason, step = (Reason.LOST, max(0, step - 1)) if result.lost else ("", step)
@@ -21,9 +32,9 @@ def answer(result: RowResult | RowError, *, version: str, executor: ExecutorId, 
         )
     parameters = dict(result.parameters)
     reply = encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
-    if len(reply) > ANSWER_BYTES_MAX:
+    if len(reply) > bytes_max:
         # What was computed stands; sent as it is, the answer would be cut off and sent again for ever.
-        text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {ANSWER_BYTES_MAX}"
+        text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {bytes_max}"
         return encode(ReplyMessage(version, error_code=Code.INTERNAL, error=text, step=step, executor=executor))
     return reply
 

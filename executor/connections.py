@@ -12,6 +12,7 @@ from redis.exceptions import OutOfMemoryError
 
 from shared import logs
 from shared.keyspace import Keyspace
+from shared.limits import VALUE_BYTES_MAX
 from shared.membership import Membership
 from shared.redis_client import CONNECTION_LOST
 from shared.scripts import Scripts
@@ -30,7 +31,9 @@ class Connections:
     Neither repeats a call by itself: a read whose reply was lost is repeated by its caller, who knows what it meant.
     """
 
-    def __init__(self, open_client: OpenClient, keys: Keyspace) -> None:
+    def __init__(self, open_client: OpenClient, keys: Keyspace, value_bytes_max: int = VALUE_BYTES_MAX) -> None:
+        """value_bytes_max: what the server takes as one value."""
+        self.value_bytes_max = value_bytes_max
         self._open = open_client
         self.run = ServerRun()
         self.commands = open_client(self.run)

@@ -24,7 +24,7 @@ from shared.errors import MeshError
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks, end
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.redis_client import connect, join_mesh
+from shared.redis_client import connect, join_mesh, value_bytes_max
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.traces.tracing import Tracing, setup
 
@@ -41,9 +41,10 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     keys = Keyspace(settings.key_prefix, settings.shards)
     patient = connect(settings.redis_url, name=settings.name)
     await join_mesh(patient, keys)
+    bytes_max = await value_bytes_max(patient)
     await patient.aclose()
     client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
-    connections = Connections(lambda run: client(run=run), keys)
+    connections = Connections(lambda run: client(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
     repository = Repository(
         settings.models,
@@ -53,6 +54,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         auto_complete=not settings.disable_auto_complete_config,
         completion_limit_s=settings.auto_complete_timeout_secs,
         metrics=parse_metrics_config(settings.metrics_config),
+        state_bytes_max=bytes_max,
     )
     mesh_settings = MeshSettings(connections.commands, keys)
     process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])

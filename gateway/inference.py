@@ -22,8 +22,9 @@ from gateway.response_cache import NO_CACHE, ResponseCache
 from gateway.room import Room
 from gateway.sessions import new_session
 from gateway.waiting import Answer, Waiting
-from shared.errors import MeshError, UnavailableError
+from shared.errors import MeshError, RequestError, UnavailableError
 from shared.keyspace import Keyspace
+from shared.limits import VALUE_BYTES_MAX
 from shared.messages import ModelRecord, StepFlag
 from shared.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
@@ -56,6 +57,7 @@ class Inference:
         *,
         in_flight_max: int,
         bytes_in_flight_max: int,
+        request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
         cache: ResponseCache = NO_CACHE,
     ) -> None:
@@ -67,6 +69,7 @@ class Inference:
         self._orphans = orphans
         self._in_flight_max = in_flight_max
         self.room = Room(bytes_in_flight_max)
+        self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
@@ -102,8 +105,9 @@ class Inference:
             future.set_exception(UnavailableError(text))
             return future
         try:
+            self._check_size(call, size)
             self.room.take(size)
-        except UnavailableError as error:
+        except MeshError as error:
             future.set_exception(error)
             return future
         if call.model in self._held_models:
@@ -115,6 +119,14 @@ class Inference:
         else:
             future.add_done_callback(lambda _: self.room.give_back(size))
         return future
+
+    def _check_size(self, call: InferCall, size: int) -> None:
+        """Redis cuts who sends it a larger value, and everything that was sent with it."""
+        if size > self._request_bytes_max:
+            raise RequestError(
+                f"the inputs of the request to model '{call.model}' have {size} bytes, and Redis, through which they "
+                f"go, takes no value beyond {self._request_bytes_max} (proto-max-bulk-len)"
+            )
 
     def _enter(
         self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None, *, may_hold: bool

@@ -54,7 +54,7 @@ from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.redis_client import connect, join_mesh
+from shared.redis_client import connect, join_mesh, value_bytes_max
 from shared.response_cache import parse_cache_config
 from shared.scripts import Scripts
 from shared.server_run import ServerRun
@@ -152,6 +152,7 @@ async def running_core(
             orphans,
             in_flight_max=settings.max_requests_in_flight,
             bytes_in_flight_max=settings.max_bytes_in_flight,
+            request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
             cache=ResponseCache(cache_bytes),
         )

@@ -11,8 +11,9 @@ SCRIPT_STEPS_MAX = 128
 SCRIPT_BYTES_MAX = 4 << 20
 """Bytes of messages after which a call of a script takes no more steps: Redis copies them, and everybody waits."""
 
-ANSWER_BYTES_MAX = 500 << 20
-"""Bytes of an encoded answer: Redis takes no value beyond 512 MiB (proto-max-bulk-len), and cuts who sends one."""
+VALUE_BYTES_MAX = 500 << 20
+"""Bytes of one value on its way to Redis: an encoded request or answer, a state tensor. Redis takes none beyond 512 MiB
+(proto-max-bulk-len; where that is set lower, `redis_client.value_bytes_max` tells), and cuts who sends one."""
 
 REPLY_STREAM_TTL_MS = 60_000
 """How long a dead gateway's reply streams stay."""

@@ -32,6 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import SCHEMA_VERSION, Keyspace
+from shared.limits import VALUE_BYTES_MAX
 from shared.server_run import ServerRun
 
 RETRIES = 8
@@ -50,6 +51,9 @@ NOT_IN_A_NAME = re.compile(r"[^!-~]")
 """What Redis takes in no connection's name."""
 MINIMUM_VERSION = (7, 0)
 """Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
+
+ENVELOPE_BYTES = 64 << 10
+"""Of what the server takes at once, what is left for everything around a value."""
 
 REPLY_TIMEOUT_S = 10.0
 """How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
@@ -241,6 +245,15 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
         )
     for event, remedy in risks(config, replicas=replicas):
         logs.warning(event, remedy=remedy)
+
+
+async def value_bytes_max(redis: Redis) -> int:
+    """The largest value that this server takes, bytes, as far as it may be asked; VALUE_BYTES_MAX at most."""
+    try:
+        config: dict[str, str] = await cast("Any", redis).config_get("proto-max-bulk-len", "client-query-buffer-limit")
+    except ResponseError:
+        return VALUE_BYTES_MAX
+    return min(VALUE_BYTES_MAX, *(int(limit) - ENVELOPE_BYTES for limit in config.values()))
 
 
 def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:

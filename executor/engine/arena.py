@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from executor.engine import shapes
-from executor.engine.state_tensors import check_checkpoint, initial_state
+from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from executor.engine.torch_types import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.model_config.values import StateSpec
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
@@ -100,11 +100,16 @@ class State(Protocol):
 class StateArena:
     """All states of an engine, in the order of the configuration."""
 
-    def __init__(self, specs: Sequence[StateSpec], slots: int, model_dir: Path, device: torch.device) -> None:
-        """Raises LoadError when a file of initial state cannot be used."""
+    def __init__(
+        self, specs: Sequence[StateSpec], slots: int, model_dir: Path, device: torch.device, bytes_max: int
+    ) -> None:
+        """bytes_max: of one state of one sequence. Raises LoadError when a file of initial state cannot be used, or a
+        state has a larger size."""
         self.slots = slots
         self.device = device
-        self.states: list[State] = [_state(spec, slots, initial_state(model_dir, spec), device) for spec in specs]
+        self.states: list[State] = [
+            _state(spec, slots, initial_state(model_dir, spec, bytes_max), device, bytes_max) for spec in specs
+        ]
         self.varies = any(not isinstance(state, FixedState) for state in self.states)
 
     @property
@@ -144,11 +149,11 @@ class StateArena:
         return "; ".join(f"{state.spec.input_name} {state.describe(slot)}" for state in self.states)
 
 
-def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> State:
+def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> State:
     if spec.datatype == "BYTES":
-        return TextState(spec, slots, initial)
+        return TextState(spec, slots, initial, bytes_max)
     if -1 in spec.dims:
-        return LooseState(spec, slots, initial, device)
+        return LooseState(spec, slots, initial, device, bytes_max)
     return FixedState(spec, slots, initial, device)
 
 
@@ -201,8 +206,9 @@ class FixedState:
 class LooseState:
     """A state of variable shape: one tensor per slot, on the device."""
 
-    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> None:
+    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> None:
         self.spec = spec
+        self._bytes_max = bytes_max
         self._device = device
         self._null_place = slots + 1
         self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
@@ -220,7 +226,11 @@ class LooseState:
         return torch.stack([null if place == self._null_place else self._at(place) for place in places.reads])
 
     def problem(self, value: object, rows: int) -> str | None:
-        return _tensor_problem(self.spec, value, rows)
+        problem = _tensor_problem(self.spec, value, rows)
+        if problem is None:
+            assert isinstance(value, torch.Tensor)
+            problem = size_problem(value.nbytes // rows, self._bytes_max)
+        return problem
 
     def scatter(self, places: Places, value: Value) -> None:
         assert isinstance(value, torch.Tensor)
@@ -246,8 +256,9 @@ class LooseState:
 class TextState:
     """A BYTES state: TorchScript takes and returns it as `List[str]`, every row's elements after each other."""
 
-    def __init__(self, spec: StateSpec, slots: int, initial: Tensor) -> None:
+    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, bytes_max: int) -> None:
         self.spec = spec
+        self._bytes_max = bytes_max
         self._null_place = slots + 1
         self._initial = initial
         self._slots: dict[int, Tensor] = {}
@@ -276,7 +287,13 @@ class TextState:
             self._row_shape(len(strings) // rows)
         except ValueError as error:
             return str(error)
-        return None
+        return self._size_problem(cast("list[str]", value), rows)
+
+    def _size_problem(self, strings: list[str], rows: int) -> str | None:
+        # Four bytes of length before each, and four per character at most: rarely is there anything to be counted.
+        if 4 * (len(strings) + sum(map(len, strings))) <= self._bytes_max:
+            return None
+        return size_problem(max(len(tensor.raw) for tensor in self.tensors(strings, rows)), self._bytes_max)
 
     def scatter(self, places: Places, value: Value) -> None:
         for place, tensor in zip(places.writes, self.tensors(value, len(places.writes)), strict=True):

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from shared.ids import CorrelationId
+from shared.limits import VALUE_BYTES_MAX
 from shared.model_config.values import ModelConfig
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
@@ -205,6 +206,7 @@ class LoadRequest:
 
     device  "cpu" or "cuda:<n>"
     slots   rows of the state arena (0 for a stateless model)
+    state_bytes_max  of one state tensor of one sequence: a step that leaves a larger one fails
     """
 
     config: ModelConfig
@@ -214,6 +216,7 @@ class LoadRequest:
     instance_name: str
     device: str
     slots: int
+    state_bytes_max: int = VALUE_BYTES_MAX
 
 
 class Backend(Protocol):

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from executor.engine.python_model import error_text, model_dir_known
 from shared.errors import ModelError
 from shared.ids import CorrelationId
-from shared.limits import MODEL_STATE_BYTES_MAX
 from shared.messages import encode
 from shared.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
 
@@ -50,12 +49,16 @@ def _takes(method: object, count: int) -> bool:
 
 
 class ModelState:
-    """One model's methods. What they raise, or return wrongly, is a ModelError that names the model and the method."""
+    """One model's methods. What they raise, or return wrongly, is a ModelError that names the model and the method.
 
-    def __init__(self, model: Any, name: str, model_dir: str) -> None:
+    bytes_max  of one sequence's state
+    """
+
+    def __init__(self, model: Any, name: str, model_dir: str, bytes_max: int) -> None:
         self._model = model
         self._name = name
         self._model_dir = model_dir
+        self._bytes_max = bytes_max
 
     def save(self, correlation_id: CorrelationId) -> bytes:
         """The state of a sequence as it is now, in its Redis form; never empty, though the model's dict may be."""
@@ -65,8 +68,8 @@ class ModelState:
         except (TypeError, ValueError) as wrong:
             raise self._error(CHECKPOINT, correlation_id, str(wrong)) from wrong
         size = sum(len(tensor.raw) for tensor in tensors)
-        if size > MODEL_STATE_BYTES_MAX:
-            text = f"returned {size} bytes, and no more than {MODEL_STATE_BYTES_MAX} are kept of a sequence"
+        if size > self._bytes_max:
+            text = f"returned {size} bytes, and no more than {self._bytes_max} are kept of a sequence"
             raise self._error(CHECKPOINT, correlation_id, text)
         return encode(tensors)
 

@@ -43,8 +43,10 @@ from executor.engine.python_model import (
 )
 from executor.engine.python_state import SlotStates, States
 from executor.engine.row_shapes import RowShapes
+from executor.engine.state_tensors import size_problem
 from shared.errors import Code, LoadError, ModelError
 from shared.ids import CorrelationId
+from shared.limits import MODEL_STATE_BYTES_MAX
 from shared.model_config.values import Direct, FixedShape, SequenceRecovery, StateSpec, TensorSpec
 from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
 
@@ -71,7 +73,8 @@ class PythonEngine:
         self._batched = config.max_batch_size > 0
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
         self._shapes = RowShapes(config)
-        self._states = SlotStates(batching.states if batching else (), request.model_dir)
+        self._states = SlotStates(batching.states if batching else (), request.model_dir, request.state_bytes_max)
+        self._state_bytes_max = request.state_bytes_max
         self._has_state = bool(self._states.specs)
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
@@ -109,7 +112,8 @@ class PythonEngine:
         # A request of an iterative model is a whole sequence: no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
-        self._model_state = ModelState(self._model, config.name, self._model_dir) if wanted else None
+        bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_bytes_max)
+        self._model_state = ModelState(self._model, config.name, self._model_dir, bytes_max) if wanted else None
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -431,6 +435,11 @@ class PythonEngine:
             tensor = given.get(state.output_name)
             if tensor is not None:
                 output = check.wire(tensor, 1)
+                problem = size_problem(len(output.raw), self._state_bytes_max)
+                if problem is not None:
+                    raise WrongResponseError(
+                        f"model '{self._config.name}' returned a wrong state '{state.output_name}': {problem}"
+                    )
                 shape = output.shape[1:] if self._batched else output.shape
                 following[state.input_name] = Tensor(state.input_name, state.datatype, shape, output.raw)
         return following

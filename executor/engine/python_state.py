@@ -23,10 +23,11 @@ States = Mapping[str, Tensor]
 class SlotStates:
     """The states of every slot of one engine."""
 
-    def __init__(self, specs: Sequence[StateSpec], model_dir: Path) -> None:
-        """Raises LoadError when a file of initial state cannot be used."""
+    def __init__(self, specs: Sequence[StateSpec], model_dir: Path, bytes_max: int) -> None:
+        """bytes_max: of one state of one sequence. Raises LoadError when a file of initial state cannot be used, or a
+        state has a larger size."""
         self.specs = tuple(specs)
-        self.initial: States = {spec.input_name: initial_state(model_dir, spec) for spec in specs}
+        self.initial: States = {spec.input_name: initial_state(model_dir, spec, bytes_max) for spec in specs}
         self._slots: dict[int, States] = {}
 
     def at(self, slot: int) -> States:

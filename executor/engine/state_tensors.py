@@ -15,12 +15,24 @@ from shared.model_config.values import StateSpec
 from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
 
 
-def initial_state(model_dir: Path, spec: StateSpec) -> Tensor:
+def size_problem(size: int, bytes_max: int) -> str | None:
+    """What is wrong with a state of so many bytes; None when Redis takes it."""
+    if size <= bytes_max:
+        return None
+    return f"it has {size} bytes, and Redis, which keeps it, takes no value beyond {bytes_max} (proto-max-bulk-len)"
+
+
+def initial_state(model_dir: Path, spec: StateSpec, bytes_max: int) -> Tensor:
     """The first content of a state, by its input name and without the batch dimension; variable dims are 1.
 
-    Raises LoadError when the file under `<model>/initial_state/` is missing or too short.
+    bytes_max  that a state may have
+    raises     LoadError when the file under `<model>/initial_state/` is missing or too short, and for a state of fixed
+               size that is larger
     """
     shape = spec.initial_dims if spec.initial_dims is not None else shapes.smallest(spec.dims)
+    problem = size_problem(element_count(shape) * ELEMENT_BYTES.get(spec.datatype, 0), bytes_max)
+    if problem is not None:
+        raise LoadError(f"state '{spec.input_name}' cannot be kept: {problem}")
     raw = _content(model_dir / "initial_state" / spec.initial_file, spec, shape) if spec.initial_file else None
     return Tensor(spec.input_name, spec.datatype, shape, zeros(spec.datatype, shape) if raw is None else raw)
 

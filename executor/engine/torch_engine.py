@@ -115,7 +115,7 @@ def load(request: LoadRequest) -> TorchEngine:
         forward,
         bind_arguments(config, arguments),
         bind_outputs(config),
-        StateArena(states, request.slots, request.model_dir, device),
+        StateArena(states, request.slots, request.model_dir, device, request.state_bytes_max),
         fixed_threads=fixed_threads,
     )
 

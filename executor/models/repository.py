@@ -31,6 +31,7 @@ from executor.worker import EngineWorker
 from shared import logs
 from shared.errors import Code, LoadError, MeshError, sendable
 from shared.ids import InstanceIndex
+from shared.limits import VALUE_BYTES_MAX
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
 from shared.model_config.load import LoadedConfig, load_model_config
 from shared.model_config.values import ModelConfig
@@ -135,6 +136,7 @@ class Repository:
     auto_complete  models may complete their configurations
     completion_limit_s  how long a python model may take to do so
     metrics        which latencies are counted
+    state_bytes_max  of one state tensor of one sequence
     """
 
     folders: Sequence[Path]
@@ -144,6 +146,7 @@ class Repository:
     auto_complete: bool = True
     completion_limit_s: float = LIMIT_S
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    state_bytes_max: int = VALUE_BYTES_MAX
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -379,6 +382,7 @@ class Repository:
                     instance_name=name,
                     device=device,
                     slots=config.slots_per_instance,
+                    state_bytes_max=self.state_bytes_max,
                 )
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)

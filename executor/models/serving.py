@@ -228,6 +228,7 @@ class Serving:
                 committer=self._committer,
                 tracing=self._tracing,
                 backlog=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
+                answer_bytes_max=self._connections.value_bytes_max,
             )
         else:
             model = WorkModel(
@@ -238,6 +239,7 @@ class Serving:
                 scripts=self._connections.scripts,
                 keys=self._keys,
                 tracing=self._tracing,
+                answer_bytes_max=self._connections.value_bytes_max,
             )
         self._models[place] = model
         self._unloaded.pop(place, None)

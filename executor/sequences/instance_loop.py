@@ -40,6 +40,7 @@ class Lane:
 
     owner        who is told of its commits
     first_batch  holds all instances' first batches back together; None: each instance has its own gate
+    answer_bytes_max  that Redis takes
     """
 
     owner: CommitOwner
@@ -52,6 +53,7 @@ class Lane:
     tracing: Tracing
     first_batch: FirstBatch | None
     backlog: Backlog | None
+    answer_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +78,7 @@ class InstanceLoop:
         strategy = config.sequence_batching.strategy
         self._ordered = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._rows = RowMaker(config)
-        self._commits = StepCommits(lane.statistics, lane.version, lane.executor)
+        self._commits = StepCommits(lane.statistics, lane.version, lane.executor, lane.answer_bytes_max)
         self._answered = 0
         self._wake = asyncio.Event()
         self._stopping = False

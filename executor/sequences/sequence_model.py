@@ -21,6 +21,7 @@ from executor.sequences.holdings import Holding
 from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
 from shared.ids import ExecutorId, correlation_id_of
+from shared.limits import VALUE_BYTES_MAX
 from shared.messages import InboxCancelled, InboxExpired, InboxStep, InboxVacated, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, KeptReplies, StepCommit
@@ -38,8 +39,13 @@ class SequenceModel:
         committer: Committer,
         tracing: Tracing,
         backlog: Backlog | None = None,
+        answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
-        """backlog: counts the requests of sequences that wait for a slot (see `first_batch`)."""
+        """What it is told besides.
+
+        backlog           counts the requests of sequences that wait for a slot (see `first_batch`)
+        answer_bytes_max  that Redis takes
+        """
         assert served.config.sequence_batching is not None
         self.serves = served
         self.model = served.config.name
@@ -64,6 +70,7 @@ class SequenceModel:
             tracing=tracing,
             first_batch=served.workers[0].first_batch if is_direct else None,
             backlog=backlog,
+            answer_bytes_max=answer_bytes_max,
         )
         self._loops = [InstanceLoop(lane, worker) for worker in served.workers]
         self._describes = served.config.sequence_batching.describe_on_expiry

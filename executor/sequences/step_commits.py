@@ -24,10 +24,11 @@ class StepCommits:
     wants all of its requests again, leaves its counts to the next one that does.
     """
 
-    def __init__(self, statistics: ModelStatistics, version: str, executor: ExecutorId) -> None:
+    def __init__(self, statistics: ModelStatistics, version: str, executor: ExecutorId, answer_bytes_max: int) -> None:
         self._statistics = statistics
         self._version = version
         self._executor = executor
+        self._answer_bytes_max = answer_bytes_max
         self._executed = b""
 
     def executed(self, result: BatchResult, *, batch_size: int, ended_ns: int) -> None:
@@ -52,7 +53,13 @@ class StepCommits:
         return _commit(
             queued,
             _outcome(row),
-            answer(row, version=self._version, executor=self._executor, step=since_start),
+            answer(
+                row,
+                version=self._version,
+                executor=self._executor,
+                step=since_start,
+                bytes_max=self._answer_bytes_max,
+            ),
             entries=change.entries,
             base=change.base,
             recoverable=change.recoverable,

@@ -33,7 +33,7 @@ from shared.batch_shape import rows_of
 from shared.errors import Code
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
-from shared.limits import LOST_EXECUTORS_MAX
+from shared.limits import LOST_EXECUTORS_MAX, VALUE_BYTES_MAX
 from shared.link import Link
 from shared.messages import InferMessage, StepFlag, decode_infer
 from shared.response_cache import entry_name
@@ -60,7 +60,9 @@ class WorkModel:
         scripts: Scripts,
         keys: Keyspace,
         tracing: Tracing,
+        answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
+        """answer_bytes_max: that Redis takes."""
         self.serves = served
         self.model = served.config.name
         self.version = served.version
@@ -69,6 +71,7 @@ class WorkModel:
         self._redis = redis
         self._keys = keys
         self._tracing = tracing
+        self._answer_bytes_max = answer_bytes_max
         self._statistics = served.statistics
         self._rules = BatchRules.of(served.config)
         self._strategy = served.strategy
@@ -285,7 +288,7 @@ class WorkModel:
                 ended_ns=ended_ns,
                 timings=result.timings,
             )
-            reply = answer(row, version=self.version, executor=self._executor)
+            reply = answer(row, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
             done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
             self._trace(message, began_ns, ended_ns, len(batch))
         execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)

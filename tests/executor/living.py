@@ -18,7 +18,7 @@ from executor.settings import ExecutorSettings
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
-from shared.redis_client import connect
+from shared.redis_client import connect, value_bytes_max
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 
@@ -55,8 +55,11 @@ async def living(redis_url: str, key_prefix: str, models: Path, model: str, name
     """Runs an executor of one model. Afterwards it is gone as if it had been killed: its lease and inbox stay."""
     settings = ExecutorSettings(redis_url=redis_url, key_prefix=key_prefix, shards=SHARDS, models=(models,), name=name)
     keys = Keyspace(key_prefix, SHARDS)
-    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), keys)
-    repository = Repository(settings.models, Devices())
+    asking = connect(redis_url)
+    bytes_max = await value_bytes_max(asking)
+    await asking.aclose()
+    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
+    repository = Repository(settings.models, Devices(), state_bytes_max=bytes_max)
     repository.load(model)
     changed = asyncio.Event()
     incarnation = Incarnation(settings, connections, repository, Tracing(), Applied(), changed)

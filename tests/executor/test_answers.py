@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from executor import answers
 from executor.answers import answer
 from executor.engine.base import RowResult
 from shared.errors import Code
@@ -14,12 +12,11 @@ from shared.messages import decode_reply
 from shared.tensors import from_numpy
 
 
-def test_an_answer_that_redis_does_not_take_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_redis_does_not_take_is_told_as_such() -> None:
     result = RowResult((from_numpy("OUTPUT", np.zeros((1, 100), np.uint8)),), {})
     whole = answer(result, version="1", executor=ExecutorId("a"), step=3)
-    monkeypatch.setattr(answers, "ANSWER_BYTES_MAX", len(whole) - 1)
 
-    told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3))
+    told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3, bytes_max=len(whole) - 1))
 
     assert ("", 1) == (decode_reply(whole).error, len(decode_reply(whole).outputs))
     assert (Code.INTERNAL, 3, ()) == (told.error_code, told.step, tuple(told.outputs))

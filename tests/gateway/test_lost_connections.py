@@ -387,6 +387,31 @@ async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
         await core.inference.submit(echo(4))
 
 
+async def test_a_request_that_redis_does_not_take_harms_nobody(
+    gateway_settings: GatewaySettings, private_server: EmbeddedRedis, keys: Keyspace
+):
+    """Redis would cut the connection, and nobody would know of the steps that were sent with it."""
+    redis: Any = connect(private_server.url)
+    await redis.config_set("proto-max-bulk-len", 1 << 20)
+    executor = FakeExecutor(redis, keys)
+    await executor.join()
+    running = asyncio.create_task(executor.run())
+    settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
+    async with core_running(settings, keys) as core:
+        tensor = Tensor("INPUT0", "FP32", (1, 1 << 18), bytes(1 << 20))
+        beside = core.inference.submit(step(1, 7, start=True))
+        refused = core.inference.submit(InferCall("echo", inputs=(tensor,)))
+        fitting = Tensor("INPUT0", "FP32", (1, 200_000), bytes(800_000))
+        fits = core.inference.submit(InferCall("echo", inputs=(fitting,)))
+
+        assert isinstance(error := refused.exception(), RequestError)
+        assert f"have {1 << 20} bytes, and Redis" in str(error)
+        await asyncio.gather(beside, fits)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await redis.aclose()
+
+
 async def test_beyond_the_bound_callers_are_refused_at_once(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
 ):

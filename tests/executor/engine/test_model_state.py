@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor.engine import model_state
 from executor.engine.base import BatchResult, HandsOutState, Row, RowError
 from executor.engine.model_state import ModelState, has_methods
 from executor.models.recovery import of_versions, with_methods
 from shared.errors import Code, LoadError, ModelError
+from shared.limits import MODEL_STATE_BYTES_MAX
 from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
 from shared.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, sequence_config
@@ -157,10 +157,10 @@ class Held:
         self.restored = state
 
 
-def through_redis(state: object) -> Mapping[str, Any]:
+def through_redis(state: object, bytes_max: int = MODEL_STATE_BYTES_MAX) -> Mapping[str, Any]:
     """What a model is given back of what it gave."""
     model = Held(state)
-    methods = ModelState(model, "m", "/")
+    methods = ModelState(model, "m", "/", bytes_max)
     kept = methods.save("x")
     assert kept, "Redis must know that there is a state, though nothing is in it"
     methods.load("x", kept)
@@ -211,11 +211,9 @@ def test_special_numbers_strings_and_nothing_at_all_come_back() -> None:
         ({"a": np.zeros(80), "b": np.zeros(21)}, "returned 808 bytes, and no more than 800 are kept of a sequence"),
     ],
 )
-def test_what_cannot_be_kept_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, state: object, text: str) -> None:
-    monkeypatch.setattr(model_state, "MODEL_STATE_BYTES_MAX", 800)
-
+def test_what_cannot_be_kept_is_a_clear_error(state: object, text: str) -> None:
     with pytest.raises(ModelError, match=f"model 'm': checkpoint of sequence x failed: .*{text}"):
-        through_redis(state)
+        through_redis(state, 800)
 
 
 def test_other_methods_of_the_same_names_are_the_model_s_own() -> None:
