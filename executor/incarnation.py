@@ -39,6 +39,7 @@ from shared.messages import (
     ExecutorRegistration,
     InboxCancelled,
     InboxExpired,
+    InboxOwned,
     InboxStep,
     InboxVacated,
     LoadFailure,
@@ -265,6 +266,9 @@ class Incarnation:
         if isinstance(item, InboxStep):
             return self.serving.accept(item, decode_infer(item.message))
         gone = [item.entry]
+        if isinstance(item, InboxOwned):
+            self.serving.expect(item)
+            return gone
         for model in self.serving.models_of(item.sequence):
             match item:
                 case InboxCancelled():

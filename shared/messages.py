@@ -245,12 +245,29 @@ class InboxVacated(msgspec.Struct, frozen=True):
     epoch: Epoch
 
 
-InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated
+class InboxOwned(msgspec.Struct, frozen=True):
+    """Control message: a sequence without any step on its way has come here from another owner. Only a hint, so that
+    its state is there before its next step is; that step says the same again.
+
+    committed  its last committed step
+    version    the one that it is pinned to
+    """
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    committed: StepNumber
+    version: str
+
+
+InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated | InboxOwned
 """What an inbox holds."""
 
 
 def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
-    """Reads an inbox entry (see `submit.lua` for the fields)."""
+    """Reads an inbox entry (see `submit.lua` for a step's fields)."""
     sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
     match fields.get(b"k"):
         case b"expired":
@@ -259,6 +276,16 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
             return InboxVacated(entry.decode(), sequence, epoch)
         case b"cancelled":
             return InboxCancelled(entry.decode(), sequence, epoch, StepNumber(int(fields[b"s"])))
+        case b"owned":
+            return InboxOwned(
+                entry=entry.decode(),
+                sequence=sequence,
+                epoch=epoch,
+                instance=InstanceIndex(int(fields[b"i"])),
+                slot=SlotIndex(int(fields[b"l"])),
+                committed=StepNumber(int(fields[b"c"])),
+                version=fields[b"v"].decode(),
+            )
         case _:
             return _inbox_step(entry, sequence, epoch, fields)
 

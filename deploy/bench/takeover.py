@@ -5,6 +5,10 @@ the executor that owns most of them is killed, and the next step of each of all 
 the end of the dead executor's lease, as Redis shows it, to the first and to the last answer of the sequences that it
 owned. Every answer is checked.
 
+Then the same with idle sequences, of a model whose sequences keep their slots: they move without a step, and their new
+owner fetches their states at once. Told are the times of each one's first step and of its second one, one after the
+other when all have moved, and of the slowest step of a neighbour that went on meanwhile.
+
 Steps are really played up to `REAL_STEPS_MAX` per sequence. Where a sequence is to be older, the numbers in its record
 and checkpoint are set forward while nobody owns it, between the kill and the end of the lease: they are all that a
 takeover reads of its past.
@@ -19,8 +23,9 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +37,8 @@ from deploy.bench.dial import LEASE_MS, Dial, LongSums, settings, write_model
 from deploy.bench.results import markdown
 from deploy.launcher import MeshState
 from deploy.private_mesh import private_mesh
-from shared.ids import SequenceId, sequence_id
+from shared.ids import ExecutorId, SequenceId, sequence_id
+from shared.messages import ExecutorRegistration
 
 AGES = (100, 10_000, 1_000_000)
 AGED = 8
@@ -42,9 +48,14 @@ YOUNG = 3
 """Steps of each of them."""
 REAL_STEPS_MAX = 10_000
 QUICK_STEPS_MAX = 300
+IDLE_COUNTS = (100, 1000)
+SAMPLED = 100
+"""Idle sequences whose steps are timed."""
 SLOTS = 2048
 SESSIONS = 64
 POLL_S = 0.002
+IDLE_POLL_S = 0.05
+"""Less often, because each look is at all of the sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +77,43 @@ class Takeover:
     last_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class IdleTakeover:
+    """One kill of an owner of idle sequences: the medians of their first and of their second steps, and the slowest of
+    a neighbour's while they moved."""
+
+    sequences: int
+    taken: int
+    first_ms: float
+    second_ms: float
+    neighbour_ms: float
+
+
 def measure_takeovers(*, rounds: int, quick: bool, out: Path) -> None:
     """Kills executors, case by case, round by round; writes takeover.json, takeover.md and takeover.png."""
     played_max = QUICK_STEPS_MAX if quick else REAL_STEPS_MAX
     cases = [Case(age, AGED, min(age, played_max)) for age in AGES] + [Case(YOUNG, count, YOUNG) for count in COUNTS]
     kills: list[Takeover] = []
+    idle: list[IdleTakeover] = []
     setting = settings()[0]
+    keeping = replace(setting, name="keeping", parameters={**setting.parameters, "virtual_slots": "false"})
     with tempfile.TemporaryDirectory(prefix="seqmesh-takeover-") as directory:
-        write_model(Path(directory), setting)
-        config = Path(directory) / setting.name / "config.pbtxt"
-        config.write_text(
-            config.read_text().replace("max_candidate_sequences: 128", f"max_candidate_sequences: {SLOTS}")
-        )
+        for each in (setting, keeping):
+            write_model(Path(directory), each)
+            config = Path(directory) / each.name / "config.pbtxt"
+            config.write_text(
+                config.read_text().replace("max_candidate_sequences: 128", f"max_candidate_sequences: {SLOTS}")
+            )
         mesh = private_mesh(executors=2, models=(Path(directory),), settings={"SEQMESH_LEASE_MS": str(LEASE_MS)})
         with mesh as state:
             for round_number in range(1, rounds + 1):
                 for case in cases:
                     kills.append(uvloop.run(Kills(state, setting.name).kill(case)))
                     click.echo(f"[{round_number}/{rounds}] {one_line(kills[-1])}", err=True)
-    write(kills, out)
+                for count in IDLE_COUNTS:
+                    idle.append(uvloop.run(Kills(state, keeping.name).kill_beside_idle(count)))
+                    click.echo(f"[{round_number}/{rounds}] {idle_line(idle[-1])}", err=True)
+    write(kills, idle, out)
 
 
 class Kills(Dial):
@@ -97,6 +126,17 @@ class Kills(Dial):
 
     async def kill(self, case: Case) -> Takeover:
         """One kill of the executor that owns most of the sequences. Raises StepError when an answer is wrong."""
+        async with self._played(case) as (sessions, names):
+            return await self._take(case, sessions, names)
+
+    async def kill_beside_idle(self, count: int) -> IdleTakeover:
+        """The same while its sequences are idle."""
+        async with self._played(Case(YOUNG, count, YOUNG)) as (sessions, names):
+            return await self._take_idle(dict(zip(names, sessions, strict=True)))
+
+    @asynccontextmanager
+    async def _played(self, case: Case) -> AsyncGenerator[tuple[list[Session], list[int]]]:
+        """Sequences that have had their steps; they are ended afterwards."""
         client = client_for("grpc", self._address, self._model, LongSums.form)
         try:
             sessions = [await client.session() for _ in range(case.sequences)]
@@ -110,16 +150,56 @@ class Kills(Dial):
                         await self._step(session, name, start=not number)
 
             await asyncio.gather(*map(play, sessions, names))
-            taken = await self._take(case, sessions, names)
+            yield sessions, names
             await asyncio.gather(*(self._step(s, name, end=True) for s, name in zip(sessions, names, strict=True)))
         finally:
             await client.close()
-        return taken
 
-    async def _take(self, case: Case, sessions: Sequence[Session], names: Sequence[int]) -> Takeover:
+    def _victim(self, names: Sequence[int]) -> tuple[ExecutorRegistration, set[int]]:
+        """The executor that owns most of the sequences, and which ones."""
         sequences = [sequence_id(self._model, "", name) for name in names]
         victim = self._owner_of_most(sequences)
-        theirs = {n for n, sequence in zip(names, sequences, strict=True) if self._owner(sequence) == victim.executor}
+        owners = zip(names, map(self._owner, sequences), strict=True)
+        return victim, {name for name, owner in owners if owner == victim.executor}
+
+    async def _take_idle(self, sessions: Mapping[int, Session]) -> IdleTakeover:
+        victim, theirs = self._victim(list(sessions))
+        neighbour = next(name for name in sessions if name not in theirs)
+        moved = asyncio.Event()
+
+        async def timed(name: int) -> float:
+            began = time.perf_counter()
+            await self._step(sessions[name], name)
+            return (time.perf_counter() - began) * 1000
+
+        async def go_on() -> float:
+            slowest = 0.0
+            while not moved.is_set():
+                slowest = max(slowest, await timed(neighbour))
+            return slowest
+
+        going_on = asyncio.create_task(go_on())
+        os.kill(victim.pid, signal.SIGKILL)
+        while not await asyncio.to_thread(self._have_moved, theirs, victim):  # noqa: ASYNC110 -- it is in Redis
+            await asyncio.sleep(IDLE_POLL_S)
+        moved.set()
+        slowest = await going_on
+        await self._whole(victim)
+        sample = sorted(theirs)[:SAMPLED]
+        first, second = [[await timed(name) for name in sample] for _ in range(2)]
+        return IdleTakeover(len(sessions), len(theirs), statistics.median(first), statistics.median(second), slowest)
+
+    def _have_moved(self, names: Iterable[int], victim: ExecutorRegistration) -> bool:
+        """Whether all have another owner, which has heard of it."""
+        pipe: Any = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self._keys.sequence(sequence_id(self._model, "", name)).record, "ow")
+        owners = {(owner or b"").decode() for owner in pipe.execute()}
+        inboxes = [self._keys.inbox(shard, ExecutorId(owner)) for owner in owners for shard in self._keys.shard_ids()]
+        return owners.isdisjoint({"", victim.executor}) and not any(map(self._redis.xlen, inboxes))
+
+    async def _take(self, case: Case, sessions: Sequence[Session], names: Sequence[int]) -> Takeover:
+        victim, theirs = self._victim(names)
         os.kill(victim.pid, signal.SIGKILL)
         if case.steps > case.played:
             self._age([sequence_id(self._model, "", name) for name in theirs], case.steps - case.played)
@@ -171,6 +251,23 @@ def summary(kills: Sequence[Takeover]) -> list[Takeover]:
     ]
 
 
+def idle_summary(idle: Sequence[IdleTakeover]) -> list[IdleTakeover]:
+    """The medians of each number of sequences."""
+    medians: list[IdleTakeover] = []
+    for count in dict.fromkeys(kill.sequences for kill in idle):
+        group = [kill for kill in idle if kill.sequences == count]
+        medians.append(
+            IdleTakeover(
+                count,
+                round(statistics.median(kill.taken for kill in group)),
+                statistics.median(kill.first_ms for kill in group),
+                statistics.median(kill.second_ms for kill in group),
+                statistics.median(kill.neighbour_ms for kill in group),
+            )
+        )
+    return medians
+
+
 def one_line(kill: Takeover) -> str:
     """A kill in a few words."""
     case = kill.case
@@ -178,6 +275,23 @@ def one_line(kill: Takeover) -> str:
         f"{case.sequences} sequences of {case.steps} steps ({case.played} played), {kill.taken} taken over: "
         f"first {kill.first_ms:.0f} ms, last {kill.last_ms:.0f} ms after the lease's end"
     )
+
+
+def idle_line(kill: IdleTakeover) -> str:
+    """A kill in a few words."""
+    return (
+        f"{kill.sequences} idle sequences, {kill.taken} taken over: first step {kill.first_ms:.1f} ms, second "
+        f"{kill.second_ms:.1f} ms, a neighbour's slowest meanwhile {kill.neighbour_ms:.0f} ms"
+    )
+
+
+def idle_table(idle: Sequence[IdleTakeover]) -> str:
+    """The medians as a Markdown table."""
+    rows = [
+        [str(k.sequences), str(k.taken), f"{k.first_ms:.1f}", f"{k.second_ms:.1f}", f"{k.neighbour_ms:.0f}"]
+        for k in idle
+    ]
+    return markdown(["idle sequences", "taken over", "first step ms", "second ms", "neighbour's slowest ms"], rows)
 
 
 def table(kills: Sequence[Takeover]) -> str:
@@ -196,15 +310,16 @@ def table(kills: Sequence[Takeover]) -> str:
     return markdown(["steps behind", "of these played", "sequences", "taken over", "first ms", "last ms"], rows)
 
 
-def write(kills: Sequence[Takeover], out: Path) -> None:
+def write(kills: Sequence[Takeover], idle: Sequence[IdleTakeover], out: Path) -> None:
     """The three files, and the table on standard output."""
     from deploy.bench.takeover_plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
 
     medians = summary(kills)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "takeover.json").write_text(json.dumps([asdict(kill) for kill in kills], indent=2))
-    (out / "takeover.md").write_text(table(medians) + "\n")
+    both = f"{table(medians)}\n\n{idle_table(idle_summary(idle))}\n"
+    (out / "takeover.json").write_text(json.dumps([asdict(kill) for kill in (*kills, *idle)], indent=2))
+    (out / "takeover.md").write_text(both)
     by_age = [kill for kill in medians if kill.case.sequences == AGED]
     draw_takeovers(by_age, [kill for kill in medians if kill not in by_age], out / "takeover.png")
-    click.echo(table(medians))
+    click.echo(both)
     click.echo(f"\nwritten: {out}/takeover.json, takeover.md, takeover.png")

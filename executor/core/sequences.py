@@ -4,9 +4,9 @@ Owns, per model version: which sequence sits in which slot, which step comes nex
 Order comes from step numbers, never from a place in a stream: after a takeover old and new steps may arrive mixed and
 twice. A sequence is known by its epoch; a step of an older epoch is somebody's past, a newer one begins afresh.
 
-    (first step seen) ──► RESTORING ──restored──► READY ──begin──► RUNNING ──conclude──► READY ...
-    (a START that needs no state) ──────────────►   │  ◄──repeat─────┘                     │
-                                                    └── VOID: no state; steps fail until a START begins
+    (first step seen, or told of it) ──► RESTORING ──restored──► READY ──begin──► RUNNING ──conclude──► READY ...
+    (a START that needs no state) ─────────────────────────────►   │  ◄──repeat─────┘                     │
+                                                                   └── VOID: no state; steps fail until a START begins
 
 A step of an iterative model may be run many times before it is answered (`repeat`). For the mesh all its passes are one
 step: accepted once, committed once, with its answer. Until then the request lies in the inbox; after a takeover its
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.messages import InboxStep, InferMessage, StepFlag
+from shared.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
 Range = tuple[StepNumber, StepNumber]
 """Steps from the first to the last."""
@@ -223,6 +223,14 @@ class SequenceTable:
             owned.cancelled.add(step.step)
         return owned
 
+    def expect(self, told: InboxOwned) -> OwnedSequence | None:
+        """Takes in a sequence whose next step is still to come; None when it is known already, or has moved on.
+
+        It comes back `restoring`, as from `accept`: what it was told may be long past, and only its record knows.
+        """
+        owned = self._by_id.get(told.sequence)
+        return None if owned is not None and owned.epoch >= told.epoch else self._adopt(told)
+
     def overtaken(self, step: InboxStep) -> list[str]:
         """Inbox entries that may go, of a step that was kept for its state and came here after the START that needs
         none: its own, if that START is final. Until then another owner may need it; so it goes with that commit."""
@@ -328,27 +336,35 @@ class SequenceTable:
         self._by_place[owned.instance, owned.slot] = owned
         return sitting is not None and sitting is not owned
 
-    def _adopt(self, step: InboxStep) -> OwnedSequence:
+    def _adopt(self, entry: InboxStep | InboxOwned) -> OwnedSequence:
         """A sequence that is new here. If another one sits in its slot, one of the two is over: that one, or this one,
-        whose step stayed in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
-        previous = self._by_id.get(step.sequence)
+        whose entry stayed in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
+        previous = self._by_id.get(entry.sequence)
         if previous is not None:
             self.drop(previous.sequence, previous.epoch)
-        is_free = self.at(step.instance, step.slot) is None
-        begins = is_free and StepFlag.START in step.flags and step.step == step.committed + 1
+        is_free = self.at(entry.instance, entry.slot) is None
+        start = _start_of(entry) if is_free else StepNumber(0)
+        suspicion = entry.suspicion if isinstance(entry, InboxStep) else 0
         owned = OwnedSequence(
-            sequence=step.sequence,
-            epoch=step.epoch,
-            instance=step.instance,
-            slot=step.slot,
-            next_step=step.step if begins else StepNumber(0),
-            first_step=step.step if begins else StepNumber(0),
-            committed=step.committed,
-            restoring=not begins,
-            held=step.suspicion > 0,
-            suspicion=step.suspicion,
+            sequence=entry.sequence,
+            epoch=entry.epoch,
+            instance=entry.instance,
+            slot=entry.slot,
+            next_step=start,
+            first_step=start,
+            committed=entry.committed,
+            restoring=not start,
+            held=suspicion > 0,
+            suspicion=suspicion,
         )
-        self._by_id[step.sequence] = owned
+        self._by_id[entry.sequence] = owned
         if is_free:
-            self._by_place[step.instance, step.slot] = owned
+            self._by_place[entry.instance, entry.slot] = owned
         return owned
+
+
+def _start_of(entry: InboxStep | InboxOwned) -> StepNumber:
+    """The step itself, if it is a START and no step before it is open: it needs no state. Else 0."""
+    if isinstance(entry, InboxOwned) or StepFlag.START not in entry.flags or entry.step != entry.committed + 1:
+        return StepNumber(0)
+    return entry.step

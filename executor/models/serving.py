@@ -38,7 +38,7 @@ from executor.work.work_source import refuse_waiting
 from shared import logs
 from shared.ids import ExecutorId, SequenceId, StepNumber, model_of
 from shared.membership import Member
-from shared.messages import InboxStep, InferMessage, ServedModel
+from shared.messages import InboxOwned, InboxStep, InferMessage, ServedModel
 from shared.redis_client import CONNECTION_LOST
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import Load
@@ -176,16 +176,23 @@ class Serving:
             self._suspected.set()
         return gone
 
-    def _taker(self, place: Place, step: InboxStep) -> SequenceModel | None:
-        shard = self._keys.shard_of(step.sequence)
+    def expect(self, told: InboxOwned) -> None:
+        """Has the state of a sequence fetched that has come here without a step, if its model takes it."""
+        model = self._taker((model_of(told.sequence), told.version), told)
+        if model is not None:
+            model.expect(told)
+            self._restore.set()
+
+    def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
+        shard = self._keys.shard_of(entry.sequence)
         floors = self._floors.get(place)
-        if floors is not None and step.epoch <= floors[shard]:
+        if floors is not None and entry.epoch <= floors[shard]:
             replaced = self._replaced.get(place)
-            if replaced is None or entry_key(step.entry) > entry_key(replaced.marks[shard]):
+            if replaced is None or entry_key(entry.entry) > entry_key(replaced.marks[shard]):
                 return None
             return replaced.model
         model = self._models.get(place)
-        if not isinstance(model, SequenceModel) or not has_place(model.serves, step):
+        if not isinstance(model, SequenceModel) or not has_place(model.serves, entry):
             # Assigned by a scheduler that has not heard yet of what is served here now.
             return None
         return model
@@ -317,14 +324,13 @@ class Serving:
     # -- loops ------------------------------------------------------------------------------------------------------
 
     async def _restore_sequences(self) -> None:
-        """Fetches the checkpoints of sequences that came from elsewhere, all that gathered in one round trip."""
+        """Fetches the checkpoints of sequences that came from elsewhere, many that gathered in one round trip."""
         while True:
             await self._restore.wait()
             self._restore.clear()
-            for model in self._all():
-                if isinstance(model, SequenceModel) and model.restoring:
-                    wanted, model.restoring = model.restoring, []
-                    await self._restore_all(model, wanted)
+            while waiting := [model for model in self._all() if isinstance(model, SequenceModel) and model.restoring]:
+                for model in waiting:
+                    await self._restore_all(model, model.next_restores())
 
     async def _restore_all(self, model: SequenceModel, wanted: Sequence[OwnedSequence]) -> None:
         names = [owned.sequence for owned in wanted]
@@ -414,6 +420,6 @@ async def _look(served: ServedVersion) -> None:
     await asyncio.gather(*(one.look() for one in served.readiness))
 
 
-def has_place(served: ServedVersion, step: InboxStep) -> bool:
+def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
     """Whether there is such a slot."""
-    return step.instance < len(served.workers) and step.slot < served.config.slots_per_instance
+    return entry.instance < len(served.workers) and entry.slot < served.config.slots_per_instance

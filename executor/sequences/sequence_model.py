@@ -22,10 +22,14 @@ from executor.sequences.instance_loop import InstanceLoop, Lane
 from shared import logs
 from shared.ids import ExecutorId, correlation_id_of
 from shared.limits import VALUE_BYTES_MAX
-from shared.messages import InboxCancelled, InboxExpired, InboxStep, InboxVacated, InferMessage
+from shared.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, InferMessage
 from shared.model_config.values import Direct
 from shared.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing
+
+RESTORES_PER_READ = 64
+"""Checkpoints that are fetched together. After a takeover there may be thousands to fetch, and what runs meanwhile must
+not wait for all of them: neither for the read, nor for the engine, which takes them in one by one."""
 
 
 class SequenceModel:
@@ -54,7 +58,7 @@ class SequenceModel:
         self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
         self.table = SequenceTable()
         self.restoring: list[OwnedSequence] = []
-        """Ownerships whose checkpoint has to be fetched; emptied by the incarnation's restore loop."""
+        """Ownerships whose checkpoint has to be fetched; emptied by the restore loop (`next_restores`)."""
         self._tracing = tracing
         self._shape_keys = ShapeKeys(served.config)
         # Direct holds the first batch back over all instances; an oldest instance is a batcher of its own.
@@ -84,12 +88,30 @@ class SequenceModel:
             logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return self.table.overtaken(step)
         if owned is not known:
-            if known is not None:
-                self._leave_slot(known, owned)
-            if owned.restoring and not owned.held:
-                self.restoring.append(owned)
+            self._adopted(owned, known)
         self._loops[owned.instance].offer(owned)
         return ()
+
+    def expect(self, told: InboxOwned) -> None:
+        """A sequence has come here whose next step has not: its state is fetched at once."""
+        known = self.table.get(told.sequence)
+        owned = self.table.expect(told)
+        if owned is not None:
+            self._adopted(owned, known)
+
+    def _adopted(self, owned: OwnedSequence, known: OwnedSequence | None) -> None:
+        """A sequence is new here. known: in an earlier ownership."""
+        if known is not None:
+            self._leave_slot(known, owned)
+        if owned.restoring and not owned.held:
+            self.restoring.append(owned)
+
+    def next_restores(self) -> list[OwnedSequence]:
+        """Takes out those of which the checkpoints are fetched next, no more than one read should bring: first of
+        sequences whose steps wait for it."""
+        self.restoring.sort(key=lambda owned: not owned.steps)
+        wanted, self.restoring = self.restoring[:RESTORES_PER_READ], self.restoring[RESTORES_PER_READ:]
+        return wanted
 
     @property
     def suspects(self) -> list[OwnedSequence]:

@@ -1,4 +1,5 @@
--- Gives waiting or moving sequences an owner and a slot; their parked steps go to the owner's inbox, in order.
+-- Gives waiting or moving sequences an owner and a slot; their parked steps go to the owner's inbox, in order. Of one
+-- that has none the owner is told, so that its state is there before its next step is.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 what the waiting line
 --        amounts to
@@ -26,7 +27,8 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
   local suspected = number(got[7]) ~= committed + 1 and suspicion(got[10], committed + 1)
-  for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
+  local entries = redis.call('XRANGE', parked, '-', '+')
+  for _, entry in ipairs(entries) do
     local fields = entry[2]
     for _, extra in ipairs({ 'e', epoch, 'i', instance, 'l', slot, 'c', got[3], 'v', got[4] }) do
       fields[#fields + 1] = extra
@@ -45,6 +47,10 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
     redis.call('XADD', inbox, '*', unpack(fields))
   end
   redis.call('DEL', parked)
+  if #entries == 0 and number(got[8]) == committed then
+    redis.call('XADD', inbox, '*', 'k', 'owned', 'q', sid, 'e', epoch, 'i', instance, 'l', slot, 'c', committed,
+      'v', got[4])
+  end
   return epoch
 end
 

@@ -367,12 +367,14 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
 def test_takeovers_are_shown_by_age_and_by_number(tmp_path: Path) -> None:
     old, many = takeover.Case(1_000_000, takeover.AGED, 10_000), takeover.Case(3, 1000, 3)
     kills = [takeover.Takeover(case, 5, 10.0 * turn, 20.0 * turn) for turn in (1, 9, 2) for case in (old, many)]
+    idle = [takeover.IdleTakeover(1000, 600, 1.0 * turn, 2.0 * turn, 3.0 * turn) for turn in (1, 9, 2)]
 
-    takeover.write(kills, tmp_path)
+    takeover.write(kills, idle, tmp_path)
 
     text = (tmp_path / "takeover.md").read_text()
     assert "| 1000000      | 10000           |         8 |          5 |       20 |      40 |" in text
-    assert len(kills) == len(json.loads((tmp_path / "takeover.json").read_text()))
+    assert "| 1000           | 600        |           2.0 |       4.0 |                      6 |" in text
+    assert len(kills) + len(idle) == len(json.loads((tmp_path / "takeover.json").read_text()))
     assert (tmp_path / "takeover.png").read_bytes().startswith(PNG_SIGNATURE)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +15,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from executor.incarnation import Applied, LeaseLostError
+from executor.sequences.holdings import Holding
 from shared.errors import LoadError
-from shared.ids import ExecutorId
+from shared.ids import Epoch, ExecutorId, StepNumber
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.scripts import CancelCode, VacateCode
@@ -26,6 +27,7 @@ from shared.tensors import Tensor, to_numpy
 from tests.executor.living import Running, living, scripted
 from tests.scripted_mesh import ScriptedMesh
 
+ONE = StepNumber(1)
 START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
 
 MODEL = """
@@ -321,6 +323,65 @@ async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
             expected += 30
             assert 100 == await end(mesh, tenant)
         assert expected == await end(mesh, 7)
+
+
+async def test_an_idle_sequence_has_its_state_at_its_new_owner_before_its_next_step(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    """Whoever comes to it, by a takeover or by a move; then the checkpoint is not needed any more."""
+    async with executor("b") as b, executor("c") as c:
+        async with executor("a") as a:
+            step = mesh.submission(7, value(5), START)
+            await mesh.submit(step)
+            await mesh.assign(7, a.executor)
+            assert 5 == total(await mesh.reply(step))
+        await mesh.take_over(a.executor)
+        await here(mesh, b, {7: await mesh.assign(7, b.executor, slot=2)})
+        assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
+        await here(mesh, c, {7: await mesh.assign(7, c.executor, slot=1)})
+        await here(mesh, b, {})
+
+        await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        assert 5 == await end(mesh, 7)
+
+
+async def test_an_owner_that_is_told_too_late_forgets_it_again(mesh: ScriptedMesh, executor: Life) -> None:
+    """The entry is read when its sequence has given up its slot, has ended, or was never there; and it may say what
+    this executor has no place for. Who has the slot meanwhile is not disturbed."""
+    async with executor("a") as a:
+        for number, flags in ((7, START | PAGEABLE), (9, START | END)):
+            step = mesh.submission(number, value(5), flags)
+            await mesh.submit(step)
+            await mesh.assign(number, a.executor)
+            assert 5 == total(await mesh.reply(step))
+            if number == 7:
+                assert VacateCode.VACATED is await mesh.vacate(7)
+        tenant = mesh.submission(8, value(100), START)
+        await mesh.submit(tenant)
+        epoch = await mesh.assign(8, a.executor)
+        assert 100 == total(await mesh.reply(tenant))
+        for number, slot in ((7, 0), (7, 1), (8, 0), (9, 0), (9, 2), (10, 3), (10, 99)):
+            told = {"k": "owned", "q": mesh.sequence(number), "e": epoch if number == 8 else 1, "i": 0, "l": slot}
+            shard = mesh.keys.shard_of(mesh.sequence(number))
+            inbox = mesh.keys.inbox(shard, a.executor)
+            await cast("Any", mesh.redis).xadd(inbox, {**told, "c": 1, "v": "1"})
+
+        await here(mesh, a, {8: epoch})
+        assert 100 == await end(mesh, 8)
+        step = mesh.submission(7, value(1), END)
+        await mesh.submit(step)
+        await mesh.assign(7, a.executor)
+        assert 6 == total(await mesh.reply(step))
+
+
+async def here(mesh: ScriptedMesh, running: Running, epochs: Mapping[int, Epoch]) -> None:
+    """Returns when an executor has heard all that it was told, and holds these sequences of one step, with state."""
+    held = {Holding(mesh.sequence(number), epoch, ONE, ONE) for number, epoch in epochs.items()}
+    async with asyncio.timeout(60):
+        while any(
+            [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shard_ids()]
+        ) or held != set(running.incarnation.serving.holdings):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:

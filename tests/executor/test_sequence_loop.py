@@ -18,11 +18,22 @@ from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.first_batch import FirstBatch
 from executor.reporting.statistics import ModelStatistics
 from executor.sequences.checkpoints import Checkpoint
-from executor.sequences.sequence_model import SequenceModel
+from executor.sequences.holdings import Holding
+from executor.sequences.sequence_model import RESTORES_PER_READ, SequenceModel
 from executor.worker import EngineWorker
 from shared.errors import Code, Reason
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
-from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, ReplyMessage, StepFlag, decode_reply
+from shared.messages import (
+    InboxCancelled,
+    InboxExpired,
+    InboxOwned,
+    InboxStep,
+    InboxVacated,
+    InferMessage,
+    ReplyMessage,
+    StepFlag,
+    decode_reply,
+)
 from shared.model_config.values import (
     ControlKind,
     ControlSpec,
@@ -156,6 +167,12 @@ class Stage:
         return engine.batches[-1]
 
 
+def coming(correlation_id: int) -> InboxOwned:
+    """A sequence of one committed step comes here."""
+    sequence, place = sequence_id("m", "", correlation_id), SlotIndex(0)
+    return InboxOwned("9-9", sequence, Epoch(1), InstanceIndex(0), place, StepNumber(1), "1")
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
@@ -281,6 +298,59 @@ def checkpoint(
     gone = frozenset(map(StepNumber, cancelled))
     before, last, start = StepNumber(checkpointed), StepNumber(committed), StepNumber(1)
     return Checkpoint(Restored(Epoch(epoch), before, last, start, void, cancelled=gone), {})
+
+
+class TestPrefetch:
+    async def test_restores_come_in_bounded_reads_and_those_first_that_a_step_waits_for(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            idle = range(1, RESTORES_PER_READ + 3)
+            for number in idle:
+                on.model.expect(coming(number))
+            on.step(2, correlation_id=1000, slot=0)
+
+            first, second = on.model.next_restores(), on.model.next_restores()
+
+            assert [sequence_id("m", "", n) for n in (1000, *idle)] == [one.sequence for one in (*first, *second)]
+            assert [RESTORES_PER_READ, 3] == [len(first), len(second)]
+            assert [] == on.model.next_restores()
+
+    async def test_a_step_that_comes_while_the_state_does_runs_behind_it_once(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.expect(coming(7))
+            (owned,) = on.model.next_restores()
+            on.step(2)
+            on.step(2)
+            assert [] == on.model.restoring
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
+            on.model.expect(coming(7))
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(2) is not None)
+            assert [] == on.model.restoring
+            assert [2] == [commit.step for commit in on.commits.steps]
+
+    async def test_one_that_is_not_here_any_more_when_its_record_comes_is_forgotten(self) -> None:
+        """It was told late: it has ended, moved on, or given up its slot."""
+        async with stage(config(Oldest(4))) as on:
+            for number, fetched in enumerate((None, checkpoint(epoch=3, checkpointed=1, committed=1))):
+                on.model.expect(coming(number))
+                (owned,) = on.model.next_restores()
+                assert [Holding(owned.sequence, Epoch(1), StepNumber(1), StepNumber(0))] == on.model.holdings
+
+                on.model.restored(owned, fetched)
+
+                assert [] == on.model.holdings
+
+    async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.expect(coming(7))
+            (owned,) = on.model.next_restores()
+            on.model.vacated(InboxVacated("9-9", owned.sequence, owned.epoch))
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
+
+            assert [] == on.model.holdings
 
 
 class TestOwnership:

@@ -7,6 +7,7 @@ same apart at every point of one step.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from shared.ids import ExecutorId
+from executor.sequences.holdings import Holding
+from shared.ids import ExecutorId, StepNumber
 from shared.messages import ReplyMessage, StepFlag
 from shared.scripts import Submission, SubmitCode
 from shared.statistics.tally import Load
@@ -241,6 +243,29 @@ async def test_a_long_history_is_there_after_many_takeovers_in_a_row(
         await mesh.submit(ended)
         assert 117 == told(await mesh.reply(ended))
         assert 0 == await inbox_length(mesh, last)
+
+
+@pytest.mark.parametrize(("source", "parameters"), WAYS)
+async def test_an_idle_sequence_has_its_state_before_its_next_step(
+    mesh: ScriptedMesh, make_model: MakeModel, source: str, parameters: Mapping[str, object]
+) -> None:
+    life = make_model(source, parameters)
+    async with life("a") as a:
+        steps = await play(mesh, [1, 2])
+        await mesh.assign(7, a.executor)
+        assert [1, 3] == await answers(mesh, steps)
+    async with life("b") as b:
+        await mesh.take_over(a.executor, lost=True)
+        epoch = await mesh.assign(7, b.executor)
+        restored = Holding(mesh.sequence(7), epoch, StepNumber(2), StepNumber(2))
+        async with asyncio.timeout(60):
+            while [restored] != b.incarnation.serving.holdings:
+                await asyncio.sleep(0.01)
+
+        await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        step = mesh.submission(7, value(3), END)
+        await mesh.submit(step)
+        assert 6 == told(await mesh.reply(step))
 
 
 @pytest.mark.parametrize(("source", "parameters"), WAYS)

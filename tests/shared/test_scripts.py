@@ -20,6 +20,7 @@ from shared.messages import (
     InboxCancelled,
     InboxEntry,
     InboxExpired,
+    InboxOwned,
     InboxStep,
     InboxVacated,
     ReplyMessage,
@@ -425,6 +426,42 @@ class TestTakeover:
 
         assert [2, 3, 4, 5, 6] == sorted(s.step for s in await steps(mesh, BOB))
         assert [] == await inbox(mesh, ALICE)
+
+    async def test_a_new_owner_is_told_of_a_sequence_that_brings_no_step(self, mesh: ScriptedMesh) -> None:
+        """Not of one whose steps are on their way, be they parked or still in the dead owner's inbox: they tell it."""
+        for number in (7, 8, 9):
+            await start(mesh, number)
+        await mesh.submit(mesh.submission(8, ONE))
+        for shard in mesh.keys.shard_ids():
+            await mesh.scripts.run(
+                mesh.scripts.reclaim(ALICE, shard=shard, model="sum", term=Term(1), count=9, tombstone_ms=1000)
+            )
+        await mesh.submit(mesh.submission(9, ONE))
+
+        epoch = await mesh.assign(7, BOB, slot=3, instance=1)
+        for number in (8, 9):
+            await mesh.assign(number, BOB, slot=number)
+
+        told = [entry for entry in await inbox(mesh, BOB) if isinstance(entry, InboxOwned)]
+        assert [(mesh.sequence(7), epoch, 1, 3, 1, "1")] == [
+            (one.sequence, one.epoch, one.instance, one.slot, one.committed, one.version) for one in told
+        ]
+        assert [(9, 2)] == [(one.slot, one.step) for one in await steps(mesh, BOB)]
+
+    @pytest.mark.parametrize("alive", [True, False])
+    async def test_what_tells_of_a_sequence_is_not_moved_on(self, mesh: ScriptedMesh, *, alive: bool) -> None:
+        """The next owner is told by its own assignment; an owner that lives hears even of what it has lost."""
+        await start(mesh)
+        await mesh.take_over(ALICE)
+        await mesh.assign(7, BOB)
+        assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
+        shard = mesh.keys.shard_of(mesh.sequence(7))
+
+        await mesh.scripts.run(mesh.scripts.drain(BOB, shard=shard, alive=alive))
+        await mesh.assign(7, ALICE)
+
+        assert ([InboxOwned, InboxVacated] if alive else []) == [type(entry) for entry in await inbox(mesh, BOB)]
+        assert [InboxOwned] == [type(entry) for entry in await inbox(mesh, ALICE)]
 
     async def test_entries_of_a_sequence_that_is_still_owned_stay(self, mesh: ScriptedMesh) -> None:
         await start(mesh)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
 from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.messages import InboxStep, InferMessage, StepFlag
+from shared.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
 SEQUENCE = SequenceId("m||i7")
 MESSAGE = InferMessage("m", "1", "", 7, ())
@@ -44,6 +44,10 @@ def step(
 
 def found(*, checkpointed: int, committed: int, epoch: int = 1, void: VoidCause | None = None) -> Restored:
     return Restored(Epoch(epoch), StepNumber(checkpointed), StepNumber(committed), StepNumber(1), void)
+
+
+def coming(*, epoch: int = 1, committed: int = 4, slot: int = 0) -> InboxOwned:
+    return InboxOwned("9-9", SEQUENCE, Epoch(epoch), InstanceIndex(0), SlotIndex(slot), StepNumber(committed), "1")
 
 
 def run_all(table: SequenceTable, owned: OwnedSequence) -> list[int]:
@@ -122,6 +126,49 @@ def test_an_older_epoch_is_stale_and_a_newer_one_begins_afresh() -> None:
     assert newer is not None
     assert newer.restoring
     assert [StepNumber(3)] == list(newer.steps)
+
+
+def test_a_sequence_is_restored_before_its_first_step_has_come() -> None:
+    table = SequenceTable()
+    owned = table.expect(coming())
+    assert owned is not None
+    assert owned.restoring
+
+    table.restored(SEQUENCE, found(checkpointed=3, committed=4))
+
+    assert owned is table.accept(step(5, committed=4))
+    assert [] == run_all(table, owned), "step 4 is to be replayed first, and is on its way"
+    table.accept(step(4, committed=4))
+    assert [4, 5] == run_all(table, owned)
+
+
+def test_that_a_sequence_comes_is_heard_once_and_not_of_one_that_has_moved_on() -> None:
+    table = SequenceTable()
+    begun = table.accept(step(1, flags=StepFlag.START, epoch=5))
+    assert begun is not None
+
+    assert table.expect(coming(epoch=4)) is None
+    assert table.expect(coming(epoch=5)) is None
+    assert [1] == run_all(table, begun)
+    newer = table.expect(coming(epoch=6, slot=2))
+
+    assert newer is not None
+    assert newer is table.get(SEQUENCE)
+    assert newer is table.at(InstanceIndex(0), SlotIndex(2))
+    assert table.at(InstanceIndex(0), SlotIndex(0)) is None
+    assert table.expect(coming(epoch=6, slot=2)) is None
+
+
+def test_a_sequence_that_is_said_to_come_does_not_drive_out_who_has_the_slot() -> None:
+    table = SequenceTable()
+    other = SequenceId("m||i8")
+    present = table.accept(step(1, flags=StepFlag.START, sequence=other, epoch=3))
+
+    assert table.expect(coming(epoch=2)) is not None
+    assert present is table.at(InstanceIndex(0), SlotIndex(0))
+    assert table.drop(SEQUENCE, Epoch(2)) is not None
+
+    assert present is table.at(InstanceIndex(0), SlotIndex(0))
 
 
 def test_a_step_that_comes_twice_runs_once() -> None:
