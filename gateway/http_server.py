@@ -13,6 +13,7 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 
 from gateway.settings import Certificate
 from shared.errors import UnavailableError
@@ -82,12 +83,29 @@ class HttpServer:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         loop = asyncio.get_running_loop()
-        await TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+        await Connection(self._app, loop, self._config, self._context, {}, reader, writer)
 
     async def _gone(self, patience_s: float) -> None:
         """Returns when there is no connection, or after so many seconds."""
         if self._connections:
             await asyncio.wait(self._connections, timeout=patience_s)
+
+
+class Connection(TCPServer):
+    """One connection. Hypercorn's own does not end with its client, but when it has been idle for long enough: it waits
+    for all of its tasks, and one of them counts the idle time."""
+
+    _left = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._left = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        """What is to be sent, or done, for the connection."""
+        if not (self._left and isinstance(event, Updated)):
+            await super().protocol_send(event)
 
 
 def configured(certificate: Certificate | None) -> Config:
