@@ -117,19 +117,22 @@ class Incarnation:
     async def run(self) -> None:
         """Registers and serves until cancelled, or until this life is over: raises LeaseLostError, OlderDataError or
         HungCallError in an exception group."""
-        async with asyncio.TaskGroup() as group:
-            # First of all: nobody talks to a Redis that was restarted meanwhile.
-            group.create_task(self._follow_server(), name="server")
-            await self.serving.begin(group)
-            await self._register()
-            group.create_task(self._renew(), name="lease")
-            group.create_task(self._committer.run(time.time_ns), name="commits")
-            group.create_task(self._inbox.run(), name="inbox")
-            group.create_task(self._add_up_counts(), name="counts")
-            group.create_task(self._reporter.run(), name="reports")
-            if self._settings.batch_limit_s:
-                group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
-            logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
+        try:
+            async with asyncio.TaskGroup() as group:
+                # First of all: nobody talks to a Redis that was restarted meanwhile.
+                group.create_task(self._follow_server(), name="server")
+                await self.serving.begin(group)
+                await self._register()
+                group.create_task(self._renew(), name="lease")
+                group.create_task(self._committer.run(time.time_ns), name="commits")
+                group.create_task(self._inbox.run(), name="inbox")
+                group.create_task(self._add_up_counts(), name="counts")
+                group.create_task(self._reporter.run(), name="reports")
+                if self._settings.batch_limit_s:
+                    group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
+                logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
+        finally:
+            self.serving.forget_all()
 
     async def settle(self, enough: Coroutine[Any, Any, None]) -> bool:
         """Hands over what can be moved, and serves on what cannot: sequences whose state is nowhere else. Their models

@@ -20,6 +20,7 @@ from executor.engine.base import (
     Engine,
     HandsOutState,
     MeasuresMemory,
+    ReleasesSequences,
     Row,
     RowError,
     Timings,
@@ -28,7 +29,7 @@ from executor.first_batch import FirstBatch
 from executor.models.readiness import Readiness
 from shared import logs
 from shared.errors import Code, ModelError
-from shared.ids import CorrelationId, InstanceIndex, SlotIndex
+from shared.ids import CorrelationId, InstanceIndex, SequenceId, SlotIndex, correlation_id_of
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
@@ -58,6 +59,7 @@ class EngineWorker:
         """Of a model that may say that it is not ready."""
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
+        self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self.running: EngineCall | None = None
         """The batch that is run, or the state that is taken in, at the moment."""
@@ -103,9 +105,15 @@ class EngineWorker:
         """A line for the log about a slot's state."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.describe_state, slot)
 
-    def drop_state(self, slot: SlotIndex) -> None:
-        """Forgets a slot's state, after whatever runs now."""
-        self._thread.submit(self._engine.drop_state, slot)
+    def release(self, sequence: SequenceId) -> None:
+        """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""
+        if self._releases is not None:
+            self._start(self._releases.release, correlation_id_of(sequence))
+
+    def release_all(self) -> None:
+        """The same for all that it has."""
+        if self._releases is not None:
+            self._start(self._releases.release_all)
 
     async def close(self) -> None:
         """Lets the running batch end, then finalizes the model."""

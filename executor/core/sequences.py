@@ -327,14 +327,16 @@ class SequenceTable:
         """Who sits there."""
         return self._by_place.get((instance, slot))
 
-    def seat(self, owned: OwnedSequence) -> bool:
-        """Redis has confirmed that it owns its slot; True if somebody else sat there, who then has ended without our
-        having heard of it yet."""
+    def seat(self, owned: OwnedSequence) -> OwnedSequence | None:
+        """Redis has confirmed that it owns its slot. Returns who sat there: that one has ended, or is somebody else's,
+        without our having heard of it yet."""
         sitting = self.at(owned.instance, owned.slot)
-        if sitting is not None and sitting is not owned:
+        if sitting is owned:
+            return None
+        if sitting is not None:
             self.drop(sitting.sequence, sitting.epoch)
         self._by_place[owned.instance, owned.slot] = owned
-        return sitting is not None and sitting is not owned
+        return sitting
 
     def _adopt(self, entry: InboxStep | InboxOwned) -> OwnedSequence:
         """A sequence that is new here. If another one sits in its slot, one of the two is over: that one, or this one,

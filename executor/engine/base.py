@@ -200,6 +200,24 @@ class HandsOutState(Protocol):
         ...
 
 
+@runtime_checkable
+class ReleasesSequences(Protocol):
+    """An engine whose model may want to hear which of its sequences are not its own any more."""
+
+    @property
+    def has_release(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def release(self, correlation_id: CorrelationId) -> None:
+        """Has the model forget a sequence, if it was given it. Does not raise."""
+        ...
+
+    def release_all(self) -> None:
+        """The same for every sequence that it was given."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """All that a backend needs to make one instance.

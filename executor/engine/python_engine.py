@@ -10,7 +10,8 @@ state that the model does not return leaves that state as it was, or as the mode
 output are one buffer. When `execute` raises, no declared state moves, and
 the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
 keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
-Triton. If it has methods to hand that state out, it is asked for it after its steps (`model_state`).
+Triton. If it has methods to hand that state out, it is asked for it after its steps (`model_state`); if it has one to
+hear of sequences that have left, it is called for each (`model_release`).
 
 With `fixed_shape` every call has one request, so that nothing else can matter to it. A direct model that declares no
 state may know its sequences by their places: its request keeps its own, among null rows that fill the batch.
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from executor.engine import shapes
 from executor.engine import triton_python_backend_utils as interface
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
+from executor.engine.model_release import GivenSequences, has_release
 from executor.engine.model_state import ModelState, has_methods
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.python_model import (
@@ -114,6 +116,8 @@ class PythonEngine:
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_bytes_max)
         self._model_state = ModelState(self._model, config.name, self._model_dir, bytes_max) if wanted else None
+        tells = batching is not None and has_release(self._model_class)
+        self._held = GivenSequences(self._model, config.name, self._model_dir) if tells else None
 
     def _initialised(self, model_class: type[Any], request: LoadRequest) -> Any:
         kind, _, device_id = request.device.partition(":")
@@ -177,6 +181,8 @@ class PythonEngine:
         states = self._current_states(batch) if self._has_state else []
         columns = Columns(self._sources, batch, states)
         requests = [RowRequest(row, columns, position) for position, row in enumerate(batch)]
+        if self._held is not None:
+            self._held.give(batch)
         called = time.perf_counter_ns()
         responses = self._responses(requests)
         returned = time.perf_counter_ns()
@@ -231,7 +237,24 @@ class PythonEngine:
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
         """See `base.HandsOutState`."""
         assert self._model_state is not None, "asked before"
+        if self._held is not None:
+            self._held.give_back(correlation_id)
         self._model_state.load(correlation_id, state)
+
+    @property
+    def has_release(self) -> bool:
+        """See `base.ReleasesSequences`."""
+        return self._held is not None
+
+    def release(self, correlation_id: CorrelationId) -> None:
+        """See `base.ReleasesSequences`."""
+        if self._held is not None:
+            self._held.release(correlation_id)
+
+    def release_all(self) -> None:
+        """See `base.ReleasesSequences`."""
+        if self._held is not None:
+            self._held.release_all()
 
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit."""

@@ -161,6 +161,12 @@ class Serving:
         """Returns when no batch is running; nothing new is started afterwards."""
         await self.close(frozenset())
 
+    def forget_all(self) -> None:
+        """This life is over: nothing is owned here any more. The tasks have ended."""
+        for model in self._all():
+            if isinstance(model, SequenceModel):
+                model.forget_all()
+
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:

@@ -102,6 +102,7 @@ class SequenceModel:
     def _adopted(self, owned: OwnedSequence, known: OwnedSequence | None) -> None:
         """A sequence is new here. known: in an earlier ownership."""
         if known is not None:
+            self._part_with(known)
             self._leave_slot(known, owned)
         if owned.restoring and not owned.held:
             self.restoring.append(owned)
@@ -133,10 +134,12 @@ class SequenceModel:
             return
         if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
             # It is not ours any more; whoever owns it now has its steps.
-            self.table.drop(owned.sequence, owned.epoch)
+            self.forget(owned)
             return
         loop = self._loops[owned.instance]
-        if self.table.seat(owned):
+        sitting = self.table.seat(owned)
+        if sitting is not None:
+            self._part_with(sitting)
             loop.vacate(owned.slot)
         # The sequence stays `restoring`, and none of its steps runs, until its state is in its place.
         if checkpoint.restored.void is None and checkpoint.states:
@@ -193,15 +196,25 @@ class SequenceModel:
 
     def vacated(self, message: InboxVacated) -> None:
         """A sequence has given up its slot between two steps."""
-        owned = self.table.drop(message.sequence, message.epoch)
-        if owned is not None:
+        owned = self.table.get(message.sequence)
+        if owned is not None and owned.epoch == message.epoch:
             logs.debug("sequence vacated", sequence=owned.sequence, epoch=owned.epoch, last_step=owned.next_step - 1)
-            self._leave_slot(owned)
+            self.forget(owned)
 
     def forget(self, owned: OwnedSequence) -> None:
         """Drops a sequence that is over or somebody else's."""
         if self.table.drop(owned.sequence, owned.epoch) is not None:
+            self._part_with(owned)
             self._leave_slot(owned)
+
+    def forget_all(self) -> None:
+        """The lease is over, and with it every ownership; the engines go on."""
+        for loop in self._loops:
+            loop.worker.release_all()
+
+    def _part_with(self, gone: OwnedSequence) -> None:
+        """After a sequence was dropped: its model may forget it, too."""
+        self._loops[gone.instance].worker.release(gone.sequence)
 
     def _leave_slot(self, gone: OwnedSequence, successor: OwnedSequence | None = None) -> None:
         """After a sequence was dropped: no step of it is ready any more. If it never came into its slot, there is none,

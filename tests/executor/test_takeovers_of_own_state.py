@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from executor.sequences.holdings import Holding
 from shared.ids import ExecutorId, StepNumber
 from shared.messages import ReplyMessage, StepFlag
-from shared.scripts import Submission, SubmitCode
+from shared.scripts import Submission, SubmitCode, VacateCode
 from shared.statistics.tally import Load
 from shared.statistics.totals import Tallies
 from shared.tensors import to_numpy
@@ -76,6 +76,20 @@ METHODS = """
         if total == 999:
             raise ValueError("too much")
         self.sums[correlation_id] = (total, [state[str(n)][0] for n in range(len(state))])
+"""
+FLAG = "        if request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START:\n"
+TAKING = "        total = int(state.pop"
+TELLING = MODEL.replace(FLAG, f"{FLAG}            self.tell('start', sequence)\n") + METHODS.replace(
+    TAKING, f"        self.tell('restore', correlation_id)\n{TAKING}"
+)
+RELEASE = """
+    def release(self, correlation_id):
+        self.tell("release", correlation_id)
+        self.sums.pop(correlation_id, None)
+
+    def tell(self, *words):
+        with open("LOG", "a") as log:
+            print(*words, file=log)
 """
 CONFIG = """
 backend: "python"
@@ -266,6 +280,61 @@ async def test_an_idle_sequence_has_its_state_before_its_next_step(
         step = mesh.submission(7, value(3), END)
         await mesh.submit(step)
         assert 6 == told(await mesh.reply(step))
+
+
+async def test_a_model_hears_of_every_sequence_that_has_left_and_before_anything_else_of_it(
+    mesh: ScriptedMesh, make_model: MakeModel, tmp_path: Path
+) -> None:
+    """However it left; and a sequence that goes on has its state."""
+    log = tmp_path / "told"
+    log.touch()
+    life = make_model((TELLING + RELEASE).replace("LOG", str(log)), {})
+    heard: list[str] = []
+
+    async def hears(*words: str) -> None:
+        heard.extend(words)
+        async with asyncio.timeout(60):
+            while len(log.read_text().splitlines()) < len(heard):
+                await asyncio.sleep(0.01)
+        assert heard == log.read_text().splitlines()
+
+    async def step(sequence: int, number: int, flags: StepFlag = NONE, owner: Running | None = None) -> int | str:
+        submission = mesh.submission(sequence, value(number), flags)
+        await mesh.submit(submission)
+        if owner is not None:
+            await mesh.assign(sequence, owner.executor)
+        return told(await mesh.reply(submission, timeout_s=60))
+
+    async with life("a") as a:
+        for _ in range(2):
+            assert 5 == await step(7, 5, START, a)
+            assert 6 == await step(7, 1, END)
+        await hears(*["start 7", "release 7"] * 2)
+        assert "no" == await step(7, -1, START, a)
+        await hears("release 7")
+
+        assert 5 == await step(8, 5, START, a)
+        sequence = mesh.sequence(8)
+        await mesh.redis.delete(mesh.keys.sequence(sequence).idle)
+        shard = mesh.keys.shard_of(sequence)
+        call = mesh.scripts.expire([sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=1000)
+        assert [True] == await mesh.scripts.run(call)
+        await hears("start 8", "release 8")
+
+        assert 5 == await step(9, 5, START | StepFlag.PAGEABLE, a)
+        assert VacateCode.VACATED is await mesh.vacate(9)
+        await hears("start 9", "release 9")
+        assert 6 == await step(9, 1, NONE, a)
+        assert VacateCode.VACATED is await mesh.vacate(9, moving=True)
+        await mesh.assign(9, a.executor)
+        await hears("restore 9", "release 9", "restore 9")
+        assert 8 == await step(9, 2)
+    # Its lease is over: the engine would go on.
+    await hears("release 9")
+    await mesh.take_over(a.executor, lost=True)
+    async with life("b") as b:
+        assert 9 == await step(9, 1, END, b)
+        await hears("restore 9", "release 9")
 
 
 @pytest.mark.parametrize(("source", "parameters"), WAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import msgspec
 from hypothesis import given
@@ -190,7 +191,8 @@ def test_who_comes_into_a_slot_drives_out_who_has_ended_there_when_redis_says_so
     assert newcomer is not None
     assert newcomer.restoring
     assert table.get(SEQUENCE) is table.at(InstanceIndex(0), SlotIndex(3))
-    assert table.seat(newcomer)
+    assert SEQUENCE == cast("OwnedSequence", table.seat(newcomer)).sequence
+    assert table.seat(newcomer) is None
     table.restored(other, replace(found(checkpointed=0, committed=0, epoch=2), start_step=StepNumber(1)))
 
     assert table.get(SEQUENCE) is None

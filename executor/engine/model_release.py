@@ -1,0 +1,73 @@
+"""A model's optional method `release`: it hears that a sequence is not its own any more, and may forget it.
+
+    def release(self, correlation_id): ...
+
+A model that keeps something by correlation id learns of a sequence's END from its flags, but not that it has expired,
+was cancelled, has failed, gave up its slot, or goes on at another executor. So it is told of every sequence that it was
+given, by START or by `restore`, when that leaves this instance for whatever reason, END included; on the thread that
+runs `execute`, and before anything comes under the same id again. A START that begins an open sequence anew does
+without, and so does what is open when the model is finalized.
+
+Triton knows no such method: one that is meant for something else is told by the name of its parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from executor.engine.base import Row
+from executor.engine.python_model import error_text, model_dir_known
+from shared.ids import CorrelationId
+
+RELEASE = "release"
+
+log = logging.getLogger(__name__)
+
+
+def has_release(model_class: type[Any]) -> bool:
+    """Whether a model has the method."""
+    method = getattr(model_class, RELEASE, None)
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(None, correlation_id=0)  # and the model itself
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class GivenSequences:
+    """The sequences that a model was given and has not released yet."""
+
+    def __init__(self, model: Any, name: str, model_dir: str) -> None:
+        self._model = model
+        self._name = name
+        self._model_dir = model_dir
+        self._given: dict[CorrelationId, None] = {}
+
+    def give(self, rows: Iterable[Row]) -> None:
+        """The model gets to see these; what belongs to no sequence (null rows, a load's trial runs) does not count."""
+        self._given.update((row.correlation_id, None) for row in rows if row.correlation_id and row.slot is not None)
+
+    def give_back(self, correlation_id: CorrelationId) -> None:
+        """The model gets a sequence's state."""
+        self._given[correlation_id] = None
+
+    def release(self, correlation_id: CorrelationId) -> None:
+        """Tells the model, unless it does not know the sequence. What it raises is logged: nobody waits for it."""
+        if correlation_id not in self._given:
+            return
+        del self._given[correlation_id]
+        try:
+            with model_dir_known(self._model_dir):
+                self._model.release(correlation_id=correlation_id)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's own code
+            log.error("model '%s': release of sequence %s failed: %s", self._name, correlation_id, error_text(error))
+
+    def release_all(self) -> None:
+        """Tells it of every one that it has."""
+        for correlation_id in list(self._given):
+            self.release(correlation_id)
