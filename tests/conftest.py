@@ -36,6 +36,8 @@ settings.load_profile("patient")
 for variable in [name for name in os.environ if name.startswith("SEQMESH_")]:
     del os.environ[variable]
 
+# Tests start hundreds of processes: where bytecode is not kept, each of them compiles every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SERVER, TWIN = "server", "twin"
 

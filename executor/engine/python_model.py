@@ -5,6 +5,10 @@ instances of an executor share a process: `model.py` and the modules beside it a
 under names that no other module has. While a model is being imported its directory comes first on `sys.path`; later it
 stays there, last, for imports inside of its methods (two models that import equally named siblings that late would
 meet; imports at the top of a file never do).
+
+What runs is what stands in the files: bytecode is known by its file's size and the second of its last change, and two
+versions of a model may have both in common (a repository whose files have no times of their own, a change of one
+digit).
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ import traceback
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from executor.engine import triton_python_backend_utils
@@ -35,6 +40,14 @@ _serial = itertools.count()
 _importable: Counter[str] = Counter()
 """How many instances need a directory at the end of `sys.path`."""
 _MODULE_PREFIX = "seqmesh_model_"
+
+
+class SourceLoader(SourceFileLoader):
+    """Compiles a file each time; bytecode is neither read nor left behind."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The file's code."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def model_path(version_dir: Path, default_model_filename: str) -> Path:
@@ -75,6 +88,7 @@ def forget(model_class: type[Any], directory: Path | None = None) -> None:
         if _importable[str(directory)] == 0:
             del _importable[str(directory)]
             sys.path.remove(str(directory))
+            sys.path_importer_cache.pop(str(directory), None)
             _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
 
 
@@ -98,7 +112,8 @@ def error_text(error: BaseException) -> str:
 
 def _executed(path: Path) -> ModuleType:
     name = f"{_MODULE_PREFIX}{next(_serial)}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = SourceLoader(name, str(path)) if path.suffix in SOURCE_SUFFIXES else None
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
     # Registered because dataclasses and pickle look a class's module up by its name.
@@ -119,6 +134,9 @@ def _importing_from(directory: Path) -> Generator[None]:
     importlib.invalidate_caches()
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
+    sys.path_importer_cache[str(directory)] = FileFinder(
+        str(directory), (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES)
+    )
     try:
         yield
     finally:

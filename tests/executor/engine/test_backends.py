@@ -68,10 +68,12 @@ def test_a_built_in_backend_cannot_be_replaced(
     assert "that name is taken" in caplog.text
 
 
-def test_an_executor_of_python_models_imports_no_torch() -> None:
+def test_an_executor_of_python_models_imports_no_torch_and_no_grpc() -> None:
+    """Each process that is started again after a crash pays for what it imports."""
     script = (
-        "import sys; from executor.engine.backends import find_backend; find_backend('python'); "
-        "from executor.engine import triton_python_backend_utils; sys.exit('torch' in sys.modules)"
+        "import sys, executor.service; from executor.engine.backends import find_backend; find_backend('python'); "
+        "from executor.engine import triton_python_backend_utils; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'tritonclient')))"
     )
 
     assert 0 == subprocess.run([sys.executable, "-c", script], check=False).returncode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -598,6 +599,24 @@ def test_instances_share_no_module_not_even_siblings(workshop: Workshop) -> None
     assert isinstance(first, PythonEngine)
     assert isinstance(second, PythonEngine)
     assert [False, True] == [first.is_ready(), second.is_ready()]
+
+
+def test_a_change_is_seen_though_size_and_time_of_the_files_are_the_same(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in repositories whose files have no times of their own: bytecode would be that of the code before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    answers: list[int] = []
+    for digit in (1, 2):
+        path = workshop.python(
+            "echo", INSTANCE.replace("100", f"{digit}00"), counting=f"calls = {digit}", late="ONE = 1"
+        )
+        for file in path.parent.glob("*.py"):
+            os.utime(file, (1, 1))
+        engine = workshop.load(instance_config())
+        answers.append(array(results(engine, [Row({"x": wire("x", [[1, 2]])})])[0], "y").item())
+
+    assert [121, 231] == answers
 
 
 def test_a_closed_instance_leaves_nothing_behind_in_the_process(workshop: Workshop) -> None:
