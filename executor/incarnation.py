@@ -101,7 +101,14 @@ class Incarnation:
             settings.tombstone_seconds * 1000,
         )
         self.serving = Serving(self.executor, connections, self._committer, tracing, repository, changed)
-        inbox = Inbox(connections, self.executor, count=settings.inbox_read_count, take=self._take)
+        inbox = Inbox(
+            connections,
+            self.executor,
+            count_max=settings.inbox_read_count,
+            bytes_max=settings.inbox_bytes_max,
+            take=self._take,
+            holder=self.serving,
+        )
         self.serving.inbox = self._inbox = inbox
         self._tallies = Tallies(connections.scripts, connections.keys)
         self._reporter = Reporter(

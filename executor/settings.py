@@ -89,6 +89,14 @@ class ExecutorSettings(MetricsSettings):
     inbox_read_count: int = setting(
         512, help="Most entries taken from an inbox in one read.", group="Step loop", minimum=1
     )
+    inbox_bytes_max: int = setting(
+        256 << 20,
+        help="Bytes of steps' requests that wait in this process for their turn; while they are more, and can run, the "
+        "rest stays in Redis.",
+        unit="bytes",
+        group="Step loop",
+        minimum=1,
+    )
     batch_limit_s: float = setting(
         0.0,
         help="A model's call (a batch, or a state that is restored) that takes longer has hung: the executor gives its "

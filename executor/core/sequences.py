@@ -176,6 +176,11 @@ class SequenceTable:
         return sum(len(owned.steps) for owned in self._by_id.values())
 
     @property
+    def queued_bytes(self) -> int:
+        """Of their requests."""
+        return sum(len(queued.step.message) for owned in self._by_id.values() for queued in owned.steps.values())
+
+    @property
     def busy(self) -> bool:
         """Whether any sequence has a step that runs, or could."""
         return any(

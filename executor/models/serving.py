@@ -145,6 +145,16 @@ class Serving:
         ]
 
     @property
+    def held_bytes(self) -> int:
+        """See `inbox.Holder`."""
+        return sum(model.table.queued_bytes for model in self._all() if isinstance(model, SequenceModel))
+
+    @property
+    def is_busy(self) -> bool:
+        """See `inbox.Holder`."""
+        return any(model.table.busy for model in self._all() if isinstance(model, SequenceModel))
+
+    @property
     def holdings(self) -> list[Holding]:
         """What is known of every sequence that is owned here."""
         return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]

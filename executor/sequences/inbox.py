@@ -2,13 +2,20 @@
 
 Entries stay in Redis until what they asked for is final, so a position is only a place to read on from: reading again
 from the beginning gives everything once more that is not finished.
+
+What is read is bounded in bytes. A read asks for no more entries than will bring READ_BYTES, if they are like the
+largest one of the read before. And while the requests that wait here for their turn take more than a bound, nothing is
+read: the rest waits in Redis. But only as long as any of them can run: steps may come in another order than their own
+after a takeover, so what lets all of them go on may be what was not read yet. For the same reason, and because control
+messages come the same way, nothing keeps the next read waiting for longer than PATIENCE_S, a model that hangs neither.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any, Protocol, cast
 
 from executor.connections import RETRY_DELAY_S, Connections
 from shared import logs
@@ -18,23 +25,63 @@ from shared.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"
+READ_BYTES = 32 << 20
+"""What a read is to bring at most."""
+FIRST_COUNT = 16
+"""Entries of the first read, when nobody knows how large they are."""
+GROWTH = 4
+PATIENCE_S = 5.0
+"""How long the inboxes may be left alone."""
+ROOM_POLL_S = 0.01
 
 Take = Callable[[bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
 """Takes an entry in: (id, fields) -> the entries that may go now; itself, when that was all there is to do about it."""
+
+
+class Holder(Protocol):
+    """Who keeps what was taken in until it is done."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the requests that wait for their turn, or run."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any of them runs, or can."""
+        ...
+
 
 Marks = Mapping[ShardId, str]
 """The last entry of each shard's inbox at one moment."""
 
 
 class Inbox:
-    """Reads every entry once, in the order of its shard, unless told to read again. count: entries per read."""
+    """Reads every entry once, in the order of its shard, unless told to read again.
 
-    def __init__(self, connections: Connections, executor: ExecutorId, *, count: int, take: Take) -> None:
+    count_max  entries of a shard per read
+    bytes_max  of the requests that the holder has, beyond which nothing is read while they can run
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        executor: ExecutorId,
+        *,
+        count_max: int,
+        bytes_max: int,
+        take: Take,
+        holder: Holder,
+    ) -> None:
         self._connections = connections
         self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shard_ids()}
         self._positions = dict.fromkeys(self._names.values(), BEGINNING)
         self._executor = executor
-        self._count = count
+        self._count_max = count_max
+        self._count = min(FIRST_COUNT, count_max)
+        self._bytes_max = bytes_max
+        self._holder = holder
+        self._held_at_most = 0
         self._take = take
         self._done: dict[bytes, list[str]] = {}
         self._again = False
@@ -67,6 +114,7 @@ class Inbox:
         try:
             while True:
                 try:
+                    await self._room()
                     await link.connect()
                     await self._read(link)
                 except CONNECTION_LOST as error:
@@ -75,16 +123,31 @@ class Inbox:
         finally:
             await link.close()
 
+    async def _room(self) -> None:
+        """Returns when what comes next may be read (see above)."""
+        if self._held_at_most <= self._bytes_max:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while self._holder.held_bytes > self._bytes_max and self._holder.is_busy:  # noqa: ASYNC110 - it ends in many ways
+                    await asyncio.sleep(ROOM_POLL_S)
+        self._held_at_most = self._holder.held_bytes
+
     async def _read(self, link: Link) -> None:
         """One blocking read of all inboxes; positions move on only with what was taken in."""
         if self._again:
             self._positions = dict.fromkeys(self._positions, BEGINNING)
+            self._count = min(FIRST_COUNT, self._count_max)
             self._again = False
         head = ("XREAD", "COUNT", self._count, "BLOCK", INBOX_BLOCK_MS, "STREAMS")
         command = (*head, *self._positions, *self._positions.values())
         (read,) = await link.exchange([command], blocking_s=INBOX_BLOCK_MS / 1000)
         if isinstance(read, Exception):
             raise read
+        sizes = [sum(map(len, flat)) for _, entries in read or () for _, flat in entries]
+        if sizes:
+            self._held_at_most += sum(sizes)
+            self._count = next_count(self._count, max(sizes), self._count_max)
         for stream, entries in read or ():
             # A step leaves the inbox with its checkpoint, a control message as soon as it was heard. What was heard and
             # not removed is kept in mind: when it is read again, nobody will know what else was to go with it.
@@ -97,6 +160,11 @@ class Inbox:
                     raise removed
                 done.clear()
             self._positions[stream.decode()] = entries[-1][0].decode()
+
+
+def next_count(count: int, largest: int, count_max: int) -> int:
+    """How many entries the next read asks for, of each shard, after one of so many whose largest had so many bytes."""
+    return max(1, min(count_max, GROWTH * count, READ_BYTES // max(1, largest)))
 
 
 def entry_key(entry: str) -> tuple[int, int]:
