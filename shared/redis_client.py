@@ -253,7 +253,8 @@ async def value_bytes_max(redis: Redis) -> int:
         config: dict[str, str] = await cast("Any", redis).config_get("proto-max-bulk-len", "client-query-buffer-limit")
     except ResponseError:
         return VALUE_BYTES_MAX
-    return min(VALUE_BYTES_MAX, *(int(limit) - ENVELOPE_BYTES for limit in config.values()))
+    told = [int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal()]
+    return min([VALUE_BYTES_MAX, *told])
 
 
 def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
