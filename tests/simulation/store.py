@@ -550,8 +550,15 @@ class Store:
         return b"# Server\r\nredis_version:7.4.0\r\nredis_mode:standalone\r\nrun_id:%b\r\nrole:master\r\n" % self.run_id
 
     def cmd_config(self, args: Args) -> Reply:
-        settings = {b"maxmemory-policy": b"noeviction", b"appendonly": b"yes", b"appendfsync": b"always"}
-        return [part for name in args[1:] for part in (name, settings.get(name, b"")) if args[0].upper() == b"GET"]
+        settings = {
+            b"maxmemory-policy": b"noeviction",
+            b"appendonly": b"yes",
+            b"appendfsync": b"always",
+            b"proto-max-bulk-len": b"536870912",
+            b"client-query-buffer-limit": b"1073741824",
+        }
+        asked = [name for name in args[1:] if name in settings and args[0].upper() == b"GET"]
+        return [part for name in asked for part in (name, settings[name])]
 
 
 class StoreKeys:
