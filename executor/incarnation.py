@@ -31,6 +31,8 @@ from executor.sequences.committer import Committer
 from executor.sequences.holdings import is_behind
 from executor.sequences.inbox import BEGINNING, Inbox
 from executor.settings import ExecutorSettings
+from executor.standstill import Standstill
+from executor.worker import EngineWorker
 from shared import logs
 from shared.ids import ExecutorId
 from shared.link import Link
@@ -227,8 +229,9 @@ class Incarnation:
     async def _renew(self) -> None:
         """Renews the lease; a lease that could not be renewed in time is lost, whatever the reason."""
         lease_s = self._settings.lease_ms / 1000
+        standstill = Standstill(lease_s, self._workers)
         while True:
-            await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
+            await standstill.sleep(lease_s / RENEWALS_PER_LEASE)
             try:
                 held = await self._connections.membership.renew(self.executor, lease_ms=self._settings.lease_ms)
             except CONNECTION_LOST as error:
@@ -238,9 +241,12 @@ class Incarnation:
             if not held:
                 raise LeaseLostError(self.executor)
 
+    def _workers(self) -> list[EngineWorker]:
+        return [worker for served in self.serving.in_use for worker in served.workers]
+
     async def _watch_calls(self, limit_s: float) -> None:
         """When a model hangs, the lease goes at once; without Redis it ends by itself."""
-        call = await watch(lambda: [worker for served in self.serving.in_use for worker in served.workers], limit_s)
+        call = await watch(self._workers, limit_s)
         logs.error(
             "model hangs, giving the lease up",
             executor=self.executor,

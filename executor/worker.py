@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,6 +64,12 @@ class EngineWorker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self.running: EngineCall | None = None
         """The batch that is run, or the state that is taken in, at the moment."""
+        self._began_s = self._took_s = 0.0
+
+    @property
+    def latest_call_s(self) -> float:
+        """How long the call that runs now has taken so far, or else the last one; 0.0 before the first."""
+        return self._took_s if self.running is None else time.monotonic() - self._began_s
 
     @property
     def memory_usage(self) -> Sequence[MemoryUse]:
@@ -93,10 +100,12 @@ class EngineWorker:
 
     def _start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
         def run() -> R:
+            began_s = self._began_s = time.monotonic()
             self.running = EngineCall(self.name, threading.get_ident())
             try:
                 return call(*arguments, **named)
             finally:
+                self._took_s = time.monotonic() - began_s
                 self.running = None
 
         return asyncio.get_running_loop().run_in_executor(self._thread, run)
