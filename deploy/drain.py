@@ -21,7 +21,8 @@ HELP = """Empties executors: their sequences go on elsewhere.
 
 No caller sees an error. The process keeps running with its models loaded, takes nothing, and serves again after --undo.
 EXECUTOR is a name or an id, as --list shows them. Waits until nothing is left there: sequences whose state only their
-model knows (see sequence_recovery in the README) cannot be moved, and stay until they end.
+model knows (see sequence_recovery in the README) cannot be moved, and stay until they end; not before does --undo take
+effect.
 
 \b
   seqmesh drain --list             who holds how many sequences
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def run(executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool, **settings: str) -> None:
     """What the command does. Raises click.ClickException with what to do instead."""
-    if not executors and not show:
+    if not executors and (undo or not show):
         raise click.UsageError("which executor? Give its name or id; --list shows them")
     asyncio.run(_run(OperatorSettings(**settings), executors, show=show, undo=undo, wait=wait))  # pyright: ignore[reportArgumentType]
 
@@ -61,7 +62,7 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
     for name in names:
         await mesh.membership.drain(name, time.time_ns() // 1_000_000)
     for model, served in sorted(alone(names, known).items()):
-        click.echo(f"no other executor serves '{model}': its {served} sequences wait for one at their next step")
+        click.echo(f"no other executor serves '{model}': {sequences(served)} of it will wait for one")
     return names
 
 
@@ -114,7 +115,7 @@ def progress(name: str, ones: Iterable[Holding]) -> str:
     total = sum(one.total for one in there)
     bound = sorted({model for one in there if one.state == "closing" for model in one.sequences})
     ends_here = f" (of {', '.join(bound)}: they end here, because only the model knows their state)" if bound else ""
-    return f"{name}: {total} sequence{'' if total == 1 else 's'} left{ends_here}"
+    return f"{name}: {sequences(total)} left{ends_here}"
 
 
 async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
@@ -125,7 +126,21 @@ async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
         if not any([await mesh.membership.undrain(name) for name in sorted(names)]):
             drained = ", ".join(await mesh.membership.drained()) or "none"
             raise click.ClickException(f"'{who}' is not drained; drained are: {drained}")
-        click.echo(f"{who}: serves again")
+        click.echo(f"{who}: serves again{condition(matching(who, known))}")
+
+
+def condition(ones: Iterable[Holding]) -> str:
+    """When an executor does that has handed over what can be moved: it registers anew, and so must own nothing."""
+    closing = [one for one in ones if one.state == "closing" and one.total]
+    if not closing:
+        return ""
+    models = sorted({model for one in closing for model in one.sequences})
+    return f" after the end of its last {sequences(sum(one.total for one in closing))} (of {', '.join(models)})"
+
+
+def sequences(count: int) -> str:
+    """So many of them."""
+    return f"{count} sequence{'' if count == 1 else 's'}"
 
 
 def table(known: Sequence[Holding], drained: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str:
     if durable != b"1":
         raise click.ClickException(
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
-            "configuration (sequence_batching { state ... })"
+            "configuration (sequence_batching { state ... }), or see sequence_recovery in the README"
         )
     return owner.decode()
 
@@ -90,6 +90,8 @@ def destination(known: list[Holding], model: str, owner: str, to: str) -> str:
     if len(meant) > 1:
         ids = ", ".join(one.registration.executor for one in meant)
         raise click.ClickException(f"several executors are called '{to}': name one by its id ({ids})")
+    if meant[0].registration.executor == owner:
+        raise click.ClickException(f"the sequence is on {owner} already")
     return meant[0].registration.executor
 
 

@@ -62,6 +62,12 @@ def loads(mesh: RunningMesh, model: str) -> dict[str, int]:
     return held
 
 
+def is_closing(mesh: RunningMesh, executor: str) -> bool:
+    """Whether an executor takes no sequence any more, and those that it has stay until they end."""
+    found = [one for one in mesh.registrations() if one.executor == executor]
+    return bool(found) and all(served.closing for served in found[0].models)
+
+
 async def begin(caller: HttpCaller, model: str, names: Sequence[str]) -> None:
     """Starts sequences, each with a sum of 1."""
     assert [1] * len(names) == await asyncio.gather(*(caller(model, Step(name, 1, start=True)) for name in names))
@@ -193,6 +199,8 @@ async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMes
         assert owner != mesh.record(sequence_id("running_sum", "", "42"))["ow"]
         back = await seqmesh(mesh, "move", "running_sum", "42", "--string", "--to", owner)
         assert f"to {owner}" in back
+        there = await seqmesh(mesh, "move", "running_sum", "42", "--string", "--to", owner, code=1)
+        assert f"the sequence is on {owner} already" in there
         assert 4 == await caller("running_sum", Step("42", 1, end=True))
 
         refused = await seqmesh(mesh, "move", "forgetful_sum", "42", "--string", code=1)
@@ -201,4 +209,10 @@ async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMes
         nobody = await seqmesh(mesh, "move", "running_sum", "42", "--to", "nobody", code=1)
         assert "no executor 'nobody' serves 'running_sum'; it is served by: executor-1, executor-2" in nobody
         assert 5 == await caller("running_sum", Step(42, 0, end=True))
+        bound = mesh.record(sequence_id("forgetful_sum", "", "42"))["ow"]
+        await seqmesh(mesh, "drain", bound, "--no-wait")
+        await eventually(lambda: is_closing(mesh, bound), "it goes on with what only its model knows")
+        undone = await seqmesh(mesh, "drain", bound, "--undo")
+        assert f"{bound}: serves again after the end of its last 1 sequence (of forgetful_sum)" in undone
         assert 1 == await caller("forgetful_sum", Step("42", 0, end=True))
+        await eventually(lambda: {one.name for one in mesh.alive()} == {"executor-1", "executor-2"}, "both serve")
