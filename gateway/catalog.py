@@ -143,7 +143,8 @@ class Catalog:
             if record is None or version not in record.versions:
                 return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
             return UnavailableError(f"{about} version {version} is not at ready state")
-        if record is not None and not self.live_members():
+        if record is not None and (self._picture.ready.get(model) or not self.live_members()):
+            # Whoever has it loaded is being drained, or died.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
 

@@ -115,6 +115,18 @@ async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but
     )
 
 
+async def test_a_model_that_only_drained_executors_have_loaded_is_asked_for_again_later():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    drained = member(models=(), repository=(RepositoryEntry("m", "1", "READY"),))
+    catalog = await mesh.at(101 + ABSENCE_GRACE_S, drained)
+
+    assert error_of(catalog, "m") == (
+        Code.UNAVAILABLE,
+        "no executor serves model 'm' at the moment: try again later",
+    )
+
+
 async def test_an_unloaded_model_has_no_grace():
     mesh = Mesh()
     await mesh.at(100, member("1"))
