@@ -3,6 +3,7 @@
 python -m tests.simulation --seeds 1000 --from 1     seeds 1..1000
 python -m tests.simulation --seed 17                 one of them, with its whole story
 python -m tests.simulation --mutants                 every fault that is put in on purpose must be found
+... --scripts                                        the scripts alone, without services (script_fuzz.py)
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.script_fuzz import fuzz
 from tests.simulation.world import Result, simulate
 
 LINES_SHOWN = 60
 MUTANT_SEEDS = 100
+
+Play = Callable[[int], Result]
+"""Runs a seed."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,26 +37,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--mutants", action="store_true", help="put faults in and find them")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first seed that fails")
+    parser.add_argument("--scripts", action="store_true", help="the scripts alone, under random calls")
     given = parser.parse_args(arguments)
+    play = fuzz if given.scripts else simulate
     if given.mutants:
-        return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS))
+        return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)
     if given.seed is not None:
-        result = simulate(given.seed)
+        result = play(given.seed)
         print("\n".join(result.lines))
         print(summary(result))
         return 1 if result.violations else 0
-    return run_many(range(given.first, given.first + given.seeds), given.jobs, keep_going=given.keep_going)
+    return run_many(range(given.first, given.first + given.seeds), given.jobs, play, keep_going=given.keep_going)
 
 
-def run_many(seeds: Sequence[int], jobs: int, *, keep_going: bool) -> int:
+def run_many(seeds: Sequence[int], jobs: int, play: Play, *, keep_going: bool) -> int:
     """Runs them in processes of their own; stops at the first that fails."""
     began, steps, failed, virtual_s = time.monotonic(), 0, list[int](), 0.0
     with multiprocessing.Pool(jobs) as pool:
-        for done, result in enumerate(pool.imap_unordered(simulate, seeds), 1):
+        for done, result in enumerate(pool.imap_unordered(play, seeds), 1):
             steps, virtual_s = steps + result.steps, virtual_s + result.virtual_s
             if result.violations:
                 failed.append(result.seed)
-                show_failure(result)
+                show_failure(result, play)
                 if not keep_going:
                     return 1
             if done % max(1, len(seeds) // 20) == 0:
@@ -63,11 +70,12 @@ def run_many(seeds: Sequence[int], jobs: int, *, keep_going: bool) -> int:
     return 1 if failed else 0
 
 
-def show_failure(result: Result) -> None:
+def show_failure(result: Result, play: Play) -> None:
     """The end of its story, what was wrong, and how to see it again."""
     print("\n".join(result.lines[-LINES_SHOWN:]))
     print(summary(result))
-    print(f"commit {commit()}; again: python -m tests.simulation --seed {result.seed}", flush=True)
+    scripts = " --scripts" if play is fuzz else ""
+    print(f"commit {commit()}; again: python -m tests.simulation{scripts} --seed {result.seed}", flush=True)
 
 
 def summary(result: Result) -> str:
@@ -85,22 +93,24 @@ def commit() -> str:
     return asked.stdout.strip() or "unknown"
 
 
-def find_mutants(jobs: int, seeds: Iterable[int]) -> int:
-    """Looks for each fault in these seeds until it is found."""
+def find_mutants(jobs: int, seeds: Iterable[int], play: Play) -> int:
+    """Looks for each fault in these seeds until it is found; without services, for those of the scripts."""
     missed = 0
     with multiprocessing.Pool(jobs) as pool:
         for mutant in MUTANTS:
-            found = first_failing(pool.imap(partial(run_mutant, mutant.name), seeds))
+            if play is fuzz and not mutant.edits:
+                continue
+            found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=play), seeds))
             missed += found is None
             print(f"{mutant.name}: {describe(mutant, found)}", flush=True)
     return 1 if missed else 0
 
 
-def run_mutant(name: str, seed: int) -> Result:
+def run_mutant(name: str, seed: int, play: Play = simulate) -> Result:
     """One seed with a fault put in."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
     with mutant.applied():
-        return simulate(seed)
+        return play(seed)
 
 
 def first_failing(results: Iterable[Result]) -> Result | None:

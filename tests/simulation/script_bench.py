@@ -1,0 +1,78 @@
+"""What the fuzz of the scripts stands on: the twin, its clock, the calls, the story, and the truth beside them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from redis.asyncio import Redis
+
+import shared.scripts
+from shared.ids import sequence_id
+from shared.keyspace import Keyspace
+from shared.scripts import Call, Scripts
+from tests.simulation.lua_scripts import run_script
+from tests.simulation.script_truth import MODEL, Truth
+from tests.simulation.store import Store, StoreError
+
+SEQUENCES = 3
+BEGIN_US = 1_000_000_000_000
+
+T = TypeVar("T")
+
+
+class Fenced(Exception):
+    """A newer leader exists."""
+
+
+class Bench:
+    """One run's store. lines: its story; calls: how many there were."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now_us = BEGIN_US
+        self.store = Store(lambda: self.now_us, random.Random(seed), run_script)
+        self.keys = Keyspace("fuzz", 1)
+        # It never sends anything itself.
+        self.scripts = Scripts(cast("Redis", None), self.keys)
+        self.sequences = [sequence_id(MODEL, "", number) for number in range(1, SEQUENCES + 1)]
+        # Of the others the state is lost with their owner.
+        self.durable = frozenset(self.sequences[: self.chance.randint(SEQUENCES - 1, SEQUENCES)])
+        self.truth = Truth(self.store, self.keys, self.sequences)
+        self.lines: list[str] = []
+        self.calls = 0
+        self._loaded = set[bytes]()
+
+    def run(self, call: Call[T]) -> T:
+        """One call. Raises Fenced."""
+        self.calls += 1
+        digest = self.scripts.digest(call.script).encode()
+        if digest not in self._loaded:
+            self._loaded.add(
+                self.store.execute([b"SCRIPT", b"LOAD", shared.scripts.script_source(call.script).encode()])
+            )
+        command = [b"EVALSHA", digest, _wire(len(call.keys)), *map(_wire, call.keys), *map(_wire, call.args)]
+        try:
+            return call.read(self.store.execute(command))
+        except StoreError as error:
+            if str(error).startswith("FENCED"):
+                raise Fenced from error
+            raise
+
+    def do(self, *command: Any) -> Any:
+        """A plain command."""
+        return self.store.execute([_wire(part) for part in command])
+
+    def tell(self, text: str) -> None:
+        """A line of the story."""
+        self.lines.append(f"{self.now_us // 1000 % 1_000_000:7d} {text}")
+
+
+def pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Fields and values of a stream entry, or of a hash."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _wire(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

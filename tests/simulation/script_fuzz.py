@@ -1,0 +1,558 @@
+"""The mesh's Lua scripts under random calls, one after the other on the twin: gateways, executors and leaders that are
+late, repeat themselves, or are none any more. What must hold of it is `tests.simulation.script_truth`'s to say.
+
+Where the simulation of whole meshes plays what services do, this plays what scripts may meet: a seed takes a twentieth
+of the time and comes into corners that no service would look for. The leaders know no policy: whoever waits gets any
+free slot. An older one, whose term is over, tries whatever can be done at that moment, and must be refused.
+
+`python -m tests.simulation --scripts --seeds 1000`
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from executor.core.recovery import Checkpoints
+from shared.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.messages import StepFlag
+from shared.scripts import (
+    Assignment,
+    Call,
+    CancelCode,
+    Cancellation,
+    Orphan,
+    Rejection,
+    Submission,
+    SubmitCode,
+    Submitted,
+    VacateCode,
+    Vacation,
+)
+from tests.simulation.leftovers import leftovers
+from tests.simulation.script_bench import BEGIN_US, Bench, Fenced, pairs
+from tests.simulation.script_executor import IDLE_MS, LOAD, TOMBSTONE_MS, Executor
+from tests.simulation.script_truth import MODEL, SHARD, VERSION, Caller
+from tests.simulation.store import StoreError
+from tests.simulation.world import Result
+
+MOVES = 120
+EXECUTORS = 2
+GRACE_MS = 300
+ROUNDS_MAX = 200
+GATEWAYS = (GatewayId("g1"), GatewayId("g2"))
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+
+
+@dataclass
+class Asked:
+    """A request of a client. birth, place: sequence and step as which it was accepted, where it was."""
+
+    number: int
+    sequence: SequenceId
+    submission: Submission
+    sent_ms: int
+    birth: bytes = b""
+    place: int = 0
+
+
+@dataclass
+class Waits:
+    """A place in the starts stream, as a leader has read it."""
+
+    entry: str
+    kind: str
+
+
+@dataclass(eq=False)
+class Leader:
+    """One term's picture: who waits, and who holds which slot."""
+
+    term: Term
+    starts: str = "0-0"
+    feed: str = "0-0"
+    waiting: dict[SequenceId, Waits] = field(default_factory=dict[SequenceId, Waits])
+    slots: dict[SequenceId, tuple[ExecutorId, int, int]] = field(
+        default_factory=dict[SequenceId, tuple[ExecutorId, int, int]]
+    )
+
+
+class Fuzz:
+    """One run."""
+
+    def __init__(self, seed: int) -> None:
+        self.bench = Bench(seed)
+        self.chance, self.keys, self.scripts = self.bench.chance, self.bench.keys, self.bench.scripts
+        self.truth, self.store, self.sequences = self.bench.truth, self.bench.store, self.bench.sequences
+        self.run, self.do, self.tell = self.bench.run, self.bench.do, self.bench.tell
+        # A run's habits: with the same ones throughout, some corners would be left out.
+        self.recovery = Checkpoints(self.chance.randint(1, 3))
+        self.end_rate = self.chance.choice((0.02, 0.12))
+        self.kinds = self.chance.choice((("named",), ("named", "numbered", "plain"), ("named", "numbered", "plain")))
+        self.slots = self.chance.choice((1, 2, 2))
+        self.asked: list[Asked] = []
+        self.tokens = 0
+        self.executors: list[Executor] = []
+        self.leader = Leader(Term(0))
+        self.older: list[Leader] = []
+
+    def play(self, moves: int) -> None:
+        """The run."""
+        self.next_leader()
+        for gateway in GATEWAYS:
+            self.do("XADD", self.keys.replies(SHARD, gateway), "*", "opened", "")
+        choices: list[Callable[[], None]] = (
+            [self.submit] * 8
+            + [self.ask_again] * 3
+            + [self.send_again, self.cancel, self.orphan]
+            + [self.executor_moves] * 30
+            + [self.lead] * 16
+            + [self.older_leader_moves]
+            + [self.time_passes] * 2
+            + [self.next_leader]
+        )
+        for _ in range(moves):
+            self.bench.now_us += self.chance.randint(0, 5_000)
+            if sum(not executor.lost for executor in self.executors) < EXECUTORS:
+                self.join()
+            before = self.bench.calls
+            self.chance.choice(choices)()
+            if self.bench.calls != before:
+                self.truth.check()
+            if self.truth.violations:
+                return
+        self.settle()
+
+    # -- clients and gateways -----------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """A new request of a client."""
+        sequence = self.chance.choice(self.sequences)
+        life = self.truth.current(sequence)
+        is_open = life is not None and not life.over and END not in life.steps[life.accepted].flags
+        flags = NONE if is_open and self.chance.random() < 0.93 else START
+        if self.chance.random() < self.end_rate:
+            flags |= END
+        if sequence in self.bench.durable:
+            flags |= StepFlag.DURABLE
+            if self.chance.random() < 0.6:
+                flags |= StepFlag.PAGEABLE
+        number = len(self.asked) + 1
+        kind = self.chance.choice(self.kinds)
+        expected = None
+        if kind == "numbered":
+            expected = 1 if START in flags or life is None else life.accepted - life.start + 2
+        timeout_us = self.chance.choice((0, 0, 50_000))
+        gateway, token = self.next_token()
+        submission = Submission(
+            sequence=sequence,
+            flags=flags,
+            digest=hashlib.sha1(b"%d" % number).digest()[:12] if kind == "named" else b"",
+            expected_step=expected,
+            model=MODEL,
+            version=VERSION,
+            gateway=gateway,
+            token=token,
+            timeout_us=timeout_us,
+            message=b"%d %d" % (number, kind != "plain"),
+        )
+        asked = Asked(number, sequence, submission, self.bench.now_us // 1000)
+        self.asked.append(asked)
+        self.send(asked, submission)
+
+    def send(self, asked: Asked, submission: Submission) -> Submitted:
+        call = self.scripts.submit([submission], shard=SHARD, backlog_max=3, in_flight_max=6, live_max=10)
+        (outcome,) = self.run(call)
+        self.tell(
+            f"{submission.gateway} asks for {asked.number} of {asked.sequence}, {submission.flags!r}, "
+            f"number {submission.expected_step}: {outcome.code.name} {outcome.step}"
+        )
+        self.truth.submitted(submission, asked.number, outcome)
+        if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+            asked.birth, asked.place = outcome.extra, outcome.step
+        return outcome
+
+    def next_token(self) -> Caller:
+        self.tokens += 1
+        return self.chance.choice(GATEWAYS), f"{self.tokens:x}"
+
+    def ask_again(self) -> None:
+        """A client retries a request that it can name, through whatever gateway."""
+        known = [one for one in self.asked if one.submission.digest or one.submission.expected_step]
+        if not known:
+            return
+        asked = self.chance.choice(known[-8:])
+        gateway, token = self.next_token()
+        again = _changed(asked.submission, gateway=gateway, token=token)
+        life = self.truth.current(asked.sequence)
+        is_present = (
+            life is not None
+            and self.truth.record(asked.sequence).get(b"bn") == asked.birth
+            and life is self.truth.lives.get((asked.sequence, asked.birth))
+            and asked.place > life.start
+            and life.steps[asked.place].request == asked.number
+            and life.start == max(n for n, step in life.steps.items() if START in step.flags)
+            and self.run_of(asked) == life.start
+        )
+        place = asked.place
+        outcome = self.send(asked, again)
+        if is_present:
+            assert life is not None
+            self.truth.retried(asked.number, again, life, place, outcome)
+
+    def run_of(self, asked: Asked) -> int:
+        """The START of the run in which a request was accepted."""
+        life = self.truth.lives[asked.sequence, asked.birth]
+        return max(n for n, step in life.steps.items() if START in step.flags and n <= asked.place)
+
+    def send_again(self) -> None:
+        """A gateway that lost its connection does not know what became of its last request."""
+        if not self.asked:
+            return
+        asked = self.asked[-1]
+        if not asked.submission.digest and asked.submission.expected_step is None:
+            return
+        self.truth.sent_again.add((asked.submission.gateway, asked.submission.token))
+        self.send(asked, _changed(asked.submission, since_ms=asked.sent_ms))
+
+    def cancel(self) -> None:
+        """The caller of an accepted step leaves."""
+        accepted = [one for one in self.asked if one.place]
+        if not accepted:
+            return
+        asked = self.chance.choice(accepted[-6:])
+        submission, life = asked.submission, self.truth.lives[asked.sequence, asked.birth]
+        is_open = life.steps[asked.place].reply is None
+        gone = Cancellation(
+            asked.sequence, MODEL, asked.birth.decode(), asked.place, submission.gateway, submission.token
+        )
+        reply = b"cancelled %d" % self.bench.calls
+        (code,) = self.run(self.scripts.cancel([gone], shard=SHARD, reply=reply, feed_max=100))
+        self.tell(f"the caller of {asked.number} leaves: {code.name}")
+        if code in (CancelCode.TOLD, CancelCode.REMOVED):
+            self.truth.left.add(asked.number)
+            if not is_open:
+                self.truth.violate(f"{asked.sequence}: step {asked.place} is cancelled after its answer")
+        if code is CancelCode.REMOVED:
+            self.truth.refused(asked.sequence, reply, None)
+
+    def orphan(self) -> None:
+        """A connection is gone that used a sequence."""
+        if self.asked:
+            one = self.chance.choice(self.asked[-4:]).submission
+            left = Orphan(one.sequence, MODEL, one.token, GRACE_MS)
+            (changed,) = self.run(self.scripts.orphan([left], shard=SHARD, gateway=one.gateway))
+            self.tell(f"a connection of {one.gateway} to {one.sequence} is gone: {changed}")
+
+    # -- executors ----------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        executor = Executor(self.bench, ExecutorId(f"e{len(self.executors) + 1}"), self.recovery)
+        self.executors.append(executor)
+        self.tell(f"{executor.name} joins")
+
+    def executor_moves(self) -> None:
+        """One of them does something, or all that it can; also one that is lost and has not heard of it."""
+        executor = self.chance.choice(self.executors[-4:])
+        moves = [
+            executor.read_inbox,
+            executor.attempt,
+            executor.fetch,
+            executor.restore,
+            executor.run_step,
+            executor.hand_in,
+        ]
+        if self.chance.random() < 0.5:
+            self.chance.choice([*moves, *[executor.hand_in] * 2])()
+            return
+        for move in moves:
+            move()
+
+    # -- leaders ------------------------------------------------------------------------------------------------------
+
+    def next_leader(self) -> None:
+        """Another scheduler leads: it fences the one before, and knows nothing but what Redis holds."""
+        if self.leader.term:
+            self.older.append(self.leader)
+        self.leader = Leader(Term(self.leader.term + 1))
+        self.tell(f"term {self.leader.term} begins")
+        self.expire_now(self.leader, [])
+        for sequence in self.sequences:
+            record = self.truth.record(sequence)
+            if record.get(b"st") == b"l" and any(e.name.encode() == record[b"ow"] for e in self.serving()):
+                owner = ExecutorId(record[b"ow"].decode())
+                self.leader.slots[sequence] = (owner, int(record[b"sl"]), int(record[b"ep"]))
+        for executor in self.executors:
+            executor.emptied = False
+            self.drain(executor)
+
+    def serving(self) -> list[Executor]:
+        return [executor for executor in self.executors if not executor.lost]
+
+    def lead(self) -> None:
+        """The present leader does something."""
+        moves = [self.hear] * 6 + [self.assign] * 8 + [self.vacate] * 4 + [self.want_slots] * 2
+        moves += [self.look_for_expired] * 2 + [self.reject, self.lose]
+        self.chance.choice(moves)(self.leader)
+        self.reclaim_lost(self.leader)
+
+    def older_leader_moves(self) -> None:
+        """One whose term is over, and who has not heard of it, decides; it must be refused, and nothing happens."""
+        if not self.older:
+            return
+        older = self.chance.choice(self.older)
+        before = {key: repr(self.store.value(key)) for key in self.store.present()}
+        for call in self.calls_of(older):
+            try:
+                reply = self.run(call)
+            except Fenced:
+                continue
+            self.truth.violate(f"a leader of term {older.term} does {call.script} in term {self.leader.term}: {reply}")
+        if before != {key: repr(self.store.value(key)) for key in self.store.present()}:
+            self.truth.violate(f"a leader of term {older.term} changed something")
+
+    def calls_of(self, leader: Leader) -> list[Call[Any]]:
+        """Whatever a leader can do now, as if it knew everything."""
+        where: dict[str, Any] = {"shard": SHARD, "model": MODEL, "term": leader.term}
+        owner = self.chance.choice(self.executors).name
+        calls: list[Call[Any]] = [
+            self.scripts.expire(self.sequences, tombstone_ms=TOMBSTONE_MS, **where),
+            self.scripts.reclaim(owner, count=10, tombstone_ms=TOMBSTONE_MS, **where),
+        ]
+        for sequence in self.sequences:
+            record = self.truth.record(sequence)
+            if entry := record.get(b"be"):
+                place = Assignment(sequence, entry.decode(), MODEL, owner, InstanceIndex(0), SlotIndex(0))
+                calls.append(self.scripts.assign([place], shard=SHARD, term=leader.term))
+                calls.append(self.scripts.reject([Rejection(sequence, entry.decode(), b"rejected")], **where))
+            if epoch := record.get(b"ep"):
+                calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], **where))
+        return calls
+
+    def hear(self, leader: Leader) -> None:
+        """Reads feed and starts, from where it was."""
+        feed, starts = self.keys.feed(SHARD, MODEL), self.keys.starts(SHARD, MODEL)
+        for entry, flat in self.do("XRANGE", feed, f"({leader.feed}", "+"):
+            leader.feed, news = entry.decode(), {k.decode(): v.decode() for k, v in pairs(flat)}
+            sequence = SequenceId(news["q"])
+            if "b" in news:
+                waits = leader.waiting.get(sequence)
+                if waits is not None and waits.entry == news["b"]:
+                    del leader.waiting[sequence]
+            elif sequence in leader.slots and leader.slots[sequence][2] == int(news["e"]):
+                del leader.slots[sequence]
+            self.do("XDEL", feed, entry)
+        for entry, flat in self.do("XRANGE", starts, f"({leader.starts}", "+"):
+            leader.starts, news = entry.decode(), {k.decode(): v.decode() for k, v in pairs(flat)}
+            if news["k"] in "wmr":
+                leader.waiting[SequenceId(news["q"])] = Waits(entry.decode(), news["k"])
+                leader.slots.pop(SequenceId(news["q"]), None)
+
+    def assign(self, leader: Leader) -> None:
+        """Somebody who waits gets a slot that is free."""
+        taken = {(owner, slot) for owner, slot, _ in leader.slots.values()}
+        free = [(e.name, slot) for e in self.serving() for slot in range(self.slots) if (e.name, slot) not in taken]
+        if not leader.waiting or not free:
+            return
+        sequence = self.chance.choice(sorted(leader.waiting))
+        waits, (executor, slot) = leader.waiting.pop(sequence), self.chance.choice(free)
+        place = Assignment(sequence, waits.entry, MODEL, executor, InstanceIndex(0), SlotIndex(slot))
+        (epoch,) = self.run(self.scripts.assign([place], shard=SHARD, term=leader.term))
+        self.tell(f"{sequence} is assigned to {executor}/{slot}: epoch {epoch}")
+        if epoch:
+            leader.slots[sequence] = (executor, slot, epoch)
+            self.truth.assigned(sequence, executor, epoch)
+
+    def vacate(self, leader: Leader) -> None:
+        """A sequence is asked for its slot, or moved."""
+        if not leader.slots:
+            return
+        sequence = self.chance.choice(sorted(leader.slots))
+        owner, _, epoch = leader.slots[sequence]
+        asked = Vacation(sequence, Epoch(epoch), moving=self.chance.random() < 0.5)
+        (code,) = self.run(self.scripts.vacate([asked], shard=SHARD, model=MODEL, term=leader.term))
+        self.tell(f"{sequence} is asked for its slot, moving: {asked.moving}: {code.name}")
+        if code is VacateCode.KEPT:
+            return
+        del leader.slots[sequence]
+        self.truth.taken(sequence)
+        if code is VacateCode.UNDRAINED:
+            self.drain(next(executor for executor in self.executors if executor.name == owner))
+
+    def look_for_expired(self, leader: Leader) -> None:
+        """The reaper's look at what is due."""
+        due = self.do("ZRANGEBYSCORE", self.keys.deadlines(SHARD, MODEL), 0, self.bench.now_us // 1000)
+        self.expire_now(leader, [SequenceId(name.decode()) for name in due])
+
+    def expire_now(self, leader: Leader, sequences: list[SequenceId]) -> None:
+        # Gone, or in its last millisecond.
+        idle = [self.store.ttl_ms(self.keys.sequence(one).idle.encode()) in (-2, 0) for one in sequences]
+        call = self.scripts.expire(sequences, shard=SHARD, model=MODEL, term=leader.term, tombstone_ms=TOMBSTONE_MS)
+        for sequence, ended, is_idle in zip(sequences, self.run(call), idle, strict=True):
+            self.tell(f"{sequence} expires: {ended}")
+            if ended:
+                self.truth.expired(sequence, idle=is_idle)
+
+    def reject(self, leader: Leader) -> None:
+        """Somebody who waits for its first slot has waited for too long."""
+        waiting = [sequence for sequence, waits in sorted(leader.waiting.items()) if waits.kind == "w"]
+        if not waiting:
+            return
+        sequence = self.chance.choice(waiting)
+        one = Rejection(sequence, leader.waiting.pop(sequence).entry, b"rejected %d" % self.bench.calls)
+        (steps,) = self.run(self.scripts.reject([one], shard=SHARD, model=MODEL, term=leader.term))
+        self.tell(f"{sequence} is rejected: {steps}")
+        if steps >= 0:
+            self.truth.refused(sequence, one.reply, steps)
+
+    def want_slots(self, _: Leader) -> None:
+        """Commits are to free a slot."""
+        self.do("SET", self.keys.wanted_slots(SHARD, MODEL, VERSION), 1, "PX", 50)
+
+    def lose(self, leader: Leader) -> None:
+        """An executor's lease has ended; it may well live."""
+        executor = self.chance.choice(self.serving())
+        executor.lost = True
+        self.tell(f"{executor.name} is lost")
+        leader.slots = {s: place for s, place in leader.slots.items() if place[0] != executor.name}
+
+    def reclaim_lost(self, leader: Leader) -> None:
+        """Takes from lost executors what they own, in pieces; perhaps not all of it before somebody else leads."""
+        for executor in self.executors:
+            if executor.lost and not executor.emptied and self.chance.random() < 0.5:
+                counts = self.chance.random() < 0.7
+                while self.reclaim(leader, executor, lost=counts):
+                    if self.chance.random() < 0.1:
+                        return
+                self.drain(executor)
+                executor.emptied = True
+
+    def reclaim(self, leader: Leader, executor: Executor, *, lost: bool) -> int:
+        owned = self.keys.owned(SHARD, executor.name, MODEL)
+        before = self.do("SMEMBERS", owned)
+        call = self.scripts.reclaim(
+            executor.name, shard=SHARD, model=MODEL, term=leader.term, count=1, tombstone_ms=TOMBSTONE_MS, lost=lost
+        )
+        count = self.run(call)
+        after = self.do("SMEMBERS", owned)
+        self.truth.losses += lost and count
+        for name in before:
+            if name not in after:
+                self.tell(f"{name.decode()} is taken from {executor.name}")
+                self.truth.taken(SequenceId(name.decode()), lost=True)
+        return count
+
+    def drain(self, executor: Executor) -> None:
+        """Moves what is not its own on."""
+        after, looked_at = "0-0", 2
+        while looked_at == 2:
+            call = self.scripts.drain(executor.name, shard=SHARD, after=after, count=2, alive=not executor.lost)
+            after, looked_at, _ = self.run(call)
+
+    # -- time and the end ---------------------------------------------------------------------------------------------
+
+    def time_passes(self) -> None:
+        self.bench.now_us += self.chance.choice((10, 10, 100, IDLE_MS + 1)) * 1000
+        self.tell("time passes")
+        if self.chance.random() < 0.5:
+            self.look_for_expired(self.leader)
+
+    def settle(self) -> None:
+        """Everybody does his part until all is answered; then all of it ends, and nothing may be left."""
+        for executor in self.executors:
+            executor.hand_in_all()
+        for _ in range(ROUNDS_MAX):
+            self.turn()
+            if self.truth.violations:
+                return
+            if all(life.over or life.is_idle for life in self.truth.lives.values()):
+                break
+        else:
+            stuck = [(life.sequence, life) for life in self.truth.lives.values() if not (life.over or life.is_idle)]
+            self.truth.violate(f"never answered: {stuck}")
+            return
+        self.truth.check_answers(self.heard())
+        self.bench.now_us += (IDLE_MS + 1) * 1000
+        for _ in range(2):
+            self.look_for_expired(self.leader)
+            self.turn()
+        self.truth.check()
+        if self.leader.slots or self.leader.waiting:
+            self.truth.violate(f"all is over, and the leader knows of {self.leader.slots} and {self.leader.waiting}")
+        self.check_counts()
+        self.bench.now_us += (TOMBSTONE_MS + 1) * 1000
+        for gateway in GATEWAYS:
+            self.do("DEL", self.keys.replies(SHARD, gateway))
+        self.truth.violations += leftovers(self.store, self.keys)
+
+    def turn(self) -> None:
+        """One round of everybody. Time passes as well: who waits may need the slot of one that is idle."""
+        self.bench.now_us += 20_000
+        self.look_for_expired(self.leader)
+        self.hear(self.leader)
+        for executor in self.executors:
+            if executor.lost and not executor.emptied:
+                while self.reclaim(self.leader, executor, lost=False):
+                    pass
+                self.drain(executor)
+                executor.emptied = True
+        self.hear(self.leader)
+        if sum(not executor.lost for executor in self.executors) < EXECUTORS:
+            self.join()
+        for _ in self.sequences:
+            self.assign(self.leader)
+        for executor in self.executors:
+            executor.read_inbox()
+            executor.attempt()
+            executor.fetch()
+            executor.restore()
+            executor.run_step()
+            executor.hand_in_all()
+        self.truth.check()
+
+    def heard(self) -> dict[Caller, list[bytes]]:
+        """What every caller was told."""
+        heard: dict[Caller, list[bytes]] = defaultdict(list)
+        for gateway in GATEWAYS:
+            for _, flat in self.do("XRANGE", self.keys.replies(SHARD, gateway), "-", "+"):
+                for token, reply in pairs(flat):
+                    heard[gateway, token.decode()].append(reply)
+        return heard
+
+    def check_counts(self) -> None:
+        """Statistics: the model's runs, and steps that were answered by it."""
+        sums = self.run(self.scripts.total([LOAD], shard=SHARD, at_most=100_000)).sums[0]
+        if sums.get("batch:1:count", 0) != self.truth.executions:
+            self.truth.violate(f"{sums.get('batch:1:count', 0)} executions counted, not {self.truth.executions}")
+        committed = sum(life.committed for life in self.truth.lives.values())
+        if sums.get("success_count", 0) != committed:
+            self.truth.violate(f"{sums.get('success_count', 0)} steps counted, not {committed}")
+
+
+def fuzz(seed: int) -> Result:
+    """Runs one seed."""
+    run = Fuzz(seed)
+    try:
+        run.play(MOVES)
+    except (AssertionError, StoreError, Fenced) as error:
+        run.truth.violate(f"{type(error).__name__}: {error}")
+    lines = [*run.bench.lines, *(f"VIOLATION: {text}" for text in run.truth.violations)]
+    return Result(
+        seed=seed,
+        violations=run.truth.violations,
+        lines=lines,
+        digest=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        events=run.bench.calls,
+        answers=sum(step.reply is not None for life in run.truth.lives.values() for step in life.steps.values()),
+        steps=sum(life.committed for life in run.truth.lives.values()),
+        virtual_s=(run.bench.now_us - BEGIN_US) / 1e6,
+    )
+
+
+def _changed(submission: Submission, **fields: Any) -> Submission:
+    return msgspec.structs.replace(submission, **fields)

@@ -1,0 +1,333 @@
+"""What must hold of sequences, by a model that knows of no script: what was accepted, who owns what, what is final.
+
+It is told what each call was and what the scripts answered, and compares that with what it thinks itself; after every
+call it counts the store's keys over.
+
+    order, one effect   steps are made final 1, 2, 3, ..., each once, with the request that was accepted as that one
+    one owner           only by the owner, in its epoch
+    no lost state       a step that succeeds builds on exactly those before it since START
+    one answer          every caller hears once, and all callers of a step, whenever they asked, the same
+    counts              the waiting line's numbers, and how often the model ran, are what can be counted by hand
+    places              slots, owned sets, the starts stream, parked steps, markers and deadlines are the records' own
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.ids import ExecutorId, SequenceId, ShardId
+from shared.keyspace import Keyspace
+from shared.limits import LOST_OWNERS_MAX
+from shared.messages import StepFlag
+from shared.scripts import CommitCode, Outcome, Submission, SubmitCode, Submitted
+from tests.simulation.store import Store
+from tests.simulation.values import HashValue, SetValue, SortedSet, Stream
+
+SHARD = ShardId(0)
+MODEL, VERSION = "sum", "1"
+State = tuple[int, ...]
+"""The requests that a sequence has run since its START."""
+Caller = tuple[str, str]
+"""Gateway and token."""
+
+
+@dataclass
+class Step:
+    """An accepted step. request: its number, unique; callers: who waits for it, or has its answer."""
+
+    request: int
+    flags: StepFlag
+    callers: set[Caller]
+    reply: bytes | None = None
+
+
+@dataclass
+class Life:
+    """A sequence from its birth to its end. start: the latest accepted START; state: None when there is none."""
+
+    sequence: SequenceId
+    durable: bool
+    steps: dict[int, Step] = field(default_factory=dict[int, Step])
+    start: int = 1
+    committed: int = 0
+    state: State | None = None
+    owner: tuple[ExecutorId, int] | None = None
+    over: bool = False
+
+    @property
+    def accepted(self) -> int:
+        """The newest step."""
+        return max(self.steps)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is in flight."""
+        return self.committed == self.accepted
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that an executor hands in. state: what the model made of it, None where it made nothing."""
+
+    sequence: SequenceId
+    epoch: int
+    step: int
+    request: int
+    flags: StepFlag
+    outcome: Outcome
+    state: State | None
+    reply: bytes
+
+
+class Truth:
+    """All sequences of a run. violations: what must not be, and was."""
+
+    def __init__(self, store: Store, keys: Keyspace, sequences: list[SequenceId]) -> None:
+        self._store = store
+        self._keys = keys
+        self._own = {sequence: keys.sequence(sequence) for sequence in sequences}
+        self.lives: dict[tuple[SequenceId, bytes], Life] = {}
+        self.violations: list[str] = []
+        self.left: set[int] = set()
+        """Requests of which a caller has gone."""
+        self.sent_again: set[Caller] = set()
+        """Who asked twice under one token, and may be answered twice."""
+        self.losses = 0
+        self.answered: Counter[str] = Counter()
+        self.executions = 0
+
+    # -- what was done ------------------------------------------------------------------------------------------------
+
+    def submitted(self, submission: Submission, request: int, outcome: Submitted) -> None:
+        """A gateway was answered."""
+        sequence, caller = submission.sequence, (submission.gateway, submission.token)
+        if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+            life = self.lives.setdefault(
+                (sequence, outcome.extra), Life(sequence, StepFlag.DURABLE in submission.flags)
+            )
+            if life.over or outcome.step != len(life.steps) + 1:
+                self.violate(f"{sequence}: {outcome.step} steps accepted after {len(life.steps)}")
+            begins = StepFlag.START in submission.flags
+            life.steps[outcome.step] = Step(request, submission.flags & (StepFlag.START | StepFlag.END), {caller})
+            if begins:
+                life.start = outcome.step
+        elif outcome.code is SubmitCode.JOINED:
+            step = self.lives[sequence, outcome.extra].steps[outcome.step]
+            if caller in step.callers:
+                self.sent_again.add(caller)
+            step.callers.add(caller)
+            # Without an id, the number is all that tells a request from a retry.
+            if step.reply is not None or (submission.digest and step.request != request):
+                self.violate(f"{sequence}: request {request} waits for step {outcome.step}, which it is not")
+        elif outcome.code is SubmitCode.REPEATED:
+            known = self.current(sequence)
+            if known is None or known.steps[outcome.step].reply != outcome.extra:
+                self.violate(f"{sequence}: the stored reply of step {outcome.step} is another's")
+
+    def retried(self, request: int, submission: Submission, before: Life, place: int, outcome: Submitted) -> None:
+        """A step of the present run, not its first, was asked for again by id or number."""
+        known = before.steps[place]
+        is_newest = place == max((n for n, step in before.steps.items() if step.reply is not None), default=0)
+        if known.reply is None:
+            right = outcome.code is SubmitCode.JOINED
+        elif is_newest:
+            right = outcome.code is SubmitCode.REPEATED
+        else:
+            right = outcome.code in (SubmitCode.REPEATED, SubmitCode.ANSWERED)
+        if not right or (outcome.step != place and outcome.code is not SubmitCode.ANSWERED):
+            self.violate(
+                f"{submission.sequence}: step {place}, request {request}, asked for again: {outcome.code.name}"
+            )
+
+    def assigned(self, sequence: SequenceId, executor: ExecutorId, epoch: int) -> None:
+        """A waiting sequence has an owner."""
+        life = self.current(sequence)
+        if life is None or life.over or life.owner is not None:
+            self.violate(f"{sequence}: {executor} got it, although it waits for nobody")
+            return
+        life.owner = (executor, epoch)
+
+    def taken(self, sequence: SequenceId, *, lost: bool = False) -> None:
+        """It has no owner any more. lost: nor what only the owner held."""
+        life = self.current(sequence)
+        assert life is not None
+        life.owner = None
+        if lost and not life.durable:
+            life.state = None
+            life.over = life.is_idle
+
+    def expired(self, sequence: SequenceId, *, idle: bool) -> None:
+        """It was ended by the reaper. idle: whether its marker was gone."""
+        life = self.current(sequence)
+        if life is None or life.over or not life.is_idle or not idle:
+            self.violate(f"{sequence}: expired too early")
+        if life is not None:
+            life.over, life.owner = True, None
+
+    def refused(self, sequence: SequenceId, reply: bytes, steps: int | None) -> None:
+        """A waiting sequence was ended with all of its steps; how many were answered, if that is known."""
+        life = self.current(sequence)
+        assert life is not None
+        open_steps = [step for step in life.steps.values() if step.reply is None]
+        if life.over or life.owner is not None or steps not in (None, len(open_steps)):
+            self.violate(f"{sequence}: {steps} of {len(open_steps)} steps refused")
+        for step in open_steps:
+            step.reply = reply
+        life.over = True
+
+    def committed(self, executor: ExecutorId, done: list[Done], codes: list[CommitCode], births: list[bytes]) -> None:
+        """An executor handed steps in, in one call."""
+        news = 0
+        for one, code, birth in zip(done, codes, births, strict=True):
+            life = self.lives.get((one.sequence, birth))
+            is_again = code is CommitCode.PAGED and life is not None and one.step <= life.committed
+            if code > 0 and not is_again:
+                news += 1
+                self._judge(executor, one, code, life)
+            elif code is CommitCode.BEFORE and (life is None or life.steps[one.step].reply != one.reply):
+                self.violate(f"{one.sequence}: step {one.step} is said to be final")
+            elif code is CommitCode.REFUSED and life and not life.over and life.owner == (executor, one.epoch):
+                self.violate(f"{one.sequence}: step {one.step} of its owner was refused")
+        self.news = news
+
+    def _judge(self, executor: ExecutorId, done: Done, code: CommitCode, life: Life | None) -> None:
+        place = f"{done.sequence} step {done.step}"
+        if life is None or life.over or life.owner != (executor, done.epoch):
+            self.violate(f"{place}: {executor} in epoch {done.epoch} is not its owner, {life and life.owner}")
+            return
+        step = life.steps.get(done.step)
+        if step is None or done.step != life.committed + 1 or step.request != done.request:
+            self.violate(f"{place}: final after step {life.committed}, as request {done.request}")
+            return
+        life.state = self._state_after(place, done, () if StepFlag.START in step.flags else life.state)
+        life.committed, step.reply = done.step, done.reply
+        is_last = life.is_idle and (StepFlag.END in step.flags or life.state is None)
+        if is_last is not (code is CommitCode.OVER):
+            self.violate(f"{place}: {code.name}, with state {life.state}, {step.flags!r}")
+        if code in (CommitCode.OVER, CommitCode.PAGED):
+            life.owner, life.over = None, code is CommitCode.OVER
+
+    def _state_after(self, place: str, done: Done, before: State | None) -> State | None:
+        match done.outcome:
+            case Outcome.DONE:
+                expected = None if before is None else (*before, done.request)
+                if done.state != expected:
+                    self.violate(f"{place}: gave {done.state} instead of {expected}")
+                return expected
+            case Outcome.FAILED:
+                return None if StepFlag.START in done.flags else before
+            case Outcome.CANCELLED:
+                if done.request not in self.left:
+                    self.violate(f"{place}: was cancelled, although its caller waits")
+            case Outcome.GIVEN_UP:
+                if self.losses < LOST_OWNERS_MAX:
+                    self.violate(f"{place}: was given up after {self.losses} losses")
+            case Outcome.VOID | Outcome.LOST:
+                if before is not None:
+                    self.violate(f"{place}: was not run, although its state is there: {before}")
+        return None
+
+    def violate(self, text: str) -> None:
+        """Something must not be."""
+        self.violations.append(text)
+
+    def current(self, sequence: SequenceId) -> Life | None:
+        """The latest life of a sequence."""
+        return next((life for (name, _), life in reversed(self.lives.items()) if name == sequence), None)
+
+    # -- what the store holds -----------------------------------------------------------------------------------------
+
+    def record(self, sequence: SequenceId) -> dict[bytes, bytes]:
+        """A sequence's record."""
+        value = self._store.value(self._own[sequence].record.encode())
+        return dict(value) if isinstance(value, HashValue) else {}
+
+    def check(self) -> None:
+        """Counts over what the scripts keep."""
+        records = {sequence: self.record(sequence) for sequence in self._own}
+        for sequence, record in records.items():
+            self._check_record(sequence, record)
+        open_records = {s: r for s, r in records.items() if r.get(b"st", b"") in b"wlmp" and r}
+        self._check_places(open_records)
+        self._check_line(open_records)
+
+    def _check_record(self, sequence: SequenceId, record: dict[bytes, bytes]) -> None:
+        life, state = self.current(sequence), record.get(b"st", b"").decode()
+        is_open = state in ("w", "l", "m", "p")
+        if (life is not None and not life.over) is not is_open:
+            self.violate(f"{sequence}: its record says {state!r}, which it is not: {life}")
+            return
+        own = self._own[sequence]
+        if not is_open or life is None:
+            left = [key for key in (own.idle, own.parked, own.checkpoint) if self._store.ttl_ms(key.encode()) != -2]
+            if left:
+                self.violate(f"{sequence}: is over, and {left} are left")
+            return
+        if (int(record[b"nx"]), int(record[b"cm"])) != (life.accepted, life.committed):
+            self.violate(f"{sequence}: {record[b'cm']} of {record[b'nx']}, not {life.committed} of {life.accepted}")
+        owner = (ExecutorId(record[b"ow"].decode()), int(record[b"ep"])) if state == "l" else None
+        if owner != life.owner:
+            self.violate(f"{sequence}: its owner is {owner}, not {life.owner}")
+        marker = self._store.ttl_ms(own.idle.encode())
+        deadlines = self._store.value(self._keys.deadlines(SHARD, MODEL).encode())
+        is_due = isinstance(deadlines, SortedSet) and sequence.encode() in deadlines.scores
+        if life.is_idle and not (is_due and marker != -1):
+            self.violate(f"{sequence}: is idle and would never expire (marker {marker}, looked at: {is_due})")
+        if not life.is_idle and marker != -1:
+            self.violate(f"{sequence}: may expire with a step in flight ({marker})")
+        if state == "l" and self._store.ttl_ms(own.parked.encode()) != -2:
+            self.violate(f"{sequence}: has an owner, and steps that wait for one")
+
+    def _check_places(self, records: dict[SequenceId, dict[bytes, bytes]]) -> None:
+        live = {s: r for s, r in records.items() if r[b"st"] == b"l"}
+        places = Counter((r[b"ow"], r[b"in"], r[b"sl"]) for r in live.values())
+        if places and max(places.values()) > 1:
+            self.violate(f"a slot has two holders: {places}")
+        prefix = self._keys.owned_prefix(SHARD).encode()
+        owned = {
+            (key.removeprefix(prefix).split(b":")[0], member)
+            for key in self._store.present()
+            if key.startswith(prefix) and isinstance(value := self._store.value(key), SetValue)
+            for member in value
+        }
+        if owned != (expected := {(r[b"ow"], s.encode()) for s, r in live.items()}):
+            self.violate(f"owned is {owned}, not {expected}")
+        starts = self._store.value(self._keys.starts(SHARD, MODEL).encode())
+        fields_of = starts.fields if isinstance(starts, Stream) else {}
+        entries = {b"%d-%d" % entry: dict(_pairs(fields)) for entry, fields in fields_of.items()}
+        in_line = {entry: fields[b"q"] for entry, fields in entries.items() if fields[b"k"] in (b"w", b"m", b"r")}
+        if in_line != (expected := {r[b"be"]: s.encode() for s, r in records.items() if r[b"st"] in (b"w", b"m")}):
+            self.violate(f"in line are {in_line}, not {expected}")
+        news = {entry: fields[b"q"] for entry, fields in entries.items() if fields[b"k"] == b"d"}
+        if news != (expected := {r[b"dn"]: s.encode() for s, r in records.items() if b"dn" in r}):
+            self.violate(f"news in the line is {news}, not {expected}")
+
+    def _check_line(self, records: dict[SequenceId, dict[bytes, bytes]]) -> None:
+        value = self._store.value(self._keys.line(SHARD, MODEL).encode())
+        line = {k.decode(): int(v) for k, v in value.items()} if isinstance(value, HashValue) else {}
+        states = Counter(record[b"st"] for record in records.values())
+        steps = sum(int(r[b"nx"]) - int(r[b"cm"]) for r in records.values() if r[b"st"] in (b"w", b"m"))
+        paged = line.get("out:1", 0) - line.get("in:1", 0) - line.get("gone:1", 0)
+        found = (line.get("w", 0), line.get("s:1", 0), paged)
+        if found != (states[b"w"], steps, states[b"p"]):
+            self.violate(f"the line counts {found}, not {(states[b'w'], steps, states[b'p'])}")
+
+    def check_answers(self, heard: dict[Caller, list[bytes]]) -> None:
+        """At the end: whoever waited was answered, once, with the answer of his step."""
+        expected: dict[Caller, list[bytes | None]] = {}
+        for life in self.lives.values():
+            for step in life.steps.values():
+                for caller in step.callers:
+                    expected.setdefault(caller, []).append(step.reply)
+        for caller, replies in expected.items():
+            answers = heard.get(caller, [])
+            # Who asks again under the same token may have been answered before.
+            once = caller in self.sent_again or len(answers) == len(replies) == 1
+            if set(answers) != set(replies) or not once:
+                self.violate(f"{caller} heard {answers}, not {replies}")
+
+
+def _pairs(fields: list[bytes]) -> list[tuple[Any, Any]]:
+    return list(zip(fields[::2], fields[1::2], strict=True))
