@@ -434,12 +434,20 @@ def _step(
         correlation_id = made = make_session()
     check_correlation_id(correlation_id)
     correlation_id = _check_control(call, config, correlation_id)
+    continues = call.expected_step is not None and call.expected_step > 1
+    if continues and (call.start or made is not None):
+        raise RequestError(
+            f"inference request for sequence {correlation_id} to model '{config.name}' starts it, and says by "
+            f"parameter 'sequence_step' that it is step {call.expected_step}: steps are counted from START, "
+            "which is step 1"
+        )
     # Plain integers until the last moment: combining enum flags costs more than all the checks above.
     flags = (
         (START if call.start or made is not None else 0)
         # A request of an iterative model is the whole of its sequence, by whatever name (triton-spec 1.10).
         | (END if call.end or batching.iterative else 0)
-        | (IMPLICIT if batching.implicit_start or call.session_id is not None else 0)
+        # Who says that steps came before does not begin another sequence where that one is over.
+        | (IMPLICIT if (batching.implicit_start or call.session_id is not None) and not continues else 0)
         | (DURABLE if config.recoverable else 0)
         | (PAGEABLE if config.pageable else 0)
     )

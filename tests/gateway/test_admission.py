@@ -138,6 +138,24 @@ def test_request_without_any_id_is_refused_unless_the_model_starts_sequences_by_
     assert admitted(call(), model(implicit_start=True)).session_id is not None
 
 
+def test_a_start_is_step_1_by_whatever_number_it_is_known():
+    assert StepFlag.START == admitted(call(correlation_id=1, start=True, expected_step=1), model()).flags
+
+    told = refused(call(correlation_id=1, start=True, expected_step=5), model())
+    assert "for sequence 1 to model 'm' starts it" in told
+    assert "says by parameter 'sequence_step' that it is step 5" in told
+    assert "is step 5" in refused(call(expected_step=5), model(implicit_start=True))
+
+
+@pytest.mark.parametrize("given", [{"correlation_id": 1}, {"session_id": "1"}])
+def test_a_step_that_follows_others_by_its_number_starts_no_sequence_by_itself(given: dict[str, Any]):
+    dialect = model(implicit_start=True)
+
+    assert StepFlag.IMPLICIT == admitted(call(**given), dialect).flags
+    assert StepFlag.IMPLICIT == admitted(call(**given, expected_step=1), dialect).flags
+    assert StepFlag.NONE == admitted(call(**given, expected_step=2), dialect).flags
+
+
 def test_timeout_of_a_step_counts_unless_the_model_says_complete():
     """The dialect's `timeout_action: TIMEOUT_COMPLETE`: who waits too long for a slot is served late."""
     late = model(timeout_action=TimeoutAction.DELAY)
