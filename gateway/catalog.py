@@ -119,6 +119,10 @@ class Catalog:
             return False
         if self._strict_readiness and any(map(is_missing, self._picture.repository)):
             return False
+        return self._is_served
+
+    @property
+    def _is_served(self) -> bool:
         return any(member.usable for member in self._picture.members)
 
     def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
@@ -171,7 +175,8 @@ class Catalog:
                     logs.warning("catalog not refreshed", error=str(lost))
             self._call_back()
             try:
-                async with asyncio.timeout(REFRESH_S):
+                # While the mesh cannot serve, somebody waits for the first executor.
+                async with asyncio.timeout(REFRESH_S if self._is_served else REFRESH_ASKED_S):
                     await self._asked.wait()
             except TimeoutError:
                 continue
