@@ -35,8 +35,10 @@ READ_BLOCK_MS = 2_000
 """A read without news ends after this; only then a changed position is seen."""
 READ_ENTRIES_MAX = 256
 """Per stream and read: an entry holds a whole batch's replies."""
-TRIM_AFTER_ENTRIES = 64
-"""Read entries are removed in this many at once, on the back of the next read."""
+TRIM_AFTER_BYTES = 4 << 20
+"""Read entries are removed when they are so many bytes, on the back of the next read: Redis holds them until then."""
+ENTRY_BYTES = 64 << 10
+"""What an entry counts besides its replies: of small ones 64 go at once."""
 
 
 class Replies:
@@ -136,8 +138,8 @@ class Replies:
     async def _read(self) -> None:
         commands: list[Sequence[Any]] = [
             ("XTRIM", stream, "MINID", _after(self._positions[stream]))
-            for stream, entries in self._untrimmed.items()
-            if entries >= TRIM_AFTER_ENTRIES
+            for stream, size in self._untrimmed.items()
+            if size >= TRIM_AFTER_BYTES
         ]
         for command in commands:
             self._untrimmed[command[1]] = 0
@@ -149,7 +151,8 @@ class Replies:
             raise news
         for stream, entries in news or ():
             self._positions[stream] = entries[-1][0]
-            self._untrimmed[stream] = self._untrimmed.get(stream, 0) + len(entries)
+            size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
+            self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size
             for _, fields in entries:
                 for index in range(0, len(fields), 2):
                     self.deliver(fields[index], fields[index + 1])
@@ -170,8 +173,8 @@ class Replies:
         async with redis.pipeline(transaction=False) as pipe:
             for shard in shards:
                 pipe.pexpire(self._streams[shard], REPLY_STREAM_TTL_MS)
-            for stream, entries in self._untrimmed.items():
-                if entries:
+            for stream, size in self._untrimmed.items():
+                if size:
                     pipe.xtrim(stream, minid=_after(self._positions[stream]), approximate=False)
             pipe.set(self._keys.gateway(self._gateway), self._where, px=REPLY_STREAM_TTL_MS)
             self._untrimmed.clear()

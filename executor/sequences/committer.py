@@ -24,6 +24,8 @@ from shared.statistics.tally import Load
 
 OPEN_STEPS_MAX = 4096
 """Computed steps that may wait for their commit, over all models: then computing waits for Redis."""
+OPEN_BYTES_MAX = 256 << 20
+"""Bytes of their answers and checkpoints, likewise; one batch goes beyond it."""
 RETRY_DELAY_S = 0.2
 
 
@@ -58,6 +60,11 @@ class _Group:
         return self.owner.load, self.shard
 
 
+def size_of(step: StepCommit) -> int:
+    """Bytes of a step's answer and checkpoint."""
+    return len(step.reply) + sum(len(value) for _, value in step.checkpoint)
+
+
 class Committer:
     """The commits of one executor incarnation."""
 
@@ -69,6 +76,7 @@ class Committer:
         self._tombstone_ms = tombstone_ms
         self._waiting: deque[tuple[CommitOwner, StepCommit]] = deque()
         self._sending = 0
+        self._open_bytes = 0
         self._taken = 0
         self._done = 0
         self._progress = asyncio.Event()
@@ -84,11 +92,17 @@ class Committer:
             return self._taken
         self._taken += len(steps)
         self._waiting.extend((owner, step) for step in steps)
+        self._open_bytes += sum(map(size_of, steps))
         self._arrived.set()
         self._idle.clear()
-        if len(self._waiting) + self._sending >= OPEN_STEPS_MAX:
-            self._room.clear()
+        self._look_for_room()
         return self._taken
+
+    def _look_for_room(self) -> None:
+        if len(self._waiting) + self._sending >= OPEN_STEPS_MAX or self._open_bytes >= OPEN_BYTES_MAX:
+            self._room.clear()
+        else:
+            self._room.set()
 
     async def final(self, count: int) -> None:
         """Returns when so many steps, of those that were taken first, are final."""
@@ -122,10 +136,11 @@ class Committer:
             for step, code in zip(group.steps, codes, strict=True):
                 group.owner.committed(step, code, sent_ns, done_ns)
         self._sending = 0
+        self._open_bytes -= sum(size_of(step) for _, step in taken)
         self._done += len(taken)
         self._progress.set()
         self._progress = asyncio.Event()
-        self._room.set()
+        self._look_for_room()
         if not self._waiting:
             self._idle.set()
 
@@ -141,7 +156,7 @@ class Committer:
                 group = open_groups[place] = _Group(owner, place[1])
                 groups.append(group)
             group.steps.append(step)
-            group.size += len(step.reply) + sum(len(value) for _, value in step.checkpoint)
+            group.size += size_of(step)
         return groups
 
     async def _send(self, groups: list[_Group]) -> list[tuple[_Group, list[CommitCode]]]:

@@ -113,3 +113,28 @@ async def test_a_call_carries_no_more_than_a_bounded_number_of_bytes(
 
     assert STEPS == len(heard)
     assert 3 == scripts.sizes[0]
+
+
+async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
+    owner: Any = SimpleNamespace(
+        model="sum", load=Load("sum", "1", ""), idle_ms=60_000, kept_replies=KeptReplies(), committed=lambda *_: None
+    )
+    record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
+    epoch = Epoch(int(record[b"ep"]))
+    made = Committer(Scripts(mesh.redis, mesh.keys), Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
+
+    made.put(owner, [step_commit(mesh.sequence(7), epoch, 1, "0-1", bytes(99))])
+    await made.room()
+    made.put(owner, [step_commit(mesh.sequence(7), epoch, 2, "0-2", bytes(1))])
+    waiting = asyncio.create_task(made.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    running = asyncio.create_task(made.run(time.time_ns))
+    async with asyncio.timeout(60):
+        await waiting
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -387,6 +387,21 @@ async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
         await core.inference.submit(echo(4))
 
 
+async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_number(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 600.0)
+    async with core_running(gateway_settings, keys) as core:
+        name = f"{keys.base(keys.home_shard('echo'))}replies:*"
+        (stream,) = [key async for key in executor.commands.scan_iter(match=name)]
+        for _ in range(3):
+            tensor = Tensor("INPUT0", "FP32", (1, 1 << 20), bytes(4 << 20))
+            await core.inference.submit(InferCall("echo", inputs=(tensor,)))
+        async with asyncio.timeout(60):
+            while await executor.commands.xlen(stream):
+                await asyncio.sleep(0.01)
+
+
 async def test_a_request_that_redis_does_not_take_harms_nobody(
     gateway_settings: GatewaySettings, private_server: EmbeddedRedis, keys: Keyspace
 ):
