@@ -115,12 +115,19 @@ async def test_a_call_carries_no_more_than_a_bounded_number_of_bytes(
     assert 3 == scripts.sizes[0]
 
 
+@pytest.mark.leaves_sequences
 async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def hear(*_: object) -> None: ...
+
     monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
     owner: Any = SimpleNamespace(
-        model="sum", load=Load("sum", "1", ""), idle_ms=60_000, kept_replies=KeptReplies(), committed=lambda *_: None
+        model="sum",
+        load=Load("sum", "1", ""),
+        idle_ms=60_000,
+        kept_replies=KeptReplies(),
+        committed=hear,
     )
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     epoch = Epoch(int(record[b"ep"]))
