@@ -27,9 +27,10 @@ from shared.model_config.values import Direct
 from shared.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing
 
-RESTORES_PER_READ = 64
-"""Checkpoints that are fetched together. After a takeover there may be thousands to fetch, and what runs meanwhile must
-not wait for all of them: neither for the read, nor for the engine, which takes them in one by one."""
+RESTORES_PER_READ, PREFETCHES_PER_READ = 64, 16
+"""Checkpoints that are fetched together: that a step waits for, and that none does yet. After a takeover there may be
+thousands to fetch, and what runs meanwhile must not wait for all of them: neither for the read, nor for the engine,
+which takes them in one by one."""
 
 
 class SequenceModel:
@@ -108,10 +109,12 @@ class SequenceModel:
             self.restoring.append(owned)
 
     def next_restores(self) -> list[OwnedSequence]:
-        """Takes out those of which the checkpoints are fetched next, no more than one read should bring: first of
-        sequences whose steps wait for it."""
-        self.restoring.sort(key=lambda owned: not owned.steps)
-        wanted, self.restoring = self.restoring[:RESTORES_PER_READ], self.restoring[RESTORES_PER_READ:]
+        """Takes out those of which the checkpoints are fetched next, no more than one read should bring: of sequences
+        whose steps wait for it, and only when there are none of others."""
+        waited_for = [owned for owned in self.restoring if owned.steps]
+        wanted = waited_for[:RESTORES_PER_READ] or self.restoring[:PREFETCHES_PER_READ]
+        taken = set(map(id, wanted))
+        self.restoring = [owned for owned in self.restoring if id(owned) not in taken]
         return wanted
 
     @property

@@ -19,7 +19,7 @@ from executor.first_batch import FirstBatch
 from executor.reporting.statistics import ModelStatistics
 from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.holdings import Holding
-from executor.sequences.sequence_model import RESTORES_PER_READ, SequenceModel
+from executor.sequences.sequence_model import PREFETCHES_PER_READ, RESTORES_PER_READ, SequenceModel
 from executor.worker import EngineWorker
 from shared.errors import Code, Reason
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
@@ -303,15 +303,18 @@ def checkpoint(
 class TestPrefetch:
     async def test_restores_come_in_bounded_reads_and_those_first_that_a_step_waits_for(self) -> None:
         async with stage(config(Oldest(4))) as on:
-            idle = range(1, RESTORES_PER_READ + 3)
+            idle = range(1, PREFETCHES_PER_READ + 3)
+            waiting = range(1000, 1000 + RESTORES_PER_READ + 2)
             for number in idle:
                 on.model.expect(coming(number))
-            on.step(2, correlation_id=1000, slot=0)
+            for number in waiting:
+                on.step(2, correlation_id=number, slot=0)
 
-            first, second = on.model.next_restores(), on.model.next_restores()
+            reads = [on.model.next_restores() for _ in range(4)]
 
-            assert [sequence_id("m", "", n) for n in (1000, *idle)] == [one.sequence for one in (*first, *second)]
-            assert [RESTORES_PER_READ, 3] == [len(first), len(second)]
+            fetched = [owned.sequence for read in reads for owned in read]
+            assert [sequence_id("m", "", number) for number in (*waiting, *idle)] == fetched
+            assert [RESTORES_PER_READ, 2, PREFETCHES_PER_READ, 2] == [len(read) for read in reads]
             assert [] == on.model.next_restores()
 
     async def test_a_step_that_comes_while_the_state_does_runs_behind_it_once(self) -> None:
