@@ -11,7 +11,8 @@ The writer is the call's handler; the reader is its child. A read is never cance
 buffers of a read that its coroutine has given up. A read ends by itself when the client half-closes or leaves, and
 when the call ends.
 
-Unanswered requests are bounded, by their number and by the bytes of their tensors; at the bound the stream is not read,
+Unanswered requests are bounded, by their number and by the bytes of their tensors, and of those of answers that are
+not written yet (a client that does not read them does not get more); at the bound the stream is not read,
 and HTTP/2 flow control makes the client wait. The number must be well above that of the sequences which a client
 interleaves on one stream: at the bound, an END that would free a slot may stand behind a START that waits for one,
 until one of them times out.
@@ -47,7 +48,8 @@ from gateway.waiting import Answer
 from shared.errors import MeshError, UnavailableError
 
 OUTSTANDING_BYTES_MAX = 256 << 20
-"""Tensors of one stream's unanswered requests; a request that is larger by itself is let through alone."""
+"""Tensors of one stream's unanswered requests, and of its unwritten answers; a request that is larger by itself is let
+through alone."""
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 
 Submit = Callable[[InferCall], asyncio.Future[Answer]]
@@ -62,7 +64,7 @@ class Outstanding(msgspec.Struct):
 
     answer   its answer to come, or the error that it never got beyond
     classes  its outputs that are to be classified
-    size     of its tensors, bytes
+    size     of its tensors, and of its answer's once there is one, bytes
     """
 
     request_id: str
@@ -160,9 +162,22 @@ class InferStream:
             answer = self._submit(call)
         except MeshError as error:
             answer = error
-        self._outstanding.append(Outstanding(request.id, request.model_name, answer, classes, size))
+        outstanding = Outstanding(request.id, request.model_name, answer, classes, size)
+        self._outstanding.append(outstanding)
         self._outstanding_bytes += size
+        if isinstance(answer, asyncio.Future):
+            if answer.done():
+                self._weigh(outstanding, answer)
+            else:
+                answer.add_done_callback(lambda done: self._weigh(outstanding, done))
         wake(self._work)
+
+    def _weigh(self, request: Outstanding, answer: asyncio.Future[Answer]) -> None:
+        """An answer waits for those before it, and for a client that reads them: it counts until then."""
+        if not answer.cancelled() and answer.exception() is None:
+            size = sum([len(output.raw) for output in answer.result().message.outputs])
+            request.size += size
+            self._outstanding_bytes += size
 
     async def _wait_for_room(self) -> None:
         self._room = self._loop.create_future()

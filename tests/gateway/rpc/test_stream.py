@@ -273,6 +273,39 @@ async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
     assert ["0", "1", "2"] == ids(context.written)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_answers_that_a_client_does_not_read_count_until_they_are_written(twin: Any, at_once: bool) -> None:
+    """Requests and answers have four bytes each: with room for twenty, three wait behind the one that is written."""
+    twin.respond = twin.answer if at_once else twin.hold
+    numbers = iter(range(20))
+    context = ContextTwin()
+    reads = asyncio.Event()
+
+    async def read() -> Any:
+        number = next(numbers, None)
+        return END_OF_REQUESTS if number is None else request(number)
+
+    async def write(response: Any) -> None:
+        await reads.wait()
+        context.written.append(response)
+
+    context.read, context.write = read, write
+    stream = InferStream(context, twin.submit, NO_METADATA, outstanding_max=100, outstanding_bytes_max=20)
+    running = asyncio.create_task(stream.run())
+    for _ in range(100):
+        await asyncio.sleep(0)
+        for number, future in enumerate(twin.futures):
+            if not future.done():
+                twin.finish(number)
+    # Requests alone would let six be read.
+    assert 4 <= len(twin.calls) <= (4 if at_once else 5)
+
+    twin.respond = twin.answer
+    reads.set()
+    await running
+    assert [str(number) for number in range(20)] == ids(context.written)
+
+
 async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     stub: Any, twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
