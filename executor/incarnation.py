@@ -95,14 +95,13 @@ class Incarnation:
         self._connections = connections
         self._repository = repository
         self._applied = applied
+        tombstone_ms = settings.tombstone_seconds * 1000
         self._committer = Committer(
-            connections.scripts,
-            Link(connections.commands),
-            connections.keys,
-            self.executor,
-            settings.tombstone_seconds * 1000,
+            connections.scripts, Link(connections.commands), connections.keys, self.executor, tombstone_ms
         )
-        self.serving = Serving(self.executor, connections, self._committer, tracing, repository, changed)
+        self.serving = Serving(
+            self.executor, connections, self._committer, tracing, repository, changed, tombstone_ms=tombstone_ms
+        )
         inbox = Inbox(
             connections,
             self.executor,

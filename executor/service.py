@@ -55,6 +55,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         completion_limit_s=settings.auto_complete_timeout_secs,
         metrics=parse_metrics_config(settings.metrics_config),
         state_bytes_max=bytes_max,
+        reloads=settings.model_control_mode != "none",
     )
     mesh_settings = MeshSettings(connections.commands, keys)
     process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])

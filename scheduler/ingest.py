@@ -21,7 +21,6 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import ServedVersion
-from scheduler.core.state import Former
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.keyspace import Keyspace
 from shared.membership import Member
@@ -122,12 +121,8 @@ def waiting(entry: StreamEntry) -> SequenceWaits:
         moving=entry.fields[b"k"] == b"m",
         timeout_us=int(entry.fields[b"u"] or 0),
         cause=f"starts {place}",
-        former=_former(entry.fields) if entry.fields[b"k"] == b"r" else None,
+        returning=entry.fields[b"k"] == b"r",
     )
-
-
-def _former(fields: Mapping[bytes, bytes]) -> Former:
-    return Former(ExecutorId(fields[b"o"].decode()), Epoch(int(fields[b"e"])))
 
 
 def parse_entry(entry: bytes, shard: ShardId) -> Entry:
@@ -140,9 +135,7 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(
-                served.version, served.instances, served.slots, served.floors, served.closing, served.pageable
-            )
+            ServedVersion(served.version, served.instances, served.slots, served.closing, served.pageable)
             for served in member.registration.models
             if served.model == model
         )

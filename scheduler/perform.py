@@ -20,7 +20,6 @@ from scheduler.core.actions import (
     Assign,
     Dismiss,
     Drain,
-    Floors,
     Forget,
     LookForExpired,
     MoveOut,
@@ -233,12 +232,12 @@ class Performer:
 
     # -- takeover -------------------------------------------------------------------------------------------------
 
-    async def _take_over(self, executor: ExecutorId, only: Floors = ()) -> None:
+    async def _take_over(self, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
         """Every sequence of the model from the executor, then the steps from its inbox; that they come in this order
         is what makes it complete: after the first part no step is put there any more.
         """
         begin = time.monotonic()
-        # What a reload ends is nobody's loss, nor is what is handed over in order.
+        # What an unloaded version leaves is nobody's loss, nor is what is handed over in order.
         lost = not only and not await self._mesh.membership.is_leaving(executor)
         sequences = await self._reclaim(executor, only, lost=lost)
         steps = await self._drain(executor, alive=bool(only))
@@ -252,7 +251,7 @@ class Performer:
                 ms=round((time.monotonic() - begin) * 1000),
             )
 
-    async def _reclaim(self, executor: ExecutorId, only: Floors, *, lost: bool) -> int:
+    async def _reclaim(self, executor: ExecutorId, only: tuple[str, ...], *, lost: bool) -> int:
         total, shards = 0, self._keys.shard_ids()
         while shards:
             calls = [
@@ -263,7 +262,7 @@ class Performer:
                     term=self._term,
                     count=RECLAIM_COUNT,
                     tombstone_ms=self._tombstone_ms,
-                    only={version: floors[shard] if floors else None for version, floors in only},
+                    only=only,
                     lost=lost,
                 )
                 for shard in shards
@@ -385,9 +384,7 @@ def _kind(action: Action) -> type[Action]:
 
 def _assignment(model: str, assign: Assign) -> Assignment:
     place = assign.place
-    return Assignment(
-        assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot, assign.over
-    )
+    return Assignment(assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot)
 
 
 def _entry_id(entry: Entry) -> str:

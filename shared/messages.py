@@ -93,8 +93,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     """One version of a model as an executor serves it.
 
     slots       per instance, 0 for stateless
-    floors      per shard: its sequences up to that epoch began before the model was reloaded here and are over; () for
-                none
     says_ready  what the model says of itself; it is served in any case
     closing     it takes no sequence any more; those that it has go on until they end
     pageable    its sequences give up their slots while others wait
@@ -104,7 +102,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     version: str
     instances: int
     slots: int
-    floors: tuple[int, ...] = ()
     says_ready: bool = True
     closing: bool = False
     pageable: bool = False

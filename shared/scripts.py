@@ -8,7 +8,7 @@ Scripts run atomically in Redis; see the header of each `.lua` file for keys, ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
@@ -82,7 +82,6 @@ class Assignment(msgspec.Struct, frozen=True):
     """A sequence's new place.
 
     entry  of its wait in the starts stream; a later sequence of the same id has another
-    over   its model was reloaded while it was paged: its steps hear that its state is lost
     """
 
     sequence: SequenceId
@@ -91,7 +90,6 @@ class Assignment(msgspec.Struct, frozen=True):
     executor: ExecutorId
     instance: InstanceIndex
     slot: SlotIndex
-    over: bool = False
 
 
 class Rejection(msgspec.Struct, frozen=True):
@@ -260,6 +258,7 @@ NAMES = (
     "commit",
     "expire",
     "reclaim",
+    "reload",
     "drain",
     "reject",
     "cancel",
@@ -435,7 +434,6 @@ class Scripts:
                 assignment.executor,
                 assignment.instance,
                 assignment.slot,
-                1 if assignment.over else 0,
             )
         return Call("assign", keys, args, list)
 
@@ -454,11 +452,13 @@ class Scripts:
         tombstone_ms: int,
         load: Load | None = None,
         kept: KeptReplies | None = None,
+        mark: str = "",
     ) -> Call[list[CommitCode]]:
         """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
 
         load  what the steps' counts are counted for; None only where they carry none
         kept  replies of each sequence that a retry can still get; None: as many as by default
+        mark  what the states of sequences that begin depend on (`executor.models.fingerprints`), "" if nobody asks
         """
         assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
         counted = load or Load(model, "", "")
@@ -474,7 +474,7 @@ class Scripts:
         executions = [step.execution for step in steps if step.execution]
         args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
         kept = kept or KeptReplies()
-        args += (executor, kept.count, kept.size, counted.version, len(executions), *executions)
+        args += (executor, kept.count, kept.size, counted.version, mark, len(executions), *executions)
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked, own.checkpoint)
@@ -532,12 +532,12 @@ class Scripts:
         term: Term,
         count: int,
         tombstone_ms: int,
-        only: Mapping[str, int | None] | None = None,
+        only: Iterable[str] = (),
         lost: bool = False,
     ) -> Call[int]:
         """Takes up to `count` sequences from an executor; returns how many it took or looked at, 0 when none is left.
 
-        only  of these versions alone: up to that epoch, as sequences whose state is over, or (None) all of them
+        only  of these versions alone
         lost  it is dead: a step that `LOST_OWNERS_MAX` owners in a row were lost with is given up
         """
         keys = [
@@ -549,9 +549,30 @@ class Scripts:
             self._keys.feed(shard, model),
             self._keys.line(shard, model),
         ]
-        wanted = [word for version, floor in (only or {}).items() for word in (version, "" if floor is None else floor)]
-        args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *wanted]
+        args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *only]
         return Call("reclaim", keys, args, int)
+
+    def reload(
+        self,
+        sequences: Sequence[SequenceId],
+        *,
+        shard: ShardId,
+        executor: ExecutorId,
+        model: str,
+        version: str,
+        mark: str,
+        tombstone_ms: int,
+    ) -> Call[list[bool]]:
+        """Ends those that the executor holds between two steps with a state of another mark; True for each that was."""
+        keys = [
+            self._keys.owned(shard, executor, model),
+            self._keys.deadlines(shard, model),
+            self._keys.feed(shard, model),
+        ]
+        for sequence in sequences:
+            own = self._keys.sequence(sequence)
+            keys += (own.record, own.idle, own.parked, own.checkpoint)
+        return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], _read_flags)
 
     def vacate(
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term

@@ -127,12 +127,11 @@ class ScriptedMesh:
         *,
         slot: int = 0,
         instance: int = 0,
-        over: bool = False,
     ) -> Epoch:
         """Gives a waiting sequence to an executor."""
         sequence = self.sequence(correlation_id)
         entry = (await self.record(correlation_id)).get("be", "")
-        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot), over)
+        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
         call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
         (epoch,) = await self.scripts.run(call)
         return epoch

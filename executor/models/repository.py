@@ -7,6 +7,7 @@ as it is. Everything here is slow (files, weights) and runs on a thread; nothing
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,7 @@ class ServedVersion:
 
     files  holds override files on disk for as long as the version is there; None: they are the repository's
     cache_scope  what its answers depend on, in the response cache; "" where the model has it not enabled
+    mark    what its sequences' states depend on: no load of another mark goes on from them; "" where nobody asks
     """
 
     config: ModelConfig
@@ -72,6 +74,7 @@ class ServedVersion:
     strategy: BatchStrategy | None = None
     load_seconds: float = 0.0
     cache_scope: str = ""
+    mark: str = ""
 
     def report(self, *, pending: int) -> ModelReport:
         """What this executor reports of it. pending: requests that wait here."""
@@ -137,6 +140,7 @@ class Repository:
     completion_limit_s  how long a python model may take to do so
     metrics        which latencies are counted
     state_bytes_max  of one state tensor of one sequence
+    reloads        models may be loaded anew; else what is found at the start is taken for what it always was
     """
 
     folders: Sequence[Path]
@@ -147,6 +151,7 @@ class Repository:
     completion_limit_s: float = LIMIT_S
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     state_bytes_max: int = VALUE_BYTES_MAX
+    reloads: bool = True
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     unloaded: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
@@ -332,15 +337,24 @@ class Repository:
                     continue
                 kept = known is not None and known.fingerprint.content == mark.content
                 load = known.statistics.load if known is not None and kept else Load(name, version, generation)
-                cached = loaded.config.response_cache
-                scope = fingerprint(loaded, number, by_content=True).content if cached else ""
-                made.append(replace(self._serve(loaded, load, mark), files=holder, cache_scope=scope))
+                served = self._serve(loaded, load, mark)
+                made.append(served)
+                scope = fingerprint(loaded, number, by_content=True).content if served.config.response_cache else ""
+                made[-1] = replace(served, files=holder, cache_scope=scope, mark=self._state_mark(loaded, served))
                 versions.append(made[-1])
             except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
                 for served in made:
                     close_now(served)
                 raise self._failed(name, version, error) from error
         return versions
+
+    def _state_mark(self, loaded: LoadedConfig, served: ServedVersion) -> str:
+        """The same on all executors that have the same files; a state that no other engine has is this load's alone."""
+        if not self.reloads or served.config.sequence_batching is None:
+            return ""
+        if not served.config.recoverable:
+            return secrets.token_hex(8)
+        return fingerprint(loaded, int(served.version), by_content=True).content
 
     def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
         """What is said of a version that could not be loaded, in Triton's words."""

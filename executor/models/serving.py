@@ -3,13 +3,13 @@
     start      a version that is new
     withdraw   one that was unloaded: goes on for a moment, for gateways that have not heard of it, then ends
     replace    one that was loaded anew: what was accepted before is finished by the old engines, while sequences that
-               begin now are already the new ones'
+               begin now are already the new ones'; then what came meanwhile of older sequences is read again
     in place   the same version with other instances: its sequences stay, and are read again from the inbox
 
-A reload ends the sequences that are open (triton-spec 1.11). Which ones that are is told by their epochs: those that
-were assigned before the reload lie below the *floors*, the shards' epoch counters of that moment. Their steps that came
-before it are run by the old engines; later ones stay in the inbox until the scheduler, who reads the floors in the
-registration, ends them. A floor stays for the life of the incarnation: it never hits a sequence that began later.
+A reload ends the sequences that are open (triton-spec 1.11). Which ones that are is told by a *mark*: the record of a
+sequence names the load that ran its START, and no other load takes its state, wherever in the mesh it comes to it: by a
+reload here, a move, a takeover, or from its page. Who has loaded anew ends what it holds idle; the rest is told with
+its next step. The scheduler has no part in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 import msgspec
 
@@ -32,6 +31,7 @@ from executor.sequences.checkpoints import read_checkpoints
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.inbox import Inbox, Marks, entry_key
+from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.work.work_model import WorkModel
 from executor.work.work_source import refuse_waiting
@@ -56,8 +56,6 @@ ATTEMPT_POLL_S = 0.01
 Place = tuple[str, str]
 """Model and version."""
 Model = SequenceModel | WorkModel
-Floors = tuple[int, ...]
-"""An epoch per shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,11 @@ class Replaced:
 
     model: SequenceModel
     marks: Marks
+
+    def holds(self, entry: InboxStep | InboxOwned) -> bool:
+        """Whether the sequence of an inbox entry is one of those that it has not finished."""
+        owned = self.model.table.get(entry.sequence)
+        return owned is not None and owned.epoch == entry.epoch
 
 
 class Serving:
@@ -81,8 +84,11 @@ class Serving:
         tracing: Tracing,
         repository: Repository,
         changed: asyncio.Event,
+        *,
+        tombstone_ms: int,
     ) -> None:
         self._executor = executor
+        self._tombstone_ms = tombstone_ms
         self._connections = connections
         self._keys = connections.keys
         self._committer = committer
@@ -94,8 +100,6 @@ class Serving:
         self._replaced: dict[Place, Replaced] = {}
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
         self._unloaded: dict[Place, Load] = {}
-        self._floors: dict[Place, Floors] = {}
-        self._announced_floors: dict[Place, Floors] = {}
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
         self._restore = asyncio.Event()
@@ -118,12 +122,8 @@ class Serving:
     def offers(self) -> tuple[ServedModel, ...]:
         """What the scheduler may send here: also a version that is about to go, until it has."""
         return tuple(
-            msgspec.structs.replace(
-                model.serves.announcement,
-                floors=self._announced_floors.get(place, ()),
-                closing=self._staying is not None,
-            )
-            for place, model in self._models.items()
+            msgspec.structs.replace(model.serves.announcement, closing=self._staying is not None)
+            for model in self._models.values()
             if self._staying is None or model.model in self._staying
         )
 
@@ -200,13 +200,13 @@ class Serving:
             self._restore.set()
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
-        shard = self._keys.shard_of(entry.sequence)
-        floors = self._floors.get(place)
-        if floors is not None and entry.epoch <= floors[shard]:
-            replaced = self._replaced.get(place)
-            if replaced is None or entry_key(entry.entry) > entry_key(replaced.marks[shard]):
+        replaced = self._replaced.get(place)
+        if replaced is not None:
+            if entry_key(entry.entry) <= entry_key(replaced.marks[self._keys.shard_of(entry.sequence)]):
+                return replaced.model
+            if replaced.holds(entry):
+                # Its turn comes when those before it are done, and is the new load's.
                 return None
-            return replaced.model
         model = self._models.get(place)
         if not isinstance(model, SequenceModel) or not has_place(model.serves, entry):
             # Assigned by a scheduler that has not heard yet of what is served here now.
@@ -240,6 +240,7 @@ class Serving:
             for place, version in served.items():
                 if place not in self._models:
                     await self._start(place, version)
+                    await self._meet_older_sequences(place)
 
     async def _start(self, place: Place, served: ServedVersion) -> None:
         assert self._group is not None
@@ -274,16 +275,23 @@ class Serving:
             await self._start(place, wanted)
             self.inbox.read_again()
             return
-        floors = await insist("reload", self._epochs)
         marks = await insist("reload", self.inbox.marks)
         loop = self._loops.pop(place)
-        self._floors[place] = floors
         self._replaced[place] = Replaced(model, marks)
         await self._start(place, wanted)
         await self._finish(model, marks)
         await self._end(model, loop)
         del self._replaced[place]
-        self._announced_floors[place] = floors
+        await self._meet_older_sequences(place)
+
+    async def _meet_older_sequences(self, place: Place) -> None:
+        """What this executor owns since before a load is ended if it is idle; else its steps are taken in after all."""
+        model = self._models[place]
+        if isinstance(model, SequenceModel):
+            ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
+            if count := await insist("reload", ended):
+                logs.info("idle sequences ended by a reload", model=place[0], version=place[1], sequences=count)
+            self.inbox.read_again()
 
     def _withdraw_soon(self, place: Place, model: Model) -> None:
         assert self._group is not None
@@ -298,13 +306,10 @@ class Serving:
         await self._finish(model, {})
         async with self._changing:
             del self._withdrawals[place]
-            floors = await insist("unload", self._epochs)
             await self._end(model, self._loops.pop(place))
             del self._models[place]
             if isinstance(model, WorkModel):
                 self._unloaded[place] = model.serves.statistics.load
-            # Should it be loaded again before the scheduler has seen it go, no sequence of before may go on.
-            self._floors[place] = self._announced_floors[place] = floors
         self._changed.set()
 
     async def _finish(self, model: Model, marks: Marks) -> None:
@@ -328,14 +333,6 @@ class Serving:
         await model.quiet()
         await self._committer.drained()
         loop.cancel()
-
-    async def _epochs(self) -> Floors:
-        """The shards' epoch counters: every sequence that is assigned from now on gets a higher one."""
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        pipe = cast("Any", self._connections.commands.pipeline(transaction=False))
-        for shard in self._keys.shard_ids():
-            pipe.get(self._keys.epoch(shard))
-        return tuple(int(value or 0) for value in await pipe.execute())
 
     # -- loops ------------------------------------------------------------------------------------------------------
 

@@ -32,11 +32,17 @@ TRACE_FIELD = "t"
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What Redis holds of one sequence. states: by state input name, without batch dimension; empty before the first
-    checkpoint. model_state: what the model's own method gave, None where it gave nothing yet."""
+    checkpoint. model_state: what the model's own method gave, None where it gave nothing yet. mark: of the load that
+    ran its latest START, "" if none was said."""
 
     restored: Restored
     states: Mapping[str, Tensor]
     model_state: bytes | None = None
+    mark: str = ""
+
+    def is_of_another(self, mark: str) -> bool:
+        """Whether its state is not for the load of this mark: the model was loaded anew since (triton-spec 1.11)."""
+        return bool(mark and self.mark) and mark != self.mark
 
 
 def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, traceparent: str) -> list[tuple[str, bytes]]:
@@ -61,6 +67,9 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
     if int(record[8] or 0) == committed + 1:
         # The next step is not to be run: then nothing that could be what killed its owners is done for it.
         void = void or VoidCause.LOST
+    if record[11] != b"1" and committed:
+        # The state was its engine's alone, and that engine is not ours.
+        void = void or VoidCause.LOST
     states = {
         name.decode().removeprefix(STATE_FIELD): decode_tensor(data)
         for name, data in fields.items()
@@ -76,7 +85,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
         failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
-    return Checkpoint(restored, states, fields.get(MODEL_FIELD.encode()))
+    return Checkpoint(restored, states, fields.get(MODEL_FIELD.encode()), (record[10] or b"").decode())
 
 
 def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
@@ -91,7 +100,7 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu", "st"])
+            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu", "st", "mk", "du"])
             cast(Any, pipe).hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}

@@ -40,6 +40,8 @@ class CommitOwner(Protocol):
     def idle_ms(self) -> int: ...
     @property
     def kept_replies(self) -> KeptReplies: ...
+    @property
+    def mark(self) -> str: ...
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         """Told once per step, in commit order; times are wall clock, ns."""
         ...
@@ -55,9 +57,9 @@ class _Group:
     size: int = 0
 
     @property
-    def place(self) -> tuple[Load, ShardId]:
+    def place(self) -> tuple[CommitOwner, ShardId]:
         """Groups of the same place hold steps of the same sequences."""
-        return self.owner.load, self.shard
+        return self.owner, self.shard
 
 
 def size_of(step: StepCommit) -> int:
@@ -145,12 +147,11 @@ class Committer:
             self._idle.set()
 
     def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
-        """Groups of one load of a model version and shard each, in order of arrival, none larger than a script should
-        carry."""
-        open_groups: dict[tuple[Load, ShardId], _Group] = {}
+        """Groups of one owner and shard each, in order of arrival, none larger than a script should carry."""
+        open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
         groups: list[_Group] = []
         for owner, step in taken:
-            place = (owner.load, self._keys.shard_of(step.sequence))
+            place = (owner, self._keys.shard_of(step.sequence))
             group = open_groups.get(place)
             if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
                 group = open_groups[place] = _Group(owner, place[1])
@@ -180,7 +181,7 @@ class Committer:
                     # been restarted does not know the script until it is told. A process that has lost count itself
                     # must not go on: its end makes others restore from Redis.
                     assert any(before.place == group.place for before in remaining[:index]), (
-                        f"{group.place}: out of order"
+                        f"{group.owner.load}, shard {group.shard}: out of order"
                     )
                     failed.append(group)
                 else:
@@ -200,4 +201,5 @@ class Committer:
             tombstone_ms=self._tombstone_ms,
             load=group.owner.load,
             kept=group.owner.kept_replies,
+            mark=group.owner.mark,
         )

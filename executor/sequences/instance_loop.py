@@ -90,7 +90,7 @@ class InstanceLoop:
         while (queued := owned.head) is not None:
             if owned.head_is_cancelled:
                 self._answer_cancelled(owned)
-            elif owned.void is not None and StepFlag.START not in queued.step.flags:
+            elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
                 self._answer_void(owned, owned.void)
             elif problem := self._rows.problem(queued):
                 self._answer_refused(queued, problem)

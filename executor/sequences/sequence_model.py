@@ -55,6 +55,7 @@ class SequenceModel:
         self.serves = served
         self.model = served.config.name
         self.load = served.statistics.load
+        self.mark = served.mark
         self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
         self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
         self.table = SequenceTable()
@@ -144,15 +145,19 @@ class SequenceModel:
         if sitting is not None:
             self._part_with(sitting)
             loop.vacate(owned.slot)
+        found = checkpoint.restored
+        if found.void is None and checkpoint.is_of_another(self.mark):
+            logs.info("sequence ended by a reload", sequence=owned.sequence, last_step=found.committed)
+            found = replace(found, void=VoidCause.LOST)
         # The sequence stays `restoring`, and none of its steps runs, until its state is in its place.
-        if checkpoint.restored.void is None and checkpoint.states:
+        if found.void is None and checkpoint.states:
             loading = loop.worker.load_state(owned.slot, checkpoint.states)
-        elif checkpoint.restored.void is None and checkpoint.model_state is not None:
+        elif found.void is None and checkpoint.model_state is not None:
             loading = loop.worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state)
         else:
-            self._resume(owned, checkpoint.restored)
+            self._resume(owned, found)
             return
-        loading.add_done_callback(lambda future: self._loaded(owned, checkpoint.restored, future))
+        loading.add_done_callback(lambda future: self._loaded(owned, found, future))
 
     def _loaded(self, owned: OwnedSequence, found: Restored, loading: asyncio.Future[None]) -> None:
         if loading.cancelled():

@@ -8,9 +8,6 @@ from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
 from shared.ids import Epoch, ExecutorId, SequenceId
 
-Floors = tuple[tuple[str, tuple[int, ...]], ...]
-"""Versions, each with an epoch per shard, or ()."""
-
 
 @dataclass(frozen=True, slots=True)
 class Assign:
@@ -19,7 +16,6 @@ class Assign:
     entry   its place in the starts stream; tells this wait from another one of the same sequence
     moving  its state comes from another executor
     paged   it had given up its slot: its state comes from its checkpoint
-    over    it was paged, and its model was reloaded since: its steps are to be told that its state is lost
     """
 
     sequence: SequenceId
@@ -27,7 +23,6 @@ class Assign:
     entry: Entry
     moving: bool = False
     cause: str = ""
-    over: bool = False
     paged: bool = False
 
 
@@ -57,14 +52,12 @@ class Reclaim:
 
     The sequences come back as `SequenceWaits`, moving; when all are taken, `Reclaimed` does.
 
-    only  (): every sequence. Else of these versions: without floors all of them; with floors (per shard) those up to
-          that epoch, which are over because the model was reloaded: with nothing in flight they end, else their steps
-          are answered with the error by who gets them
+    only  those of these versions, which it serves no more; (): every sequence
     """
 
     executor: ExecutorId
     cause: str = ""
-    only: Floors = ()
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

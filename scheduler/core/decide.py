@@ -7,7 +7,7 @@ to others. Events that are late or repeated are recognised by entry and epoch an
 from __future__ import annotations
 
 from scheduler.core import balance, expiry, paging
-from scheduler.core.actions import Action, Assign, Drain, Floors, Forget, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
     Event,
@@ -100,9 +100,9 @@ def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
             return []
         # Redis lets an id wait only when it holds no slot: its earlier life is over, we have just not heard of it yet.
         actions = end(state, known, "superseded", event.cause)
-    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.former)
+    sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.returning)
     state.sequences[event.sequence] = sequence
-    move(state, sequence, "moved" if event.moving else "returned" if event.former else "begun", event.cause)
+    move(state, sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
     state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
     if event.timeout_us > 0 and not event.moving:
         expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
@@ -189,15 +189,14 @@ def sequence_found(state: State, event: SequenceFound) -> list[Action]:
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
         return []
-    sequence = Sequence(event.sequence, event.place.version, SequencePhase.ABSENT, place=event.place)
-    sequence.epoch = event.epoch
-    if is_over(executor, sequence):
-        # A leader before this one did not come to take it away. What a reload has ended is taken since `executor_seen`.
-        served = any(served.version == sequence.version for served in executor.versions)
-        return [] if served else [Reclaim(executor.executor, event.cause, ((sequence.version, ()),))]
-    table = state.ring(event.place.version).tables.get(event.place.executor)
+    version = event.place.version
+    if not any(served.version == version for served in executor.versions):
+        # A leader before this one did not come to take it away.
+        return [Reclaim(executor.executor, event.cause, (version,))]
+    table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
         return take_all(state, executor, event.cause)
+    sequence = Sequence(event.sequence, version, SequencePhase.ABSENT, place=event.place, epoch=event.epoch)
     state.sequences[event.sequence] = sequence
     move(state, sequence, "found", event.cause)
     return []
@@ -221,11 +220,7 @@ def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Ass
     move(state, sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
     assert sequence.entry is not None
-    former = sequence.former
-    over = former is not None and paging.is_over(state, sequence.version, sequence.sequence, former)
-    return Assign(
-        sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, over, paged=former is not None
-    )
+    return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, paged=sequence.returning)
 
 
 def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
@@ -253,33 +248,19 @@ def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
     else:
         move_executor(state, executor, "changed", event.cause)
     held = state.held_by(event.executor)
-    gone = replaced_versions(executor.versions, event.versions)
+    gone = {served.version for served in executor.versions} - {served.version for served in event.versions}
     executor.versions = event.versions
     furnish(state, executor)
     actions: list[Action] = []
     if gone:
-        drop(state, [sequence for sequence in held if is_over(executor, sequence)], event.cause)
-        held = [sequence for sequence in held if not is_over(executor, sequence)]
-        actions.append(Reclaim(event.executor, event.cause, gone))
+        drop(state, [sequence for sequence in held if sequence.version in gone], event.cause)
+        held = [sequence for sequence in held if sequence.version not in gone]
+        actions.append(Reclaim(event.executor, event.cause, tuple(sorted(gone))))
     if not all(keeps_its_slot(state, sequence) for sequence in held):
         furnish(state, executor)
         drop(state, held, event.cause)
         actions.append(Reclaim(event.executor, event.cause))
     return actions + serve_all(state, event.versions, event.cause)
-
-
-def replaced_versions(before: tuple[ServedVersion, ...], after: tuple[ServedVersion, ...]) -> Floors:
-    """Versions that are not served here any more, and those that were reloaded, with their floors (see `Reclaim`)."""
-    unloaded = {served.version for served in before} - {served.version for served in after}
-    known = {served.version: served.floors for served in before}
-    reloaded = [(served.version, served.floors) for served in after if served.floors != known.get(served.version, ())]
-    return tuple(sorted([*((version, ()) for version in unloaded), *reloaded]))
-
-
-def is_over(executor: Executor, sequence: Sequence) -> bool:
-    """Whether its executor does not serve a sequence any more: its version was unloaded there, or reloaded."""
-    served = next((served for served in executor.versions if served.version == sequence.version), None)
-    return served is None or served.is_over(sequence.sequence, sequence.epoch)
 
 
 def executor_lost(state: State, event: ExecutorLost) -> list[Action]:

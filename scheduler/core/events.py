@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Former
 from shared.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -45,7 +44,7 @@ class SequenceWaits:
     """A sequence has no slot: it is new, or (moving) its executor was lost, or it was paged and has a step again.
 
     timeout_us  how long it may wait, 0 for ever; honoured here only (triton-spec 1.7)
-    former      where and when it had its last slot, if it was paged
+    returning   it was paged
     """
 
     sequence: SequenceId
@@ -54,7 +53,7 @@ class SequenceWaits:
     moving: bool = False
     timeout_us: int = 0
     cause: str = ""
-    former: Former | None = None
+    returning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

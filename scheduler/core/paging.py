@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from scheduler.core.actions import Action, Vacate, WantSlots
 from scheduler.core.moves import move
-from scheduler.core.state import ExecutorPhase, Former, State
-from shared.ids import SequenceId
+from scheduler.core.state import State
 
 
 def make_room(state: State, version: str, cause: str) -> list[Action]:
@@ -60,12 +59,3 @@ def look_again(state: State, cause: str) -> list[Action]:
 def is_paged(state: State, version: str) -> bool:
     """Whether sequences of the version give up their slots."""
     return any(table.served.pageable for table in state.ring(version).tables.values())
-
-
-def is_over(state: State, version: str, sequence: SequenceId, former: Former) -> bool:
-    """Whether a paged sequence's model was reloaded since it had its slot. Its last owner knows; without that one, any
-    other does."""
-    serving = [e for e in state.executors.values() if e.phase is ExecutorPhase.SERVING]
-    offers = {e.executor: served for e in serving for served in e.versions if served.version == version}
-    last = offers.get(former.executor)
-    return any(served.is_over(sequence, former.epoch) for served in ([last] if last else offers.values()))

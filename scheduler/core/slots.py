@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.history import IllegalMoveError
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, shard_of
+from shared.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,8 +29,6 @@ class Place:
 class ServedVersion:
     """What an executor offers of one version: instances, each with so many slots (0 for a stateless model).
 
-    floors    per shard: its sequences up to that epoch began before the model was reloaded there, and are over; () if
-              there are none
     closing   it gives no slot any more; sequences keep those that they have
     pageable  its sequences give up their slots while others wait
     """
@@ -38,13 +36,8 @@ class ServedVersion:
     version: str
     instances: int
     slots: int
-    floors: tuple[int, ...] = ()
     closing: bool = False
     pageable: bool = False
-
-    def is_over(self, sequence: SequenceId, epoch: Epoch) -> bool:
-        """Whether a sequence of that epoch belongs to what was served before."""
-        return bool(self.floors) and epoch <= self.floors[shard_of(sequence, len(self.floors))]
 
 
 class InstanceSlots:

@@ -132,21 +132,13 @@ class Executor:
     quiet_since_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Former:
-    """Where and when a paged sequence had its last slot."""
-
-    executor: ExecutorId
-    epoch: Epoch
-
-
 @dataclass(slots=True)
 class Sequence:
     """One known sequence.
 
     entry       its place in the starts stream; None when it was found live
     moving      whether its state comes from another executor
-    former      of one that was paged
+    returning   whether it was paged
     over_epoch  while ASSIGNING: an end that was heard of, possibly of the very epoch that is being given
     times_kept, ask_after_ms  how often it could not be taken out of its slot, and when to try again
     """
@@ -156,7 +148,7 @@ class Sequence:
     phase: SequencePhase
     entry: Entry | None = None
     moving: bool = False
-    former: Former | None = None
+    returning: bool = False
     place: Place | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH

@@ -4,16 +4,15 @@
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 what the waiting line
 --        amounts to
 --        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
--- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot, 1 if its model
---        was reloaded while it was paged: its steps hear that its state is lost
+-- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot
 -- reply  per sequence its new epoch, or 0 when it does not wait for an owner any more, in that place
 -- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
-local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot, over)
-  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'sn', 'tk')
+local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
+  local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk')
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
@@ -21,12 +20,11 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
-  local committed, start = number(got[3]), number(got[9])
-  if over == '1' and start ~= committed + 1 then lose_state(record, committed, 'o', start) end
+  local committed = number(got[3])
   leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
-  local suspected = number(got[7]) ~= committed + 1 and suspicion(got[10], committed + 1)
+  local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
   local entries = redis.call('XRANGE', parked, '-', '+')
   for _, entry in ipairs(entries) do
     local fields = entry[2]
@@ -56,8 +54,8 @@ end
 
 local epochs = {}
 for i = 1, (#KEYS - 4) / 4 do
-  local k, a = 4 + (i - 1) * 4, 1 + (i - 1) * 6
+  local k, a = 4 + (i - 1) * 4, 1 + (i - 1) * 5
   epochs[i] = assign(KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
-    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6])
+    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
 end
 return epochs

@@ -5,8 +5,8 @@
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
 --        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
---        7 model version
---        8 number of executions' packed counts, these counts (counted by the first call that commits any of these steps)
+--        7 model version   8 mark of the load that ran the steps, '' if there is none
+--        9 number of executions' packed counts, these counts (counted by the first call that commits any of these steps)
 --        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
 --                  outcome (0 done, 1 the model failed, 2 void,
 --                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
@@ -22,7 +22,7 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
-local EXECUTOR, REPLIES, REPLY_BYTES = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
 -- What a sequence becomes without its state, by the outcome of the step that lost it; of the first two, a START's.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
 
@@ -149,6 +149,9 @@ local function commit(keys, step)
   local change = { 'cm', step.n }
   advance(keys, step, got[11], change)
   if step.keep then keep_reply(keys, step, got[5] or '', change) end
+  if MARK ~= '' and step.outcome == 0 and has(step.flags, START) then
+    change[#change + 1], change[#change + 2] = 'mk', MARK
+  end
   redis.call('HSET', keys.record, unpack(change))
   answer_all(keys, step)
   tally(keys.tally, step.counts)
@@ -175,7 +178,7 @@ local function commit(keys, step)
   return 3
 end
 
-local a = 7
+local a = 8
 local function take(count)
   local taken = {}
   for i = 1, count do taken[i] = ARGV[a + i] end

@@ -7,6 +7,8 @@
 --   nx  last accepted step         cm  last committed     ck  last checkpointed step: a takeover replays those behind it
 --   fl  `<first>-<last> ...`: steps behind ck that failed, rising; a takeover passes over them
 --   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
+--   mk  mark of the load that ran the latest committed START: no other one may go on from the state; absent where models
+--       are not loaded anew
 --   vd  void: the state is gone since this step; steps are answered with an error until a START
 --   vk  why it is void: f failed START, o lost, c cancelled
 --   vr  version pin            du  1: a takeover finds its state   pg  1: it may be paged
@@ -118,8 +120,8 @@ local function count_line(line, field, change)
   if change ~= 0 then redis.call('HINCRBY', line, field, change) end
 end
 
--- A sequence with nothing in flight gives up its slot. Its owner is remembered: should it reload the model, the
--- sequence is over. Its idle time goes on.
+-- A sequence with nothing in flight gives up its slot. Its owner is remembered: it may send the last commit once more.
+-- Its idle time goes on.
 local function page(record, line, version)
   redis.call('HSET', record, 'st', 'p')
   redis.call('HDEL', record, 'in', 'sl')
@@ -155,7 +157,7 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
     redis.call('SREM', keys.owned, sid)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
   end
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end

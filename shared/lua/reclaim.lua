@@ -6,17 +6,17 @@
 --        5 deadlines   6 feed   7 what the waiting line amounts to
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
 --        6 owners that may be lost with the same next step, then it is given up (0: this executor leaves, it is not lost)
---        then, to take some of them only: version, epoch up to which a reload has ended its sequences, or '' for all
+--        then, to take some of them only: versions
 -- reply  number of sequences taken or looked at; 0 when the executor owns none (of those) any more
 -- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
-local floors = nil
-for i = 7, #ARGV, 2 do
-  floors = floors or {}
-  floors[ARGV[i]] = ARGV[i + 1]
+local versions = nil
+for i = 7, #ARGV do
+  versions = versions or {}
+  versions[ARGV[i]] = true
 end
 
 -- The next step may be what the owner died of.
@@ -37,14 +37,12 @@ local function reclaim(sid)
   if got[1] ~= 'l' or got[2] ~= ARGV[2] then return end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
   -- State that only the dead process held is gone, unless the next step is a START anyway.
-  -- So is that of a sequence which was open when its model was reloaded.
-  local over = floors and floors[got[8]] ~= ''
-  local lost = (got[7] ~= '1' or over) and start ~= committed + 1
+  local lost = got[7] ~= '1' and start ~= committed + 1
   if lost and accepted == committed then
     release(keys, sid, 'o', got[3], ARGV[4])
     return
   end
-  if not floors then count_line(KEYS[7], (ARGV[6] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end
+  if not versions then count_line(KEYS[7], (ARGV[6] == '0' and 'leaving:' or 'lost:') .. got[8], 1) end
   if accepted == committed and got[9] then
     page(keys.record, KEYS[7], got[8])
     return
@@ -55,17 +53,11 @@ local function reclaim(sid)
   count_line(KEYS[7], 's:' .. got[8], accepted - committed)
 end
 
-local function wanted(sid)
-  local got = redis.call('HMGET', ARGV[5] .. 'seq:' .. sid, 'vr', 'ep')
-  local floor = floors[got[1]]
-  return floor and (floor == '' or number(got[2]) <= tonumber(floor))
-end
-
-if floors then
+if versions then
   local taken = 0
   for _, sid in ipairs(redis.call('SMEMBERS', KEYS[4])) do
     if taken == tonumber(ARGV[3]) then break end
-    if wanted(sid) then
+    if versions[redis.call('HGET', ARGV[5] .. 'seq:' .. sid, 'vr')] then
       redis.call('SREM', KEYS[4], sid)
       reclaim(sid)
       taken = taken + 1

@@ -197,11 +197,9 @@ local function create(step, flags, done)
   return { 1, 1, entry }
 end
 
--- A paged sequence wants a slot again, in its turn among those who wait. Where and when it had its last one tells
--- whether its model was reloaded meanwhile.
+-- A paged sequence wants a slot again, in its turn among those who wait.
 local function return_to_line(step, record)
-  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r',
-    'e', record.ep, 'o', record.ow)
+  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
   count_line(step.model.line, 'in:' .. record.version, 1)
   redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end

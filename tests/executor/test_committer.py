@@ -41,6 +41,13 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
     await Membership(redis, mesh.keys).remove(EXECUTOR)
 
 
+class Owner(SimpleNamespace):
+    """Whose steps they are; commits are grouped by who it is."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"reply") -> list[tuple[int, CommitCode]]:
     """Commits all steps at once; what the owner heard, in order."""
     heard: list[tuple[int, CommitCode]] = []
@@ -48,11 +55,12 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
     def hear(step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
         heard.append((step.step, code))
 
-    owner: Any = SimpleNamespace(
+    owner: Any = Owner(
         model="sum",
         load=Load("sum", "1", ""),
         idle_ms=60_000,
         kept_replies=KeptReplies(),
+        mark="",
         committed=hear,
     )
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
@@ -122,11 +130,12 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     def hear(*_: object) -> None: ...
 
     monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
-    owner: Any = SimpleNamespace(
+    owner: Any = Owner(
         model="sum",
         load=Load("sum", "1", ""),
         idle_ms=60_000,
         kept_replies=KeptReplies(),
+        mark="",
         committed=hear,
     )
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)

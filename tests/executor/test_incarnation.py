@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from executor.incarnation import Applied, LeaseLostError
 from executor.sequences.holdings import Holding
-from shared.errors import LoadError
+from shared.errors import LoadError, Reason
 from shared.ids import Epoch, ExecutorId, StepNumber
 from shared.membership import Membership
 from shared.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
@@ -552,36 +552,74 @@ async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
         assert 5 == await end(mesh, 7)
 
 
-async def test_a_reload_finishes_what_was_accepted_and_takes_no_step_of_older_sequences(
-    mesh: ScriptedMesh, executor: Life, models: Path
+async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
+    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
 ) -> None:
-    """Steps of before run on the old engines, sequences that begin later on the new ones; what else comes of the old
-    sequences stays in the inbox, and the registration tells the scheduler which ones they are."""
+    """Steps of before run on the old engines, sequences that begin later on the new ones. Who is idle then is over at
+    once, and who is not hears it with the next step: also one whose step came while the old engines were at work."""
     async with executor("a") as a:
         old = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
-        for submission in old:
+        for submission in [*old, mesh.submission(9, value(1), START)]:
             await mesh.submit(submission)
-        epoch = await mesh.assign(7, a.executor)
+        await mesh.assign(9, a.executor, slot=2)
+        await mesh.assign(7, a.executor)
+        busy = mesh.submission(7, value(777))
+        await mesh.submit(busy)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
         change_model(models, "total = ", "total = 1000 + ")
         a.repository.load("sum", generation="second")
-        await a.incarnation.announce(Applied("1-0"))
-
-        assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in old]
-        late, begin = mesh.submission(7, value(1)), mesh.submission(8, value(1), START)
-        await mesh.submit(late)
+        reload = asyncio.create_task(a.incarnation.announce(Applied("1-0")))
+        begin = mesh.submission(8, value(1), START)
         await mesh.submit(begin)
         await mesh.assign(8, a.executor, slot=1)
         assert 1001 == total(await mesh.reply(begin))
-        assert "20" == (await mesh.record(7))["cm"]
-        (served,) = (await registration(mesh, a)).models
-        assert epoch <= served.floors[mesh.keys.shard_of(mesh.sequence(7))]
+        late = mesh.submission(7, value(1))
+        await mesh.submit(late)
+        (tmp_path / "gate").touch()
+        await reload
+
+        assert [*range(1, 21), 797] == [total(await mesh.reply(submission)) for submission in [*old, busy]]
+        assert Reason.LOST == (await mesh.reply(late)).reason
+        assert ["o", "l", "o"] == [(await mesh.record(number))["st"] for number in (7, 8, 9)]
         assert "second" == a.repository.loaded["sum"].record.generation
-        await end(mesh, 8)
+        assert 2001 == await end(mesh, 8)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_state_is_taken_by_no_other_load_wherever_it_comes_to_it(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    """From a page, by a move or by a takeover; whether the executor of before has loaded anew or not."""
+    async with executor("a") as a, executor("b") as b:
+        for number in (1, 2, 3, 4):
+            first = mesh.submission(number, value(number), START | PAGEABLE)
+            await mesh.submit(first)
+            await mesh.assign(number, a.executor, slot=number - 1)
+            await mesh.reply(first)
+        assert VacateCode.VACATED is await mesh.vacate(1)
+        assert VacateCode.VACATED is await mesh.vacate(2)
+        # Told nobody yet: the scheduler does not know that this executor has loaded anew.
+        change_model(models, "total = ", "total = 1000 + ")
+        b.repository.load("sum", generation="second")
+        await b.incarnation.announce(Applied())
+
+        assert VacateCode.VACATED is await mesh.vacate(3, moving=True)
+        lost_by_page, kept, moved = (mesh.submission(n, value(1)) for n in (1, 2, 3))
+        for submission in (lost_by_page, kept, moved):
+            await mesh.submit(submission)
+        await mesh.assign(1, b.executor)
+        await mesh.assign(2, a.executor, slot=1)
+        await mesh.assign(3, b.executor, slot=2)
+        assert Reason.LOST == (await mesh.reply(lost_by_page)).reason
+        assert Reason.LOST == (await mesh.reply(moved)).reason
+        assert 3 == total(await mesh.reply(kept))
+
+        taken = mesh.submission(4, value(1))
         await mesh.take_over(a.executor)
-    async with executor("b") as b:
-        await mesh.assign(7, b.executor)
-        await mesh.reply(late)
-        await end(mesh, 7)
+        await mesh.submit(taken)
+        await mesh.assign(4, b.executor, slot=3)
+        assert Reason.LOST == (await mesh.reply(taken)).reason
 
 
 async def test_a_reload_that_fails_leaves_the_old_model_serving(

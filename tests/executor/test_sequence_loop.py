@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -214,7 +215,7 @@ async def stage(
         for worker in workers:
             worker.first_batch = first_batch
     served = SimpleNamespace(
-        config=model_config, version="1", workers=workers, statistics=ModelStatistics(Load("m", "1", "0"))
+        config=model_config, version="1", workers=workers, statistics=ModelStatistics(Load("m", "1", "0")), mark=""
     )
     commits = RecordedCommits()
     model = SequenceModel(
@@ -436,6 +437,23 @@ class TestOwnership:
             (answered,) = on.commits.steps
             assert (4, Outcome.LOST) == (answered.step, answered.outcome)
             assert ["2-0", "3-0", "4-0"] == answered.entries
+
+    @pytest.mark.parametrize("mark", ["old", "new", ""])
+    async def test_a_state_of_another_load_is_not_taken_nor_made_anew_from_its_start(self, mark: str) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.mark = "new"
+            for number, flags in ((2, NONE), (1, START), (3, NONE)):
+                on.step(number, flags)
+            (owned,) = on.model.restoring
+            on.engines[0].let_go(3)
+
+            on.model.restored(owned, replace(checkpoint(checkpointed=0, committed=2), mark=mark))
+
+            await until(lambda: on.commits.outcome(3) is not None)
+            assert [3] == [step.step for step in on.commits.steps]
+            is_lost = on.commits.outcome(3) is Outcome.LOST
+            assert is_lost == (mark == "old")
+            assert len(on.engines[0].batches) == (0 if is_lost else 3)
 
     async def test_what_was_kept_for_a_state_leaves_the_inbox_behind_the_start_that_needs_none(self) -> None:
         """Steps of a takeover may come in any order; those before the START that was heard of first run no more."""

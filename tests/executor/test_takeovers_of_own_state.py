@@ -8,6 +8,7 @@ same apart at every point of one step.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
+from executor.incarnation import Applied
 from executor.sequences.holdings import Holding
 from shared.ids import ExecutorId, StepNumber
 from shared.messages import ReplyMessage, StepFlag
@@ -409,6 +411,27 @@ async def test_a_cancelled_step_ends_the_log_and_a_start_behind_it_begins_anothe
     async with life("c") as c:
         await mesh.assign(7, c.executor)
         assert 33 == told(await mesh.reply(step))
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize(("log_steps", "expected"), [(1000, 7), (1, "lost")])
+async def test_a_load_of_equal_files_goes_on_from_a_log_if_that_is_complete(
+    mesh: ScriptedMesh, make_model: MakeModel, tmp_path: Path, log_steps: int, expected: int | str
+) -> None:
+    life = make_model(MODEL, {"sequence_recovery": "replay", "sequence_log_steps": log_steps})
+    async with life("a") as a:
+        steps = await play(mesh, [1, 2])
+        await mesh.assign(7, a.executor)
+        assert [1, 3] == await answers(mesh, steps)
+
+        os.utime(tmp_path / "models" / "sum" / "1" / "model.py", (1, 1))
+        (before,) = a.repository.loaded["sum"].versions
+        assert before not in a.repository.load("sum", generation="second").versions
+        await a.incarnation.announce(Applied())
+
+        step = mesh.submission(7, value(4))
+        await mesh.submit(step)
+        assert [expected] == await answers(mesh, [step])
 
 
 @pytest.mark.parametrize("bound", [{"sequence_log_steps": 3}, {"sequence_log_bytes": 300}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
-from shared.messages import ReplyMessage, StepFlag, encode
-from shared.scripts import Rejection
+from shared.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.scripts import CommitCode, Outcome, Rejection, StepCommit, SubmitCode
 from tests.scripted_mesh import ScriptedMesh
 
-ALICE = ExecutorId("alice")
+ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
 START = StepFlag.START
 
 
@@ -30,7 +30,8 @@ async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
     mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
     await mesh.open()
     yield mesh
-    await Membership(redis, mesh.keys).remove(ALICE)
+    for executor in (ALICE, BOB):
+        await Membership(redis, mesh.keys).remove(executor)
 
 
 async def commit_first(mesh: ScriptedMesh, number: int) -> None:
@@ -40,7 +41,7 @@ async def commit_first(mesh: ScriptedMesh, number: int) -> None:
     await mesh.redis.pexpire(keys.idle, 60_000)
 
 
-async def reclaim_only(mesh: ScriptedMesh, only: dict[str, int | None], count: int = 9) -> list[int]:
+async def reclaim_only(mesh: ScriptedMesh, *only: str, count: int = 9) -> list[int]:
     """Calls until nothing is left; how many each call took."""
     (shard,) = mesh.keys.shard_ids()
     taken: list[int] = []
@@ -52,36 +53,96 @@ async def reclaim_only(mesh: ScriptedMesh, only: dict[str, int | None], count: i
     return taken
 
 
-async def test_a_reload_ends_what_was_assigned_before_its_floor_and_nothing_else(mesh: ScriptedMesh) -> None:
-    for number in (1, 2, 3):
-        await mesh.submit(mesh.submission(number, value(1), START))
-        await mesh.assign(number, ALICE, slot=number)
-    floor = int((await mesh.record(2))["ep"])
+async def reload(mesh: ScriptedMesh, *numbers: int, mark: str = "new", version: str = "1") -> list[bool]:
+    """Alice has loaded the model anew; which of the sequences are over."""
+    (shard,) = mesh.keys.shard_ids()
+    call = mesh.scripts.reload(
+        [mesh.sequence(number) for number in numbers],
+        shard=shard,
+        executor=ALICE,
+        model="sum",
+        version=version,
+        mark=mark,
+        tombstone_ms=60_000,
+    )
+    return await mesh.scripts.run(call)
 
-    assert [1, 1, 0] == await reclaim_only(mesh, {"1": floor, "7": None}, count=1)
 
-    # Their first step is in flight: whoever gets it can begin with it.
-    assert ["m", "m", "l"] == [(await mesh.record(number))["st"] for number in (1, 2, 3)]
-    assert "vd" not in await mesh.record(1)
-    await end_all(mesh, 1, 2, 3)
-
-
-async def test_a_step_behind_a_lost_start_hears_that_the_state_is_gone(mesh: ScriptedMesh) -> None:
-    """Also where the mesh holds the state: it is another model's."""
-    await mesh.submit(mesh.submission(1, value(1), START))
-    await mesh.assign(1, ALICE)
-    await commit_first(mesh, 1)
-    await mesh.submit(mesh.submission(2, value(1), START))
-    await mesh.assign(2, ALICE, slot=1)
-    await commit_first(mesh, 2)
+@pytest.mark.leaves_sequences
+async def test_a_reload_ends_what_is_idle_since_before_it_and_frees_its_slot(mesh: ScriptedMesh) -> None:
+    for number, mark in ((1, "old"), (2, "old"), (3, "new"), (4, "")):
+        await start(mesh, number, mark)
     await mesh.submit(mesh.submission(2, value(1)))
+    await mesh.submit(mesh.submission(5, value(1), START))
+    await mesh.assign(5, ALICE, slot=5)
+    (shard,) = mesh.keys.shard_ids()
+    epoch = (await mesh.record(1))["ep"]
 
-    await reclaim_only(mesh, {"1": 1 << 40})
+    assert [False] * 5 == await reload(mesh, 1, 2, 3, 4, 5, version="2")
+    # 2 has a step in flight, 3 began since, of 4 nobody said anything, and 5 has not begun.
+    assert [True, False, False, False, False] == await reload(mesh, 1, 2, 3, 4, 5)
+    assert [False] == await reload(mesh, 1)
 
-    assert "o" == (await mesh.record(1))["st"]
-    moving = await mesh.record(2)
-    assert ("m", "1", "o") == (moving["st"], moving["vd"], moving["vk"])
-    await end_all(mesh, 2)
+    record = await mesh.record(1)
+    assert ("o", "1") == (record["st"], record["cl"])
+    assert SubmitCode.LOST is (await mesh.submit(mesh.submission(1, value(1)))).code
+    feed = await cast("Any", mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+    assert [{b"q": b"sum||i1", b"e": epoch.encode(), b"k": b"o"}] == [fields for _, fields in feed]
+    assert not await cast("Any", mesh.redis).sismember(mesh.keys.owned(shard, ALICE, "sum"), mesh.sequence(1))
+    await end_all(mesh, 2, 3, 4, 5)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_sequence_that_is_anothers_now_is_left_alone(mesh: ScriptedMesh) -> None:
+    await start(mesh, 1, "old")
+    await mesh.vacate(1, moving=True)
+    assert [False] == await reload(mesh, 1)
+    await mesh.assign(1, BOB)
+
+    assert [False] == await reload(mesh, 1)
+    await mesh.take_over(BOB)
+    await end_all(mesh, 1)
+
+
+@pytest.mark.leaves_sequences
+async def test_the_mark_is_that_of_the_latest_start(mesh: ScriptedMesh) -> None:
+    await start(mesh, 1, "old")
+    assert "old" == (await mesh.record(1))["mk"]
+    await mesh.submit(mesh.submission(1, value(1)))
+    await commit(mesh, 1, "new")
+    assert "old" == (await mesh.record(1))["mk"], "a step goes on from the state of its START"
+
+    await mesh.submit(mesh.submission(1, value(1), START))
+    await commit(mesh, 1, "new", outcome=Outcome.FAILED)
+    assert "mk" not in await mesh.record(1), "there is no state any more"
+    await start(mesh, 1, "new")
+    await mesh.submit(mesh.submission(1, value(1), START))
+    await commit(mesh, 1, "newest")
+    assert "newest" == (await mesh.record(1))["mk"]
+    await end_all(mesh, 1)
+
+
+async def start(mesh: ScriptedMesh, number: int, mark: str) -> None:
+    """A sequence of Alice's with one committed step, which a load of that mark has run."""
+    await mesh.submit(mesh.submission(number, value(1), START))
+    await mesh.assign(number, ALICE, slot=number)
+    await commit(mesh, number, mark)
+
+
+async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: Outcome = Outcome.DONE) -> None:
+    """The latest step of a sequence of Alice's."""
+    (shard,) = mesh.keys.shard_ids()
+    entry, fields = (await cast("Any", mesh.redis).xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]
+    step = inbox_entry(entry, fields)
+    assert isinstance(step, InboxStep)
+    final = StepCommit(
+        step.sequence, step.epoch, step.step, step.flags, outcome, "", "", b"reply", entries=[step.entry]
+    )
+    call = mesh.scripts.commit(
+        [final], shard=shard, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000, mark=mark
+    )
+    (code,) = await mesh.scripts.run(call)
+    assert code in (CommitCode.COMMITTED, CommitCode.OVER)
 
 
 async def test_a_version_that_goes_moves_its_sequences_with_their_state(mesh: ScriptedMesh) -> None:
@@ -89,8 +150,8 @@ async def test_a_version_that_goes_moves_its_sequences_with_their_state(mesh: Sc
     await mesh.assign(1, ALICE)
     await commit_first(mesh, 1)
 
-    assert [0] == await reclaim_only(mesh, {"2": None})
-    assert [1, 0] == await reclaim_only(mesh, {"1": None})
+    assert [0] == await reclaim_only(mesh, "2")
+    assert [1, 0] == await reclaim_only(mesh, "1", "7", count=1)
 
     record = await mesh.record(1)
     assert "m" == record["st"]

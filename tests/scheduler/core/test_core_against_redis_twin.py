@@ -47,7 +47,7 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Former, Policy, State, picture
+from scheduler.core.state import Policy, State, picture
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
@@ -60,7 +60,7 @@ class Record:
     """A sequence in Redis; `place` is None while it waits, moves, or is paged.
 
     begun   it has had a slot         busy  a step of it is in flight
-    former  where it had its last slot, since it is paged
+    paged   it gave up its slot
     """
 
     entry: Entry
@@ -71,7 +71,7 @@ class Record:
     deadline_ms: int = 0
     begun: bool = False
     busy: bool = True
-    former: Former | None = None
+    paged: bool = False
 
     @property
     def in_line(self) -> bool:
@@ -109,7 +109,7 @@ class Twin:
                 record.entry,
                 moving=record.moving,
                 timeout_us=record.timeout_us,
-                former=record.former,
+                returning=record.paged,
             )
         )
 
@@ -129,7 +129,7 @@ class Twin:
         assert holders == [], f"{action.place} is held by {holders}"
         self.epoch += 1
         record.place, record.epoch = action.place, Epoch(self.epoch)
-        record.begun, record.moving, record.former = True, False, None
+        record.begun, record.moving, record.paged = True, False, False
         self.leaves_the_line(record)
         return Assigned(action.sequence, action.entry, record.epoch)
 
@@ -146,8 +146,7 @@ class Twin:
 
     def page(self, record: Record) -> None:
         """A sequence gives up its slot."""
-        assert record.place is not None
-        record.former, record.place = Former(record.place.executor, record.epoch), None
+        record.paged, record.place = True, None
 
     def vacate(self, action: Vacate) -> Event:
         """vacate.lua"""

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from scheduler.core import invariants
-from scheduler.core.actions import Action, Assign, Reclaim, Reject
+from scheduler.core.actions import Action, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Former, State, picture
+from scheduler.core.state import State, picture
 from scheduler.ingest import withdrawn
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex, shard_of
+from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.membership import Member
 from shared.messages import ExecutorRegistration, RepositoryEntry, ServedModel
 
@@ -45,56 +45,15 @@ def holders(state: State) -> list[SequenceId]:
     return [sequence for sequence, _, _ in picture(state).live]
 
 
-@pytest.mark.parametrize(
-    ("executors", "epoch", "over"),
-    [
-        ({"e1": (5, 7)}, 6, True),
-        ({"e1": (5, 7)}, 8, False),
-        # Its last owner knows best; without that one, any other does.
-        ({"e1": (), "e2": (9, 9)}, 6, False),
-        ({"e2": (9, 9), "e3": ()}, 6, True),
-        ({"e2": ()}, 6, False),
-    ],
-)
-def test_a_paged_sequence_is_over_when_its_model_was_reloaded_since(
-    executors: dict[str, tuple[int, ...]], epoch: int, *, over: bool
-) -> None:
-    state, paged = State(), name("paged")
-    assert 1 == shard_of(paged, 2)
-    for executor, floors in executors.items():
-        take(state, ExecutorSeen(ExecutorId(executor), (ServedVersion("1", 1, 2, floors, pageable=True),)))
-
-    (assign,) = take(state, SequenceWaits(paged, "1", entry(1), former=Former(E1, Epoch(epoch))))
-
-    assert isinstance(assign, Assign)
-    assert over == assign.over
-
-
-def test_a_reload_takes_the_sequences_of_before_and_leaves_those_that_began_since() -> None:
-    state = State()
-    take(state, ExecutorSeen(E1, (V1,)))
-    live(state, "old", 5)
-    live(state, "new", 6)
-    take(state, SequenceWaits(name("waits"), "1", entry(7)))
-    reloaded = ServedVersion("1", 1, 2, floors=(5,))
-
-    actions = take(state, ExecutorSeen(E1, (reloaded,)))
-
-    freed = Assign(name("waits"), Place(E1, "1", InstanceIndex(0), SlotIndex(0)), entry(7))
-    assert [Reclaim(E1, only=(("1", (5,)),)), freed] == actions
-    assert {name("new"), name("waits")} == set(holders(state))
-    assert [] == take(state, ExecutorSeen(E1, (reloaded,)))
-
-
-def test_a_reload_with_fewer_slots_moves_those_that_have_none_now() -> None:
+def test_fewer_slots_move_those_that_have_none_now() -> None:
     state = State()
     take(state, ExecutorSeen(E1, (V1,)))
     live(state, "old", 5)
     live(state, "new", 6)
 
-    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 1, floors=(5,)),)))
+    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 1),)))
 
-    assert [Reclaim(E1, only=(("1", (5,)),)), Reclaim(E1)] == actions
+    assert [Reclaim(E1)] == actions
     assert [] == holders(state)
 
 
@@ -104,21 +63,17 @@ def test_a_version_that_goes_takes_only_its_own_sequences() -> None:
     live(state, "a", 5, "1")
     live(state, "b", 6, "2")
 
-    assert [Reclaim(E1, only=(("1", ()),))] == take(state, ExecutorSeen(E1, (V2,)))
+    assert [Reclaim(E1, only=("1",))] == take(state, ExecutorSeen(E1, (V2,)))
     assert [name("b")] == holders(state)
 
 
-def test_a_new_leader_knows_by_the_floors_whose_time_is_over() -> None:
+def test_a_new_leader_takes_what_an_unloaded_version_has_left() -> None:
     state = State()
-    place = Place(E1, "1", InstanceIndex(0), SlotIndex(0))
-    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 2, floors=(5,)),)))
-
-    assert [Reclaim(E1, only=(("1", (5,)),))] == actions
-    assert [] == take(state, SequenceFound(name("old"), place, Epoch(5)))
-    assert [] == take(state, SequenceFound(name("new"), place, Epoch(6)))
-    assert [name("new")] == holders(state)
+    take(state, ExecutorSeen(E1, (V1,)))
     gone = Place(E1, "9", InstanceIndex(0), SlotIndex(0))
-    assert [Reclaim(E1, only=(("9", ()),))] == take(state, SequenceFound(name("c"), gone, Epoch(7)))
+
+    assert [Reclaim(E1, only=("9",))] == take(state, SequenceFound(name("left"), gone, Epoch(7)))
+    assert [] == holders(state)
 
 
 def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:

@@ -9,7 +9,7 @@ REWRITE_TRANSCRIPTS=1 writes the files anew from what the core does; the diff is
     > waits a 100-0@2           sequence a is new: starts entry 100-0 of shard 2
     > waits a v2 100-0 50ms     ... of version 2, with a timeout
     > moves a 100-0             sequence a comes from a lost executor
-    > returns a 100-0 e1 7      sequence a was paged, at e1 in epoch 7, and has a step again
+    > returns a 100-0           sequence a was paged, and has a step again
     > patience a 100-0 500      a, waiting there, must have its slot by 500 ms: a later step of it waits less long
     > cancelled a 100-0         a does not wait there any more: a caller has gone
     > expired a 100-0           a does not wait there any more: its idle time ended between two owners
@@ -68,7 +68,7 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Former, Policy, State, picture
+from scheduler.core.state import Policy, State, picture
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
@@ -164,8 +164,7 @@ def moves(state: State, subject: str, rest: list[str]) -> Event:
 
 
 def returns(_: State, subject: str, rest: list[str]) -> Event:
-    former = Former(ExecutorId(rest[1]), Epoch(int(rest[2])))
-    return SequenceWaits(SequenceId(subject), "1", place(rest[0]), former=former)
+    return SequenceWaits(SequenceId(subject), "1", place(rest[0]), returning=True)
 
 
 def place(word: str) -> Entry:
@@ -222,8 +221,8 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
 def told_action(action: Action) -> str:
     """An action as the transcripts write it."""
     match action:
-        case Assign(sequence, place, _, moving, _, over):
-            return f"  assign {sequence} to {place}{' (moving)' if moving else ''}{' (over)' if over else ''}"
+        case Assign(sequence, place, _, moving):
+            return f"  assign {sequence} to {place}{' (moving)' if moving else ''}"
         case Vacate(sequence, place):
             return f"  ask {sequence} at {place}"
         case WantSlots(version, count):

@@ -1,0 +1,44 @@
+"""What an executor holds idle of a model that it has loaded anew is over (triton-spec 1.11), and gives its slots back.
+
+Looked for in Redis, not in memory: what was assigned and never came here is there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from executor.connections import Connections
+from executor.sequences.sequence_model import SequenceModel
+from shared.ids import ExecutorId, SequenceId, ShardId
+from shared.limits import SCRIPT_STEPS_MAX
+
+
+async def end_outdated(
+    connections: Connections, executor: ExecutorId, model: SequenceModel, *, tombstone_ms: int
+) -> int:
+    """Ends them; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
+    count = 0
+    for shard, sequences in (await _owned(connections, executor, model.model)).items():
+        for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
+            call = connections.scripts.reload(
+                sequences[begin : begin + SCRIPT_STEPS_MAX],
+                shard=shard,
+                executor=executor,
+                model=model.model,
+                version=model.serves.version,
+                mark=model.mark,
+                tombstone_ms=tombstone_ms,
+            )
+            count += sum(await connections.scripts.run(call))
+    return count
+
+
+async def _owned(connections: Connections, executor: ExecutorId, model: str) -> dict[ShardId, Sequence[SequenceId]]:
+    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+    pipe = cast("Any", connections.commands.pipeline(transaction=False))
+    shards = connections.keys.shard_ids()
+    for shard in shards:
+        pipe.smembers(connections.keys.owned(shard, executor, model))
+    found = zip(shards, await pipe.execute(), strict=True)
+    return {shard: [SequenceId(name.decode()) for name in sorted(names)] for shard, names in found}

@@ -1,0 +1,25 @@
+-- Ends what an executor holds between two steps since before it loaded the model anew: that state is another load's. One
+-- with a step in flight hears of it from the new load, which does not take the state.
+--
+-- KEYS   1 owned sequences   2 deadlines   3 feed   per sequence: record, idle marker, parked steps, checkpoint
+-- ARGV   1 executor   2 model version   3 mark of the load that is served now   4 tombstone ms
+--        per sequence: sequence id
+-- reply  per sequence: 1 ended, 0 it goes on: it began since then, a step of it is in flight, or it is another's
+-- Safe to repeat.
+
+local function is_outdated(record)
+  local got = redis.call('HMGET', record, 'st', 'ow', 'vr', 'nx', 'cm', 'mk', 'ep')
+  local held = got[1] == 'l' and got[2] == ARGV[1] and got[3] == ARGV[2] and got[4] == got[5]
+  return held and got[6] and got[6] ~= ARGV[3] and got[7]
+end
+
+local results = {}
+for i = 1, (#KEYS - 3) / 4 do
+  local k = 3 + (i - 1) * 4
+  local keys = { record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4],
+    owned = KEYS[1], deadlines = KEYS[2], feed = KEYS[3] }
+  local epoch = is_outdated(keys.record)
+  if epoch then release(keys, ARGV[4 + i], 'o', epoch, ARGV[4]) end
+  results[i] = epoch and 1 or 0
+end
+return results
