@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import click
 
@@ -143,12 +143,18 @@ def sequences(count: int) -> str:
     return f"{count} sequence{'' if count == 1 else 's'}"
 
 
+def state(one: Holding, drained: Collection[str]) -> str:
+    """What an executor is doing; `asked` while it has not heard that it is to be drained."""
+    is_asked = one.registration.name in drained or one.registration.executor in drained
+    return "asked" if is_asked and one.state == "serving" else one.state
+
+
 def table(known: Sequence[Holding], drained: Sequence[str]) -> str:
     """Every executor, a line each, then those that are drained and hold nothing any more."""
     rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
     for one in known:
         by_model = ", ".join(f"{model} {count}" for model, count in sorted(one.sequences.items()))
-        rows.append((one.registration.name, one.registration.executor, one.state, str(one.total), by_model))
+        rows.append((one.registration.name, one.registration.executor, state(one, drained), str(one.total), by_model))
     usable = {
         who
         for one in known

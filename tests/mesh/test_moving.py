@@ -84,6 +84,8 @@ async def test_a_drained_executor_is_empty_and_nobody_notices_until_it_serves_ag
         (before,) = [one.executor for one in mesh.alive() if one.name == "executor-1"]
         pid = mesh.pid("executor-1")
 
+        shown = await seqmesh(mesh, "drain", before, "--no-wait", "--list")
+        assert " serving " not in next(line for line in shown.splitlines() if before in line)
         said = await seqmesh(mesh, "drain", before)
 
         assert said.splitlines()[-1] == "executor-1: drained"

@@ -1,0 +1,37 @@
+"""`seqmesh drain --list`: what it says of executors. Draining itself is tested in `tests/mesh/test_moving.py`."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from deploy.drain import table
+from deploy.operating import Holding
+from shared.ids import ExecutorId
+from shared.membership import Member
+from shared.messages import ExecutorRegistration, ServedModel
+
+SERVED = ServedModel("sum", "1", 1, 4)
+REGISTRATION = ExecutorRegistration(ExecutorId("executor-1-ab"), "executor-1", "host", 1, 1, models=(SERVED,))
+CLOSING = msgspec.structs.replace(REGISTRATION, models=(msgspec.structs.replace(SERVED, closing=True),))
+LEAVING = msgspec.structs.replace(REGISTRATION, leaving=True)
+
+
+@pytest.mark.parametrize(
+    ("registration", "alive", "drained", "state"),
+    [
+        (REGISTRATION, True, [], "serving"),
+        (REGISTRATION, True, ["executor-2"], "serving"),
+        (REGISTRATION, True, ["executor-1"], "asked"),
+        (REGISTRATION, True, ["executor-1-ab"], "asked"),
+        (CLOSING, True, ["executor-1"], "closing"),
+        (LEAVING, True, ["executor-1"], "leaving"),
+        (REGISTRATION, False, ["executor-1"], "dead"),
+    ],
+)
+def test_an_executor_that_was_asked_is_shown_so_until_it_has_heard(
+    registration: ExecutorRegistration, drained: list[str], state: str, *, alive: bool
+) -> None:
+    _, row, *_ = table([Holding(Member(registration, alive), {"sum": 3})], drained).splitlines()
+
+    assert ["executor-1", "executor-1-ab", state, "3", "sum", "3"] == row.split()
