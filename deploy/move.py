@@ -17,10 +17,12 @@ from shared.ids import CorrelationId, SequenceId, sequence_id
 from shared.settings import SettingsCommand, options
 
 POLL_S = 0.1
+PAGED = "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
 HELP = """Moves a sequence to another executor, between two of its steps.
 
 ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
-must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it.
+must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it. One that has given
+up its slot (see virtual slots in the README) gets one with its next step anyway; with --to it gets one there at once.
 
 \b
   seqmesh move running_sum 42
@@ -44,21 +46,25 @@ def run(model: str, correlation_id: str, to: str, version: str, *, string: bool,
 async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to: str) -> None:
     async with found_mesh(settings) as mesh:
         owner = await owner_of(mesh, sequence)
+        if owner is None and not to:
+            click.echo(PAGED)
+            return
         executor = destination(await holdings(mesh), model, owner, to)
         entry = await mesh.commands.xadd(
             mesh.keys.starts(mesh.keys.shard_of(sequence), model), {"k": "v", "q": sequence, "x": executor}
         )
-        click.echo(await outcome(mesh, sequence, model, owner, entry))
+        click.echo(await outcome(mesh, sequence, model, owner, executor, entry))
 
 
-async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str:
-    """A live sequence's executor. Raises click.ClickException for one that cannot be moved, saying why."""
+async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
+    """A live sequence's executor, None while it is paged. Raises click.ClickException for one that cannot be moved,
+    saying why."""
     record = mesh.keys.sequence(sequence).record
     state, owner, durable = await mesh.commands.hmget(record, "st", "ow", "du")
     if state in (b"w", b"m"):
         raise click.ClickException("the sequence waits for a slot: it has no executor that it could leave")
     if state == b"p":
-        raise click.ClickException("the sequence is paged: it gets an executor with its next step")
+        return None
     if state != b"l":
         raise click.ClickException(
             "no such live sequence: is it the model's, the ID as the client gives it (--string for a text that looks "
@@ -72,7 +78,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str:
     return owner.decode()
 
 
-def destination(known: list[Holding], model: str, owner: str, to: str) -> str:
+def destination(known: list[Holding], model: str, owner: str | None, to: str) -> str:
     """The id of the executor that is meant, "" for any other one. Raises click.ClickException where there is none."""
     serving = [
         one
@@ -95,14 +101,22 @@ def destination(known: list[Holding], model: str, owner: str, to: str) -> str:
     return meant[0].registration.executor
 
 
-async def outcome(mesh: OperatedMesh, sequence: SequenceId, model: str, owner: str, entry: bytes) -> str:
+async def outcome(
+    mesh: OperatedMesh, sequence: SequenceId, model: str, owner: str | None, to: str, entry: bytes
+) -> str:
     """Waits until the wish is gone; says what became of it. Raises click.ClickException when it did not come true."""
     starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
     while await mesh.commands.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
         await asyncio.sleep(POLL_S)
-    now = await mesh.commands.hget(mesh.keys.sequence(sequence).record, "ow")
+    state, now = await mesh.commands.hmget(mesh.keys.sequence(sequence).record, "st", "ow")
+    if state == b"p" and to:
+        raise click.ClickException(f"{PAGED}; {to} had none free for it")
+    if state == b"p":
+        return PAGED
     if now is None:
         return "the sequence has ended meanwhile"
+    if owner is None:
+        return f"the sequence held no slot; it has one on {now.decode()} now"
     if now.decode() == owner:
         raise click.ClickException(
             f"the sequence is still on {owner}: it was never between two steps, or nobody else had a free slot; "

@@ -225,8 +225,8 @@ class Performer:
             for action, code in zip(asked, codes, strict=True)
         ]
 
-    async def _drain_undrained(self, owners: Sequence[ExecutorId], codes: Sequence[VacateCode]) -> None:
-        undrained = {owner for owner, code in zip(owners, codes, strict=True) if code is VacateCode.UNDRAINED}
+    async def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
+        undrained = {owner for owner, code in zip(owners, codes, strict=True) if owner and code is VacateCode.UNDRAINED}
         for executor in sorted(undrained):
             await self._drain(executor, alive=True)
 

@@ -103,7 +103,7 @@ class Rejection(msgspec.Struct, frozen=True):
 class Vacation(msgspec.Struct, frozen=True):
     """A live sequence that is to give up its slot, if nothing of it is in flight.
 
-    epoch   in which it was seen in that slot
+    epoch   in which it was seen in that slot; 0: it has none, because it is paged
     moving  it is to get another slot at once; else it is paged until its next step
     """
 

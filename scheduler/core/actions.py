@@ -100,12 +100,13 @@ class MoveOut:
     """Take a sequence out of its slot on an executor that lives, if it is between two steps and its state is in Redis.
     What became of it comes back as `MovedOut`; then the sequence itself comes back as `SequenceWaits`, moving.
 
-    epoch  in which it was seen there
+    epoch     in which it was seen there; NO_EPOCH: it is to get a slot though it is paged
+    executor  its owner; None if it is paged
     """
 
     sequence: SequenceId
     epoch: Epoch
-    executor: ExecutorId
+    executor: ExecutorId | None
     cause: str = ""
 
 

@@ -17,7 +17,7 @@ from scheduler.core.actions import Action, Dismiss, MoveOut
 from scheduler.core.backlog import Entry
 from scheduler.core.placement import Ring
 from scheduler.core.slots import SlotTable
-from scheduler.core.state import Sequence, SequencePhase, State, Wish
+from scheduler.core.state import NO_EPOCH, Sequence, SequencePhase, State, Wish
 from shared.ids import ExecutorId, SequenceId
 
 UNEVEN_MS = 1000
@@ -120,21 +120,43 @@ def wish(state: State, sequence: SequenceId, to: ExecutorId | None, entry: Entry
 def pursue(state: State, sequence: SequenceId, cause: str) -> list[Action]:
     """One attempt: take it out of its slot, if there is another for it; or give the wish up."""
     wished = state.wishes[sequence]
+    if state.now_ms >= wished.until_ms:
+        return dismissed(state, sequence, cause)
+    if sequence in state.underway:
+        return []
     known = state.sequences.get(sequence)
-    is_on_its_way = sequence in state.underway or (known is not None and known.phase is not SequencePhase.LIVE)
-    if state.now_ms >= wished.until_ms or (known is None and not is_on_its_way):
-        del state.wishes[sequence]
-        return [Dismiss(sequence, wished.entry, cause)]
-    if known is None or is_on_its_way or state.now_ms < known.ask_after_ms:
+    if known is None:
+        return page_in(state, sequence, wished, cause)
+    if known.phase is not SequencePhase.LIVE or state.now_ms < known.ask_after_ms:
         return []
     assert known.place is not None
     if wished.to == known.place.executor:
-        del state.wishes[sequence]
-        return [Dismiss(sequence, wished.entry, cause)]
+        return dismissed(state, sequence, cause)
     if target(state, known, wished, avoid=known.place.executor) is None:
         return []
     wished.left = known.place.executor
     return [move_out(known, cause)]
+
+
+def page_in(state: State, sequence: SequenceId, wished: Wish, cause: str) -> list[Action]:
+    """Who holds no slot is paged, or over: Redis knows. It gets one on the executor that the wish names; without a name
+    there is nothing to do before its next step."""
+    rings = state.rings.values()
+    tables = [table for ring in rings if wished.to and (table := ring.tables.get(wished.to)) is not None]
+    if not tables:
+        return dismissed(state, sequence, cause)
+    if all(table.full for table in tables):
+        return []
+    wished.left = wished.to
+    state.underway[sequence] = ("", state.now_ms)
+    return [MoveOut(sequence, NO_EPOCH, None, cause)]
+
+
+def dismissed(state: State, sequence: SequenceId, cause: str) -> list[Action]:
+    """A wish that came true, or cannot."""
+    state.underway.pop(sequence, None)
+    wished = state.wishes.pop(sequence, None)
+    return [Dismiss(sequence, wished.entry, cause)] if wished is not None else []
 
 
 def target(state: State, sequence: Sequence, wished: Wish, *, avoid: ExecutorId | None) -> SlotTable | None:

@@ -31,6 +31,7 @@ from scheduler.core.slots import ServedVersion, SlotTable
 from scheduler.core.state import (
     CONFIRMED,
     EXECUTOR_MOVES,
+    NO_EPOCH,
     SEQUENCE_MOVES,
     Executor,
     ExecutorPhase,
@@ -174,6 +175,8 @@ def vacated(state: State, event: Vacated) -> list[Action]:
 
 def moved_out(state: State, event: MovedOut) -> list[Action]:
     """Its slot goes to the next in line, until the sequence itself comes back; or it could not be taken."""
+    if event.epoch == NO_EPOCH:
+        return [] if event.is_taken else balance.dismissed(state, event.sequence, event.cause)
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase not in CONFIRMED or sequence.epoch != event.epoch:
         return []

@@ -162,7 +162,7 @@ class Wish:
 
     entry  its place in the starts stream
     to     on which executor; None: on any other
-    left   the executor from which it was tried to be taken, None before
+    left   the executor from which it was tried to be taken (of a paged one: to which), None before
     """
 
     entry: Entry
@@ -176,7 +176,8 @@ class State:
     """Everything the leader of one model keeps in mind.
 
     now_ms           the last tick's; looked_ms: the last one at which idle sequences were looked for
-    underway         sequences that were moved out and have not come back yet: version, and since when
+    underway         sequences that were moved out and have not come back yet: version ("" of a paged one: nobody knows
+                     it here), and since when
     uneven_since_ms  versions whose load is uneven
     wishes           moves that an operator wants
     """

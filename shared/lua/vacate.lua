@@ -1,10 +1,11 @@
 -- Takes sequences out of the slots of executors that live, each between two of its steps: paged until its next step
--- comes, or moving to another slot at once. Its owner is told; from here on its commits are refused.
+-- comes, or moving to another slot at once. Its owner is told; from here on its commits are refused. One that is paged
+-- can be moving as well: it gets a slot without a step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 what the waiting line amounts to
 --        per sequence: record
 -- ARGV   1 term   2 prefix of this shard's inboxes   3 prefix of the owned sets (executor, model follow)   4 model
---        per sequence: sequence id, epoch in which it was seen, p (paged) or m (moving)
+--        per sequence: sequence id, epoch in which it was seen (0: paged), p (paged) or m (moving)
 -- reply  per sequence: 0 it keeps its slot: it has a step in flight, another epoch, or state that only its owner holds
 --        1 it has none any more   2 nor has it, but its owner's inbox holds steps since its checkpoint: `drain` it
 -- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
@@ -15,6 +16,11 @@ if fenced then return fenced end
 
 local function vacate(record, sid, epoch, state)
   local got = redis.call('HMGET', record, 'st', 'ow', 'ep', 'nx', 'cm', 'ck', 'du', 'pg', 'vr')
+  if got[1] == 'p' and epoch == '0' and state == 'm' then
+    move_on(record, KEYS[3], KEYS[2], sid, got[9])
+    count_line(KEYS[4], 'in:' .. got[9], 1)
+    return 1
+  end
   if got[1] ~= 'l' or got[3] ~= epoch or got[4] ~= got[5] or got[7] ~= '1' then return 0 end
   if state == 'p' and not got[8] then return 0 end
   redis.call('SREM', ARGV[3] .. got[2] .. ':' .. ARGV[4], sid)

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from click.testing import CliRunner
 from redis import Redis
 
+from deploy import cli
 from deploy.launcher import ChildState, MeshState, read_state
 from deploy.private_mesh import environment_without_settings, ready_state, stop, up_command
 from deploy.tether import tethered
@@ -308,3 +310,13 @@ async def eventually(condition: Callable[[], T | None], what: str, timeout_s: fl
         assert time.monotonic() < deadline, f"did not happen within {timeout_s:.0f} s: {what}"
         await asyncio.sleep(0.05)
     return value
+
+
+async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:
+    """What a command of `seqmesh` says to the mesh's operator. code: how it exits."""
+    # On a thread of its own: it runs an event loop.
+    result = await asyncio.to_thread(
+        CliRunner().invoke, cli.main, [*arguments, f"--redis-url={mesh.state.redis_url}"], catch_exceptions=False
+    )
+    assert code == result.exit_code, result.output
+    return result.output

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
-from click.testing import CliRunner
 
-from deploy import cli
 from shared.ids import sequence_id
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
-from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
+from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh
 from tests.mesh.traffic import Call, Callers, HttpCaller, Step, Traffic, make_plans
 
 SLOTS = 64
@@ -41,16 +39,6 @@ def mesh(request: pytest.FixtureRequest, module_mesh: RunningMesh) -> Iterator[R
     yield mesh
     assert [] == mesh.tracebacks()
     assert {} == {name: held for name, held in loads(mesh, "running_sum").items() if held}
-
-
-async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:
-    """What the command says."""
-    # On a thread of its own: it runs an event loop.
-    result = await asyncio.to_thread(
-        CliRunner().invoke, cli.main, [*arguments, f"--redis-url={mesh.state.redis_url}"], catch_exceptions=False
-    )
-    assert code == result.exit_code, result.output
-    return result.output
 
 
 def loads(mesh: RunningMesh, model: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from shared.ids import sequence_id
 from shared.waiting_line import WaitingLine
-from tests.mesh.running_mesh import RunningMesh, eventually
+from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
 from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
 
 SEQUENCES = 100
@@ -57,6 +57,12 @@ async def test_an_idle_sequence_makes_room_and_comes_back_to_its_state(victim: R
     await eventually(
         lambda: "p" == victim.record(sequence_id("paged_sum", "", names[0])).get("st"), "the first is paged"
     )
-    for number, name in enumerate(names):
+    for number, name in list(enumerate(names))[1:]:
         assert number + 2 == await caller("paged_sum", Step(name, 1, end=True))
+    # An operator hears where it is, and can have it wherever there is a slot.
+    assert "it gets a slot with its next step" in await seqmesh(victim, "move", "paged_sum", names[0])
+    placed = await seqmesh(victim, "move", "paged_sum", names[0], "--to", "executor-2")
+    assert "the sequence held no slot; it has one on executor-2-" in placed
+    assert "l" == victim.record(sequence_id("paged_sum", "", names[0]))["st"]
+    assert 2 == await caller("paged_sum", Step(names[0], 1, end=True))
     await caller.close()

@@ -127,11 +127,13 @@ class Stage:
         end: bool = False,
         timeout_us: int = 0,
         durable: bool = True,
+        pageable: bool = False,
         model: str = MODEL,
     ) -> Submitted:
         """A gateway's step; its token is `<correlation id>`."""
         sequence = sequence_id(model, "", correlation_id)
-        flags = (StepFlag.START if start else 0) | (StepFlag.END if end else 0) | (StepFlag.DURABLE if durable else 0)
+        flags = (StepFlag.START if start else 0) | (StepFlag.END if end else 0)
+        flags |= (StepFlag.DURABLE if durable else 0) | (StepFlag.PAGEABLE if pageable else 0)
         step = Submission(
             sequence,
             StepFlag(flags),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler.service import Scheduler
-from shared.ids import ExecutorId, SequenceId, sequence_id
+from shared.ids import Epoch, ExecutorId, SequenceId, sequence_id
+from shared.scripts import VacateCode, Vacation
 from tests.scheduler.stage import MODEL, Stage
 
 
@@ -37,6 +38,39 @@ async def test_a_wish_for_a_move_outlives_the_leader_and_goes_when_it_has_come_t
         await stage.until(is_dismissed)
     assert {(await stage.record(7))["ow"]} == {*executors} - {owner}
     assert "1" == (await stage.record(7))["cm"]
+
+
+@pytest.mark.leaves_sequences
+async def test_a_paged_sequence_gets_a_slot_where_it_is_wished_and_nowhere_else(stage: Stage) -> None:
+    sequences = [sequence_id(MODEL, "", number) for number in (1, 2, 3)]
+    await stage.join("e1")
+    async with stage.scheduler():
+        for number in (1, 2, 3):
+            await stage.submit(number, start=True, pageable=True)
+        await stage.live(1, 2, 3)
+        await stage.commit(await stage.inbox(ExecutorId("e1")), ExecutorId("e1"))
+    for sequence, number in zip(sequences, (1, 2, 3), strict=True):
+        vacation = Vacation(sequence, Epoch(int((await stage.record(number))["ep"])))
+        shard = stage.keys.shard_of(sequence)
+        call = stage.scripts.vacate([vacation], shard=shard, model=MODEL, term=await stage.term())
+        assert [VacateCode.VACATED] == await stage.scripts.run(call)
+    await stage.join("e2")
+    # The last one is over before anybody reads of the wish.
+    await stage.commands.delete(stage.keys.sequence(sequences[2]).record)
+    for sequence, to in zip(sequences, ("e2", "", "e2"), strict=True):
+        await stage.commands.xadd(
+            stage.keys.starts(stage.keys.shard_of(sequence), MODEL), {"k": "v", "q": sequence, "x": to}
+        )
+
+    async with stage.scheduler(name="s2"):
+
+        async def is_dismissed() -> bool:
+            return await stage.backlog_length() == 0
+
+        await stage.until(is_dismissed)
+
+    records = [await stage.record(number) for number in (1, 2)]
+    assert [("l", "e2"), ("p", "e1")] == [(record["st"], record["ow"]) for record in records]
 
 
 async def is_pursued(scheduler: Scheduler, sequence: SequenceId) -> bool:

@@ -677,6 +677,24 @@ class TestVacate:
         assert 0 == await cast(Any, mesh.redis).xlen(mesh.keys.feed(shard, "sum")), "it held no slot"
         assert 0 == await cast(Any, mesh.redis).exists(mesh.keys.sequence(step.sequence).checkpoint)
 
+    async def test_a_paged_one_gets_a_slot_without_a_step_if_it_is_wanted_so(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, epoch=0, moving=True)
+        await self.vacate(mesh, step)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, moving=True), "it is not in that slot any more"
+
+        assert VacateCode.VACATED is await self.vacate(mesh, step, epoch=0, moving=True)
+        assert VacateCode.KEPT is await self.vacate(mesh, step, epoch=0, moving=True)
+
+        (waits,) = await self.starts(mesh)
+        assert b"m" == waits[b"k"]
+        await mesh.assign(7, BOB)
+        record = await mesh.record(7)
+        assert ("l", BOB, "1") == (record["st"], record["ow"], record["cm"])
+        line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
+        assert (0, 0) == (line.steps["1"], line.paged["1"])
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
+
     async def test_a_start_after_its_idle_time_begins_anew_in_its_turn(self, mesh: ScriptedMesh) -> None:
         step = await self.paged(mesh)
         await mesh.redis.delete(mesh.keys.sequence(step.sequence).idle)

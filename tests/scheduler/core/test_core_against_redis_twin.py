@@ -162,6 +162,8 @@ class Twin:
         """vacate.lua, of a sequence that is to have another slot at once."""
         record = self.records.get(action.sequence)
         taken = record is not None and record.place is not None and record.epoch == action.epoch and not record.busy
+        if record is not None and action.executor is None and record.paged and not record.busy:
+            taken, record.paged, record.busy = True, False, True
         if taken:
             assert record is not None
             record.moving = True

@@ -235,6 +235,8 @@ def told_action(action: Action) -> str:
             return f"  forget {executor}"
         case Reject(sequence, _, _, message):
             return f"  reject {sequence}: {message}"
+        case MoveOut(sequence, _, None):
+            return f"  move {sequence} (paged) into a slot"
         case MoveOut(sequence, epoch, executor):
             return f"  move {sequence} (epoch {epoch}) out of {executor}"
         case Dismiss(sequence, entry):
