@@ -28,7 +28,7 @@ from deploy.chaos.mesh import Mesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import Fsync, Size, own_mesh
 from deploy.chaos.report import Judgement, Report, judge, markdown, report_of
-from deploy.chaos.run import Plan, Run, run
+from deploy.chaos.run import NotReadyError, Plan, Run, run
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
 
@@ -50,7 +50,8 @@ TERM, STOP or CONT, {service} gateway, scheduler, executor or redis, {number} co
 again what was ended.
 
 Writes report.json, report.md, history.jsonl.gz and, where matplotlib is installed, timeline.png. Exit code 0: all steps
-and faults, nothing broken. 1: a promise was broken. 3: nothing broken, but the run ended too soon (Ctrl-C, --minutes).
+and faults, nothing broken. 1: a promise was broken. 2: the run could not begin. 3: nothing broken, but the run ended
+too soon (Ctrl-C, --minutes).
 """
 KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). [default: all that the mesh allows]"
 EPILOG = "\b\nFaults:\n" + "\n".join(f"  {kind.name:20} {kind.meaning}" for kind in KINDS.values())
@@ -210,7 +211,10 @@ def chaos(
             clients=clients,
             run=run_name(),
         )
-        done = uvloop.run(run(plan, mesh, out, lambda text: click.echo(text, err=True)))
+        try:
+            done = uvloop.run(run(plan, mesh, out, lambda text: click.echo(text, err=True)))
+        except NotReadyError as late:
+            raise click.UsageError(str(late)) from late
     report, judgement = conclude(plan, done, mesh.about, out)
     write(report, judgement, plan.faults, done.strikes, out)
     sys.exit(report.exit_code)
@@ -322,9 +326,12 @@ def plotted(report: Report, judgement: Judgement, strikes: Sequence[Strike], out
 
 
 def check_again(directory: Path) -> int:
-    """Judges a history by the present rules; returns the exit code."""
-    document = msgspec.json.decode((directory / "report.json").read_bytes(), type=Document)
-    judgement = judge(read_history(directory / "history.jsonl.gz"), document.strikes)
+    """Judges a history by the present rules; returns the exit code. Raises click.UsageError where there is none."""
+    try:
+        document = msgspec.json.decode((directory / "report.json").read_bytes(), type=Document)
+        judgement = judge(read_history(directory / "history.jsonl.gz"), document.strikes)
+    except (OSError, msgspec.MsgspecError) as problem:
+        raise click.UsageError(f"--check: {directory} is not what a run has left ({problem})") from problem
     for found in judgement.findings:
         click.echo(f"{found.sort}: sequence {found.sequence}, step {found.step}, {found.at_s:.2f} s: {found.story}")
     click.echo(

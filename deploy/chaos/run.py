@@ -49,6 +49,10 @@ class Run:
     refused_commits: int | None
 
 
+class NotReadyError(Exception):
+    """The mesh was not ready in time; nothing was done to it."""
+
+
 def protocols_of(mesh: Mesh) -> list[ProtocolName]:
     """What every gateway of the mesh offers."""
     http = all(gateway.http for gateway in mesh.gateways)
@@ -57,8 +61,12 @@ def protocols_of(mesh: Mesh) -> list[ProtocolName]:
 
 
 async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) -> Run:
-    """The whole run; its history goes into `out`."""
-    await mesh.ready()
+    """The whole run; its history goes into `out`. Raises NotReadyError."""
+    tell("waiting until the mesh is ready")
+    try:
+        await mesh.ready()
+    except TimeoutError as late:
+        raise NotReadyError(str(late)) from late
     protocols = protocols_of(mesh)
     steps_max = max(SHORTEST_LONGEST, plan.steps // LONGEST_SHARE)
     wrong = 0

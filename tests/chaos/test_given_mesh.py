@@ -17,6 +17,7 @@ from deploy.chaos.clients import Addresses
 from deploy.chaos.command import chaos
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.given_mesh import GivenMesh
+from deploy.embedded import free_port
 
 GATEWAYS = [Addresses("127.0.0.1:1", "127.0.0.1:2")]
 OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots"}
@@ -90,3 +91,13 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(arguments: list[s
 
     assert 2 == result.exit_code
     assert complaint in result.output
+
+
+def test_a_mesh_that_is_not_there_is_no_broken_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.chaos.given_mesh.BACK_TIMEOUT_S", 0.0)
+
+    result = CliRunner().invoke(chaos, ["--http", f"127.0.0.1:{free_port()}", "--out", str(tmp_path)])
+
+    assert 2 == result.exit_code, result.output
+    assert "waiting until the mesh is ready" in result.output
+    assert "does not listen yet" in result.output

@@ -104,6 +104,13 @@ def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[
     assert f"{code} wrong" in result.output
 
 
+def test_a_directory_without_a_run_is_no_broken_promise(tmp_path: Path) -> None:
+    result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
+
+    assert 2 == result.exit_code, result.output
+    assert "is not what a run has left" in result.output
+
+
 @pytest.mark.parametrize(("histories", "strikes"), [([history([1, 2])], STRIKES), ([], [])])
 def test_the_timeline_is_drawn_also_of_a_run_without_faults_or_answers(
     tmp_path: Path, histories: list[Told], strikes: list[Strike]
