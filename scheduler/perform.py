@@ -104,11 +104,16 @@ class Performer:
         return events
 
     async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]]) -> None:
-        """Removes entries of the feed: what they said has been acted upon."""
+        """Removes entries of the feed: what they said has been acted upon. Raises ResponseError FENCED."""
         by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
         for shard, entry in entries:
             by_shard[shard].append(entry)
-        await self._exchange([("XDEL", self._keys.feed(shard, self._model), *ids) for shard, ids in by_shard.items()])
+        await self._run(
+            [self._removal(shard, self._keys.feed(shard, self._model), ids) for shard, ids in by_shard.items()]
+        )
+
+    def _removal(self, shard: ShardId, stream: str, entries: Sequence[str | bytes]) -> Call[int]:
+        return self._scripts.remove(entries, stream=stream, shard=shard, model=self._model, term=self._term)
 
     async def _perform_one(self, action: Action) -> list[Event]:
         match action:
@@ -124,8 +129,8 @@ class Performer:
                 await self._expire(now_ms)
                 return []
             case Dismiss(sequence, entry):
-                starts = self._keys.starts(self._keys.shard_of(sequence), self._model)
-                await self._exchange([("XDEL", starts, _entry_id(entry))])
+                shard = self._keys.shard_of(sequence)
+                await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
                 return []
             case Assign() | Vacate() | WantSlots() | MoveOut() | Reject():
                 raise AssertionError("runs of these are carried out together")

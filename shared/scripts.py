@@ -267,6 +267,7 @@ NAMES = (
     "resign",
     "total",
     "vacate",
+    "remove",
     *WORK,
 )
 
@@ -589,6 +590,12 @@ class Scripts:
             keys.append(self._keys.sequence(vacation.sequence).record)
             args += (vacation.sequence, vacation.epoch, "m" if vacation.moving else "p")
         return Call("vacate", keys, args, _read_vacated)
+
+    def remove(
+        self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
+    ) -> Call[int]:
+        """Removes entries of a model's feed or starts on which its leader has acted; how many were there."""
+        return Call("remove", [self._keys.fence(shard, model), stream], [term, *entries], int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False

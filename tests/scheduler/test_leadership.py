@@ -15,10 +15,11 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from deploy.embedded import EmbeddedRedis
-from scheduler.core.actions import Action, Assign, LookForExpired, Reclaim, Reject
+from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
 from scheduler.core.state import ExecutorPhase, Picture, Policy, picture
+from scheduler.ingest import parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.perform import Performer
@@ -160,18 +161,24 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
         Reclaim(ExecutorId("e1")),
         Reject(QUESTION, entry, "1", "no"),
         LookForExpired(10),
+        Dismiss(QUESTION, parse_entry((await stage.record(1))["be"].encode(), stage.keys.shard_of(QUESTION))),
     ]
     before = await stage.record(1)
     late = Performer(stage.mesh, MODEL, Term(4), tombstone_ms=1000)
     for action in actions:
         with pytest.raises(ResponseError, match="FENCED"):
             await late.perform([action])
+    feed = stage.keys.feed(stage.keys.shard_of(QUESTION), MODEL)
+    news = await stage.commands.xadd(feed, {"q": QUESTION, "e": 1, "k": "e"})
+    with pytest.raises(ResponseError, match="FENCED"):
+        await late.acknowledge([(stage.keys.shard_of(QUESTION), news)])
     await late.close()
     with pytest.raises(ResponseError, match="FENCED"):
         await raise_fence(stage.scripts, stage.keys, MODEL, Term(4))
 
     assert before == await stage.record(1)
     assert 1 == await stage.backlog_length()
+    assert 1 == await stage.feed_length(), "the newer leader has yet to hear of it"
 
 
 async def test_lease_is_one_schedulers_until_it_is_given_back(stage: Stage) -> None:

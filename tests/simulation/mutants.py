@@ -57,7 +57,7 @@ class Mutant:
             yield
 
 
-FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "vacate")
+FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate")
 
 MUTANTS = (
     Mutant(
