@@ -556,6 +556,7 @@ class Store:
             b"appendfsync": b"always",
             b"proto-max-bulk-len": b"536870912",
             b"client-query-buffer-limit": b"1073741824",
+            b"notify-keyspace-events": b"",
         }
         asked = [name for name in args[1:] if name in settings and args[0].upper() == b"GET"]
         return [part for name in asked for part in (name, settings[name])]
