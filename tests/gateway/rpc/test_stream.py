@@ -182,8 +182,11 @@ async def test_a_client_that_leaves_gives_up_all_its_requests_in_one_turn(stub: 
     # Found by chaos: the head went a turn before the others. The dispatcher left it out and sent those behind it.
     seen: list[list[bool]] = []
 
+    def look(_: object) -> None:
+        seen.append([future.cancelled() for future in twin.futures])
+
     def hold(_: InferCall) -> None:
-        twin.futures[-1].add_done_callback(lambda _: seen.append([future.cancelled() for future in twin.futures]))
+        twin.futures[-1].add_done_callback(look)
 
     twin.respond = hold
     call = stub.ModelStreamInfer()
