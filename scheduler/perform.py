@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar, cast
@@ -30,6 +30,7 @@ from scheduler.core.actions import (
 )
 from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, MovedOut, Reclaimed, Vacated
+from scheduler.descriptions import Description, paged_descriptions
 from shared import logs
 from shared.errors import Code
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -315,6 +316,8 @@ class Performer:
         shards = self._keys.shard_ids()
         while shards:
             due = await self._due(shards, now_ms)
+            looked_at = [sequence for sequences in due.values() for sequence in sequences]
+            states = await paged_descriptions(self._mesh.redis, self._keys, self._model, looked_at)
             calls = [
                 self._scripts.expire(
                     sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms
@@ -322,7 +325,7 @@ class Performer:
                 for shard, sequences in due.items()
             ]
             for sequences, flags in zip(due.values(), await self._run(calls), strict=True):
-                self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended])
+                self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended], states)
             shards = [shard for shard, sequences in due.items() if len(sequences) == SCRIPT_STEPS_MAX]
 
     async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
@@ -336,10 +339,13 @@ class Performer:
         due = zip(asked, replies, strict=True)
         return {shard: [SequenceId(name.decode()) for name in names] for shard, names in due if names}
 
-    def _tell_expired(self, sequences: Iterable[SequenceId]) -> None:
+    def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Description]) -> None:
         now_ns, tracing = time.time_ns(), self._mesh.tracing
         for sequence in sequences:
-            logs.info("sequence expired", sequence=sequence)
+            if (known := states.get(sequence)) is not None:
+                logs.info("sequence expired", sequence=sequence, last_step=known.last_step, state=known.state)
+            else:
+                logs.info("sequence expired", sequence=sequence)
             if tracing.enabled:
                 tracing.record(tracing.root_of(sequence), SpanName.EXPIRED, now_ns, now_ns, model=self._model)
 

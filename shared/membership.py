@@ -111,6 +111,11 @@ class Membership:
         """Makes a loaded model's configuration known to the mesh."""
         await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
 
+    async def model(self, name: str) -> ModelRecord | None:
+        """One model as it was published last."""
+        data: bytes | None = await self._redis.hget(self._keys.models, name)
+        return _record_decoder.decode(data) if data is not None else None
+
     async def models(self) -> dict[str, ModelRecord]:
         """Every model that was published, by name; whether somebody serves it now is for `members` to say."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)

@@ -316,4 +316,17 @@ encode = _encoder.encode
 """Any message to bytes (msgpack)."""
 decode_infer = _infer_decoder.decode
 decode_reply = _reply_decoder.decode
-decode_tensor = _tensor_decoder.decode
+
+
+STATE_FIELD = "s:"
+"""What the fields of a checkpoint that hold state tensors begin with; the state's input name follows."""
+
+
+def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:
+    """The state tensors of a checkpoint (hash), by input name."""
+    prefix = STATE_FIELD.encode()
+    return {
+        name.decode().removeprefix(STATE_FIELD): _tensor_decoder.decode(data)
+        for name, data in fields.items()
+        if name.startswith(prefix)
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -73,6 +73,28 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
         return elements.reshape(tensor.shape)
     dtype = np.dtype("<u2") if tensor.datatype == "BF16" else NUMPY_TYPE[tensor.datatype]
     return np.frombuffer(tensor.raw, dtype=dtype).reshape(tensor.shape)
+
+
+def described(tensors: Mapping[str, Tensor]) -> str:
+    """One line for the log: each one's name, datatype, shape, mean and norm."""
+    return "; ".join(f"{name} {_description(tensor)}" for name, tensor in tensors.items())
+
+
+def _description(tensor: Tensor) -> str:
+    kind = f"{tensor.datatype} [{','.join(map(str, tensor.shape))}]"
+    if tensor.datatype == "BYTES":
+        return f"{kind} {len(tensor.raw)} bytes"
+    values = _as_float(tensor)
+    mean = float(values.mean()) if values.size else 0.0
+    return f"{kind} mean {mean:.6g} norm {float(np.linalg.norm(values)):.6g}"
+
+
+def _as_float(tensor: Tensor) -> NDArray[np.float64]:
+    array = to_numpy(tensor).reshape(-1)
+    if tensor.datatype == "BF16":
+        # A BF16 number is the upper half of the FP32 number with the same bits.
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
 
 
 def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> Tensor:

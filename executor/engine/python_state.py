@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from executor.engine import shapes
 from executor.engine.state_tensors import check_checkpoint, initial_state
 from shared.model_config.values import StateSpec
-from shared.tensors import Tensor, to_numpy
+from shared.tensors import Tensor, described
 
 States = Mapping[str, Tensor]
 """By the state's input name, without the batch dimension."""
@@ -50,21 +47,4 @@ class SlotStates:
 
     def describe(self, slot: int) -> str:
         """One line: each state's name, dtype, shape, mean and norm."""
-        return "; ".join(f"{name} {_description(tensor)}" for name, tensor in self.at(slot).items())
-
-
-def _description(tensor: Tensor) -> str:
-    kind = f"{tensor.datatype} {shapes.text(tensor.shape)}"
-    if tensor.datatype == "BYTES":
-        return f"{kind} {len(tensor.raw)} bytes"
-    values = _as_float(tensor)
-    mean = float(values.mean()) if values.size else 0.0
-    return f"{kind} mean {mean:.6g} norm {float(np.linalg.norm(values)):.6g}"
-
-
-def _as_float(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    array = to_numpy(tensor).reshape(-1)
-    if tensor.datatype == "BF16":
-        # A BF16 number is the upper half of the FP32 number with the same bits.
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)
+        return described(self.at(slot))

@@ -21,10 +21,9 @@ from redis.asyncio import Redis
 from executor.core.sequences import Restored, VoidCause
 from shared.ids import Epoch, SequenceId, StepNumber
 from shared.keyspace import Keyspace
-from shared.messages import decode_tensor, encode
+from shared.messages import STATE_FIELD, checkpointed_states, encode
 from shared.tensors import Tensor
 
-STATE_FIELD = "s:"
 MODEL_FIELD = "m"
 TRACE_FIELD = "t"
 
@@ -70,11 +69,6 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
     if record[11] != b"1" and committed:
         # The state was its engine's alone, and that engine is not ours.
         void = void or VoidCause.LOST
-    states = {
-        name.decode().removeprefix(STATE_FIELD): decode_tensor(data)
-        for name, data in fields.items()
-        if name.startswith(STATE_FIELD.encode())
-    }
     restored = Restored(
         Epoch(epoch),
         StepNumber(checkpointed),
@@ -85,7 +79,9 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
         failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
-    return Checkpoint(restored, states, fields.get(MODEL_FIELD.encode()), (record[10] or b"").decode())
+    return Checkpoint(
+        restored, checkpointed_states(fields), fields.get(MODEL_FIELD.encode()), (record[10] or b"").decode()
+    )
 
 
 def _range(text: bytes) -> tuple[StepNumber, StepNumber]:

@@ -95,11 +95,10 @@ class Stage:
                 await scheduler.stop()
                 await tasks.end_all()
 
-    async def publish(self, model: str = MODEL) -> None:
+    async def publish(self, model: str = MODEL, *, describe: bool = False) -> None:
         """A model becomes known."""
-        config = ModelConfig(
-            model, "python", "", 4, (), (), sequence_batching=SequenceBatching(Direct(), 1_000_000, states=(STATE,))
-        )
+        batching = SequenceBatching(Direct(), 1_000_000, states=(STATE,), describe_on_expiry=describe)
+        config = ModelConfig(model, "python", "", 4, (), (), sequence_batching=batching)
         await self.membership.publish(ModelRecord(config, "{}", ("1",)))
 
     async def join(self, name: str, *, slots: int = 4, instances: int = 1, model: str = MODEL) -> ExecutorId:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from shared.ids import ExecutorId, sequence_id
-from shared.messages import ReplyMessage, StepFlag
-from shared.scripts import CancelCode, CommitCode, Outcome, StepCommit
+from shared.ids import Epoch, ExecutorId, sequence_id
+from shared.messages import ReplyMessage, StepFlag, encode
+from shared.scripts import CancelCode, CommitCode, Outcome, StepCommit, VacateCode, Vacation
+from shared.tensors import Tensor
 from shared.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
@@ -340,6 +343,46 @@ async def test_idle_sequence_expires_without_keyspace_events_and_its_slot_goes_o
     assert "l" == (await stage.record(2))["st"]
     assert "e1" == record["ow"]
     assert [sequence_id("sum", "", 1)] == await stage.told_expired(e1)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_it(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no executor that could: its state is its checkpoint. One that cannot be read holds up nobody."""
+    caplog.set_level(logging.INFO, "seqmesh")
+    await stage.publish(describe=True)
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        for number in (1, 2, 3):
+            await stage.submit(number, start=True, pageable=True)
+        await stage.live(1, 2, 3)
+        await stage.commit(await stage.inbox(e1), e1)
+    state = Tensor("h", "FP32", (2,), np.array([3, 4], np.float32).tobytes())
+    for number, paged, data in ((1, True, encode(state)), (2, True, b"torn"), (3, False, encode(state))):
+        sequence = sequence_id("sum", "", number)
+        own, shard = stage.keys.sequence(sequence), stage.keys.shard_of(sequence)
+        await stage.commands.hset(own.checkpoint, "s:h", data)
+        if paged:
+            vacation = Vacation(sequence, Epoch(int((await stage.record(number))["ep"])))
+            call = stage.scripts.vacate([vacation], shard=shard, model="sum", term=await stage.term())
+            assert [VacateCode.VACATED] == await stage.scripts.run(call)
+        await stage.commands.delete(own.idle)
+        await stage.commands.zadd(stage.keys.deadlines(shard, "sum"), {sequence: 0})
+
+    async with stage.scheduler(name="s2"):
+
+        async def all_are_over() -> bool:
+            return ["x"] * 3 == [(await stage.record(number)).get("st") for number in (1, 2, 3)]
+
+        await stage.until(all_are_over)
+
+    lines = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "sequence expired"]
+    said = {line["sequence"]: (line.get("last_step"), line.get("state")) for line in lines}
+    one, torn, held = (sequence_id("sum", "", number) for number in (1, 2, 3))
+    assert (1, "h FP32 [2] mean 3.5 norm 5") == said[one]
+    assert str(said[torn][1]).startswith("unreadable (")
+    assert (None, None) == said[held], "its executor says it"
 
 
 @pytest.mark.leaves_sequences

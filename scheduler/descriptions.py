@@ -1,0 +1,66 @@
+"""What the log says of paged sequences that expire, where their model asks for it (`timeout_action: DESCRIBE`).
+
+Of a sequence in a slot its executor says it. A paged one has no executor: its state is its checkpoint, which goes with
+it, so it is read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.ids import SequenceId
+from shared.keyspace import Keyspace
+from shared.membership import Membership
+from shared.messages import checkpointed_states
+from shared.tensors import described
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The last step of a sequence, and what state it left: each tensor's name, datatype, shape, mean and norm."""
+
+    last_step: int
+    state: str
+
+
+async def paged_descriptions(
+    redis: Redis, keys: Keyspace, model: str, sequences: Iterable[SequenceId]
+) -> Mapping[SequenceId, Description]:
+    """Of those of the sequences that are paged, if the model asks for it; another one's may be of any time.
+
+    Raises one of `CONNECTION_LOST`.
+    """
+    looked_at = list(sequences)
+    if not looked_at or not await _is_asked_for(redis, keys, model):
+        return {}
+    # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
+    pipe = cast("Any", redis.pipeline(transaction=False))
+    for sequence in looked_at:
+        own = keys.sequence(sequence)
+        pipe.hmget(own.record, ["st", "cm"])
+        pipe.hgetall(own.checkpoint)
+    replies = await pipe.execute()
+    return {
+        sequence: Description(int(step), _text(fields))
+        for sequence, (state, step), fields in zip(looked_at, replies[::2], replies[1::2], strict=True)
+        if state == b"p"
+    }
+
+
+def _text(fields: Mapping[bytes, bytes]) -> str:
+    try:
+        return described(checkpointed_states(fields))
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        # It ends in any case.
+        return f"unreadable ({error})"
+
+
+async def _is_asked_for(redis: Redis, keys: Keyspace, model: str) -> bool:
+    record = await Membership(redis, keys).model(model)
+    batching = record.config.sequence_batching if record is not None else None
+    return batching is not None and batching.describe_on_expiry
