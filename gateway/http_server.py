@@ -7,13 +7,13 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
 
 from gateway.settings import Certificate
 from shared.errors import UnavailableError
@@ -44,6 +44,41 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
+class IdleTime:
+    """How long a connection has been without a request.
+
+    In place of a task that Hypercorn begins whenever there is none (`restart`), and that the next one ends (`stop`): it
+    would close the connection when its time is up, or the server stops. That takes two tasks and a timer for each
+    request, and Hypercorn waits for such a task even when the client has gone. Here it begins when it has something to
+    do.
+
+    idle  of the connections that have no request
+    """
+
+    def __init__(self, idle: set[IdleTime]) -> None:
+        self._idle = idle
+        self._close: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def restart(self, _tasks: object, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """It has no request any more. Takes what Hypercorn calls it with."""
+        self._close = close
+        self._idle.add(self)
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.end)
+
+    async def stop(self) -> None:
+        """It has one, or is closed."""
+        self._idle.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end(self) -> None:
+        """Closes the connection, which is one of the idle ones."""
+        assert self._close is not None, "it is idle"
+        self._closing = asyncio.get_running_loop().create_task(self._close(), name="idle connection")
+
+
 class HttpServer:
     """Serves an ASGI application. Does what Hypercorn's own `serve` does, which can only stop at once."""
 
@@ -54,6 +89,7 @@ class HttpServer:
         self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
         self._context = WorkerContext(None)
         self._connections: set[asyncio.Task[None]] = set()
+        self._idle: set[IdleTime] = set()
         self._listener: asyncio.Server | None = None
 
     async def start(self, listening: socket.socket) -> None:
@@ -73,7 +109,9 @@ class HttpServer:
         self._config.keep_alive_max_requests = 0
         begin = time.monotonic()
         await self._gone(min(see_off_s, grace_s))
-        await self._context.terminated.set()  # closes those that are idle
+        await self._context.terminated.set()  # from now on none becomes idle any more
+        for connection in self._idle:
+            connection.end()
         await self._gone(max(0.0, grace_s - (time.monotonic() - begin)))
         await end(self._connections)
 
@@ -82,8 +120,13 @@ class HttpServer:
         assert task is not None
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
+        if self._context.terminated.is_set():
+            writer.close()
+            return
         loop = asyncio.get_running_loop()
-        await Connection(self._app, loop, self._config, self._context, {}, reader, writer)
+        connection = TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+        connection.idle_task = IdleTime(self._idle)  # pyright: ignore[reportAttributeAccessIssue]
+        await connection
 
     async def _gone(self, patience_s: float) -> None:
         """Returns when there is no connection, or after so many seconds."""
@@ -91,27 +134,11 @@ class HttpServer:
             await asyncio.wait(self._connections, timeout=patience_s)
 
 
-class Connection(TCPServer):
-    """One connection. Hypercorn's own does not end with its client, but when it has been idle for long enough: it waits
-    for all of its tasks, and one of them counts the idle time."""
-
-    _left = False
-
-    async def _read_data(self) -> None:
-        await super()._read_data()
-        self._left = True
-        await self.idle_task.stop()
-
-    async def protocol_send(self, event: Event) -> None:
-        """What is to be sent, or done, for the connection."""
-        if not (self._left and isinstance(event, Updated)):
-            await super().protocol_send(event)
-
-
 def configured(certificate: Certificate | None) -> Config:
     """What Hypercorn is told."""
     config = Config()
-    config.keep_alive_timeout = KEEP_ALIVE_S
+    # When it is asked how long, the time is up (`IdleTime`).
+    config.keep_alive_timeout = 0
     config.keep_alive_max_requests = UNLIMITED
     # Unbounded: with a bound, a connection whose request was refused before its body was read would hang for ever in
     # putting the rest into the queue. What is read of a body is bounded by the endpoint (`rest.body`).

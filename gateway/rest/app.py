@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
@@ -45,6 +43,31 @@ class Digits(Convertor[str]):
 register_url_convertor("digits", Digits())
 
 
+class Answering(Route):
+    """A route that answers for itself the methods that it has not."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request whose path fits."""
+        assert self.methods is not None, "every route names its methods"
+        if scope["method"] in self.methods:
+            await self.app(scope, receive, send)
+            return
+        refusal = b'{"error":"Method Not Allowed"}'
+        headers = {"Allow": ", ".join(self.methods)}
+        await Response(refusal, 405, headers, media_type="application/json")(scope, receive, send)
+
+
+class Routes(Router):
+    """The application: an endpoint turns its own errors into responses, so nothing stands around them all."""
+
+    async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request whose path is none of ours."""
+        if scope["type"] != "http":
+            await super().not_found(scope, receive, send)
+            return
+        await Response(b'{"error":"Not Found"}', 404, media_type="application/json")(scope, receive, send)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The routes as they are collected. restrictions: by category."""
@@ -55,7 +78,7 @@ class Table:
     def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
         """One route, which answers only these methods."""
         endpoint = Endpoint(handler, self.restrictions.get(category))
-        route = Route(path, endpoint, methods=list(methods))
+        route = Answering(path, endpoint, methods=list(methods))
         # Starlette answers HEAD where it answers GET; Triton answers 405.
         route.methods = set(methods)
         self.routes.append(route)
@@ -67,7 +90,7 @@ def build_app(
     server: Server,
     observability: Observability,
     restrictions: Mapping[str, Restriction] | None = None,
-) -> Starlette:
+) -> Router:
     """The application of the HTTP port."""
     table = Table(restrictions or {})
     for model in (MODEL, VERSIONED):
@@ -91,18 +114,16 @@ def build_app(
     return _app(table)
 
 
-def build_metrics_app(server: Server) -> Starlette:
+def build_metrics_app(server: Server) -> Router:
     """The application of the metrics port."""
     table = Table({})
     table.add("statistics", "/metrics", server.metrics, "GET")
     return _app(table)
 
 
-def _app(table: Table) -> Starlette:
-    app = Starlette(routes=table.routes, exception_handlers={404: _not_found, 405: _method_not_allowed})
+def _app(table: Table) -> Router:
     # A path that ends with a slash is another path, not one to be sent elsewhere.
-    app.router.redirect_slashes = False
-    return app
+    return Routes(table.routes, redirect_slashes=False)
 
 
 def _add_repository(table: Table, models: Models) -> None:
@@ -127,12 +148,3 @@ def _add_shared_memory(table: Table, root: str, memory: SharedMemory) -> None:
         table.add("shared-memory", f"{base}/status", memory.status, "GET")
         for action in ("register", "unregister"):
             table.add("shared-memory", f"{base}/{action}", memory.refuse, "POST")
-
-
-async def _not_found(_request: Request, _error: Exception) -> Response:
-    return Response(b'{"error":"Not Found"}', 404, media_type="application/json")
-
-
-async def _method_not_allowed(_request: Request, error: Exception) -> Response:
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return Response(b'{"error":"Method Not Allowed"}', 405, headers, media_type="application/json")
