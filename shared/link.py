@@ -7,27 +7,24 @@ failed), and the caller knows which of its commands may be repeated. It also cos
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shared.redis_client import REPLY_TIMEOUT_S, UnfitServerError
+from shared.redis_client import UnfitServerError
 
 SLOWEST_BYTES_S = 1 << 20
 """What is sent may take so long: a large request must not look like a server that is silent."""
 
 
 class Link:
-    """A connection of its own, made like those of the given client's pool; not safe for two tasks at once."""
+    """A connection of its own, made like those of the given client's pool (one of `redis_client.connect`); not safe for
+    two tasks at once."""
 
     def __init__(self, redis: Redis) -> None:
-        # redis-py types connections only abstractly; these methods are public on every asyncio connection.
+        # redis-py types connections only abstractly.
         self._connection = cast("Any", redis.connection_pool).make_connection()
 
     async def connect(self) -> None:
@@ -48,26 +45,16 @@ class Link:
         raises      one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
         """
         connection = self._connection
-        replies: list[Any] = []
-        limit_s: float = getattr(connection, "reply_timeout_s", REPLY_TIMEOUT_S) + blocking_s
+        # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
+        packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]
+        limit_s = connection.reply_timeout_s + blocking_s + sum(map(len, packed)) / SLOWEST_BYTES_S
         try:
-            # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
-            packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]
-            async with asyncio.timeout(limit_s + sum(map(len, packed)) / SLOWEST_BYTES_S):
-                await connection.send_packed_command(packed, check_health=False)
-                for _ in commands:
-                    try:
-                        # math.inf: the time limit is ours, one for the whole exchange.
-                        replies.append(await connection.read_response(timeout=math.inf, disconnect_on_error=False))
-                    except (ResponseError, UnfitServerError) as error:
-                        replies.append(error)
-        except BaseException as failure:
+            replies: list[Any] = await connection.exchange(packed, limit_s)
+        except BaseException:
             # A half-read connection would give the next exchange this one's replies.
             await connection.disconnect(nowait=True)
-            if isinstance(failure, TimeoutError):
-                raise RedisTimeoutError(f"no answer within {limit_s:g} s") from failure
             raise
-        if any(isinstance(reply, UnfitServerError) for reply in replies):
+        if UnfitServerError in map(type, replies):
             await connection.disconnect(nowait=True)
         return replies
 

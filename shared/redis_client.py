@@ -11,15 +11,17 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+import hiredis
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import (
     ClusterDownError,
+    InvalidResponse,
     MasterDownError,
     NoPermissionError,
     ReadOnlyError,
@@ -63,6 +65,8 @@ CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, OSError)
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
 RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+READ_BYTES = 1 << 17
+"""Taken from a stream at once: as much as asyncio's holds."""
 
 
 class UnfitRedisError(MeshError):
@@ -81,6 +85,10 @@ class _Bound:
     """
 
     reply_timeout_s = REPLY_TIMEOUT_S
+    # redis-py's own.
+    _reader: asyncio.StreamReader | None
+    _writer: asyncio.StreamWriter | None
+    _parser: Any
 
     async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
         """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
@@ -96,6 +104,48 @@ class _Bound:
             if is_unfit(error):
                 raise UnfitServerError(str(error)) from error
             raise
+
+    async def exchange(self, packed: Sequence[bytes], limit_s: float) -> list[Any]:
+        """Sends commands in one write and reads as many replies; an error reply is an exception in its place.
+
+        Where redis-py goes through ten calls for each reply, this looks at the stream once for all that has come.
+
+        limit_s  how long the replies may take, all together
+        raises   one of `CONNECTION_LOST`; after any failure the connection is of no more use
+        """
+        stream, writer = self._reader, self._writer
+        if stream is None or writer is None:
+            raise RedisConnectionError("the connection is closed")
+        reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
+        replies: list[Any] = []
+        # What is to be sent is not waited for: the replies are, and nothing else is sent before.
+        writer.writelines(packed)
+        silence = asyncio.get_running_loop().call_later(limit_s, _fall_silent, stream, limit_s)
+        try:
+            while len(replies) < len(packed):
+                data = await stream.read(READ_BYTES)
+                if not data:
+                    raise RedisConnectionError("the server has closed the connection")
+                reader.feed(data)
+                while (reply := reader.gets()) is not False:
+                    replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
+        finally:
+            silence.cancel()
+        if len(replies) > len(packed):
+            raise RedisConnectionError("the server has sent more than was asked for")
+        return replies
+
+
+def _fall_silent(stream: asyncio.StreamReader, limit_s: float) -> None:
+    """Ends the wait for what a stream brings."""
+    stream.set_exception(RedisTimeoutError(f"no answer within {limit_s:g} s"))
+
+
+def _judged(error: Exception) -> Exception:
+    """An error reply as what it means. Raises one that says that the connection is lost."""
+    if isinstance(error, RedisConnectionError):
+        raise error
+    return UnfitServerError(str(error)) if isinstance(error, ResponseError) and is_unfit(error) else error
 
 
 class _TcpConnection(_Bound, Connection):

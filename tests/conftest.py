@@ -22,6 +22,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from deploy.embedded import EmbeddedRedis
+from shared.redis_client import connect
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
@@ -129,10 +130,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture
 async def redis(redis_server: str, store_kind: str, twin: Store) -> AsyncIterator[AsyncRedis]:
-    """An async client of the shared server (or of the twin); replies are bytes."""
-    if store_kind == TWIN:
-        client = direct_client(Server(twin, loop_timer))
-    else:
-        client = AsyncRedis.from_url(redis_server, decode_responses=False)
+    """An async client of the shared server (or of the twin), as the mesh's own ones are; replies are bytes."""
+    client = direct_client(Server(twin, loop_timer)) if store_kind == TWIN else connect(redis_server)
     yield client
     await client.aclose()

@@ -16,6 +16,7 @@ import hiredis
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 
+from shared.redis_client import _Bound
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
 
@@ -211,8 +212,11 @@ class _Writer:
         return None
 
 
-class TwinConnection(AbstractConnection):
-    """A connection whose other end is the twin. dial: how to reach it."""
+class TwinConnection(_Bound, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A connection as the mesh's own ones are (`shared.redis_client.CONNECTIONS`), whose other end is the twin.
+
+    dial: how to reach it
+    """
 
     _made = 0
 

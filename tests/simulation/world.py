@@ -34,7 +34,7 @@ from scheduler.settings import SchedulerSettings
 from shared import lifecycle, logs
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop
-from shared.redis_client import CONNECTION_LOST, _Bound
+from shared.redis_client import CONNECTION_LOST
 from tests.simulation.clients import Client, Door, Habit, LostError, Style
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
@@ -44,11 +44,6 @@ from tests.simulation.network import Network, Trouble
 from tests.simulation.store import Store
 from tests.simulation.story import Story, StoryHandler
 from tests.simulation.virtual import EPOCH_S, RUNNING, SimulatedProcess, virtual_world
-
-
-class BoundConnection(_Bound, TwinConnection):
-    """As the mesh's own connections are: see `shared.redis_client.CONNECTIONS`."""
-
 
 LEASE_MS = 3000
 TICK_MS = 400
@@ -482,7 +477,7 @@ async def _run(seed: int, story: Story) -> World:
     pools = type("Pools", (), {"from_url": staticmethod(from_url)})
     with (
         patch("shared.redis_client.ConnectionPool", pools),
-        patch.dict("shared.redis_client.CONNECTIONS", {TwinConnection: BoundConnection}),
+        patch.dict("shared.redis_client.CONNECTIONS", {TwinConnection: TwinConnection}),
         world.ledger.watching(),
         patch("executor.service.Repository", repository),
         patch("gateway.service._serve_ports", world.serve_ports),
