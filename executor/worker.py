@@ -11,9 +11,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+
+import msgspec
 
 from executor.engine.base import (
     BatchResult,
@@ -26,6 +25,7 @@ from executor.engine.base import (
     RowError,
     Timings,
 )
+from executor.engine_thread import EngineThread, P, R
 from executor.first_batch import FirstBatch
 from executor.models.readiness import Readiness
 from shared import logs
@@ -34,12 +34,8 @@ from shared.ids import CorrelationId, InstanceIndex, SequenceId, SlotIndex, corr
 from shared.statistics.tally import MemoryUse
 from shared.tensors import Tensor
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EngineCall:
+class EngineCall(msgspec.Struct, frozen=True, eq=False):
     """One call of an engine, while it runs. thread: on which it does (`threading.get_ident`)."""
 
     worker: str
@@ -61,7 +57,7 @@ class EngineWorker:
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._thread = EngineThread(name)
         self.running: EngineCall | None = None
         """The batch that is run, or the state that is taken in, at the moment."""
         self._began_s = self._took_s = 0.0
@@ -99,20 +95,20 @@ class EngineWorker:
         self._engine.restore_model(correlation_id, state)
 
     def _start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
-        def run() -> R:
-            began_s = self._began_s = time.monotonic()
-            self.running = EngineCall(self.name, threading.get_ident())
-            try:
-                return call(*arguments, **named)
-            finally:
-                self._took_s = time.monotonic() - began_s
-                self.running = None
+        return self._thread.start(self._watched, call, *arguments, **named)
 
-        return asyncio.get_running_loop().run_in_executor(self._thread, run)
+    def _watched(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        began_s = self._began_s = time.monotonic()
+        self.running = EngineCall(self.name, threading.get_ident())
+        try:
+            return call(*arguments, **named)
+        finally:
+            self._took_s = time.monotonic() - began_s
+            self.running = None
 
     async def describe_state(self, slot: SlotIndex) -> str:
         """A line for the log about a slot's state."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.describe_state, slot)
+        return await self._thread.start(self._engine.describe_state, slot)
 
     def release(self, sequence: SequenceId) -> None:
         """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""
@@ -126,10 +122,10 @@ class EngineWorker:
 
     async def close(self) -> None:
         """Lets the running batch end, then finalizes the model."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.close)
-        self._thread.shutdown(wait=False)
+        await self._thread.start(self._engine.close)
+        self._thread.stop()
 
     def close_now(self) -> None:
         """The same for an engine on which nothing has run yet, from a thread that may block."""
-        self._thread.submit(self._engine.close).result()
-        self._thread.shutdown(wait=False)
+        self._thread.run(self._engine.close)
+        self._thread.stop()

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -165,6 +166,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, event_list: Any) -> None:
         """There is no selector."""
+
+
+class VirtualThread:
+    """In place of an engine's thread (`executor.engine_thread.EngineThread`)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def start(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+        """See there."""
+        return asyncio.get_running_loop().run_in_executor(cast("Any", self), partial(call, *arguments, **named))
+
+    def run(self, call: Callable[[], None]) -> None:
+        """See there."""
+        call()
+
+    def stop(self) -> None:
+        """There is nothing to end."""
 
 
 def _wall_s() -> float:

@@ -43,7 +43,7 @@ from tests.simulation.model import FoldRepository, Shape
 from tests.simulation.network import Network, Trouble
 from tests.simulation.store import Store
 from tests.simulation.story import Story, StoryHandler
-from tests.simulation.virtual import EPOCH_S, RUNNING, SimulatedProcess, virtual_world
+from tests.simulation.virtual import EPOCH_S, RUNNING, SimulatedProcess, VirtualThread, virtual_world
 
 LEASE_MS = 3000
 TICK_MS = 400
@@ -480,6 +480,7 @@ async def _run(seed: int, story: Story) -> World:
         patch.dict("shared.redis_client.CONNECTIONS", {TwinConnection: TwinConnection}),
         world.ledger.watching(),
         patch("executor.service.Repository", repository),
+        patch("executor.worker.EngineThread", VirtualThread),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):
         await world.run()

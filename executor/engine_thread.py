@@ -1,0 +1,73 @@
+"""A thread that makes calls for an event loop, one at a time, in the order in which they were given.
+
+`concurrent.futures` does the same for any number of threads and of callers; of a small model's step its two futures,
+with a lock and a condition each, take longer than the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EngineThread:
+    """The thread; it ends with `stop`, or with the process. name: of the thread."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
+        """Makes a call after those before it; what it raises is the future's. One whose future is cancelled before its
+        turn is not made."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+
+        def make() -> None:
+            if future.cancelled():
+                return
+            try:
+                conclusion: tuple[Callable[[Any], None], Any] = future.set_result, call(*arguments, **named)
+            except BaseException as failure:  # noqa: BLE001 - a model may raise anything; it is for the caller
+                conclusion = future.set_exception, failure
+            # A loop that is closed has nobody waiting.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_conclude, future, *conclusion)
+
+        self._calls.put(make)
+        return future
+
+    def run(self, call: Callable[[], None]) -> None:
+        """The same for a caller that may block: returns when the call was made, raises what it raised."""
+        done: Future[None] = Future()
+
+        def make() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as failure:  # noqa: BLE001 - as above
+                done.set_exception(failure)
+
+        self._calls.put(make)
+        done.result()
+
+    def stop(self) -> None:
+        """It ends when it has made the calls that it was given."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _conclude(future: asyncio.Future[Any], set_outcome: Callable[[Any], None], outcome: object) -> None:
+    if not future.done():
+        set_outcome(outcome)
