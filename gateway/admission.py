@@ -184,12 +184,22 @@ def check_outputs(call: InferCall, config: ModelConfig) -> None:
 
 def check_inputs(call: InferCall, config: ModelConfig) -> None:
     """Number, names, batch size, datatype, shape and byte count of every input."""
-    specs = {spec.name: spec for spec in config.inputs}
+    specs = config.inputs_by_name
     given: dict[str, Tensor] = {}
     for tensor in call.inputs:
         if tensor.name in given:
             raise RequestError(with_id(call.request_id, f"input '{tensor.name}' already exists in request"))
         given[tensor.name] = tensor
+    if given.keys() != specs.keys():
+        _check_names(call, config, given)
+    if config.max_batch_size > 0:
+        _check_batch(call, config)
+    for tensor in call.inputs:
+        _check_tensor(call, config, specs[tensor.name], tensor)
+
+
+def _check_names(call: InferCall, config: ModelConfig, given: Mapping[str, Tensor]) -> None:
+    specs = config.inputs_by_name
     reserved = reserved_names(config) - specs.keys()
     for name in given:
         # Triton would complain of the number of inputs first, which says nothing of what is wrong.
@@ -204,10 +214,6 @@ def check_inputs(call: InferCall, config: ModelConfig) -> None:
     # Triton counts and does not look: there an optional input passes for a required one that is missing.
     if not given.keys() >= set(required):
         raise _count_error(call, config, given, required)
-    if config.max_batch_size > 0:
-        _check_batch(call, config)
-    for tensor in call.inputs:
-        _check_tensor(call, config, specs[tensor.name], tensor)
 
 
 def reserved_names(config: ModelConfig) -> frozenset[str]:
@@ -278,7 +284,7 @@ def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor
             )
         )
     batched = config.max_batch_size > 0
-    if any(dim < 0 for dim in tensor.shape):
+    if tensor.shape and min(tensor.shape) < 0:
         raise RequestError(
             with_id(
                 call.request_id,
@@ -289,7 +295,7 @@ def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor
     dims = tensor.shape[1:] if batched else tensor.shape
     # A batch of no rows would be nothing to answer; Triton lets it through to the backend, where it fails.
     fits = len(dims) == len(spec.dims) and not (batched and tensor.shape[0] == 0)
-    if not fits or any(want not in (-1, got) for want, got in zip(spec.dims, dims, strict=True)):
+    if not fits or (dims != spec.dims and any(w not in (-1, got) for w, got in zip(spec.dims, dims, strict=True))):
         expected = (-1, *spec.dims) if batched else spec.dims
         raise RequestError(
             with_id(

@@ -19,9 +19,10 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
 
@@ -64,7 +65,7 @@ class Bounds:
     live_max: int = LIVE_MAX
 
 
-class Kind(Enum):
+class Kind(IntEnum):
     """What a script call is about. WITHDRAW_..: of callers who have left."""
 
     STEPS = auto()
@@ -79,8 +80,7 @@ CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """What one script call carries: requests of one kind and shard, of withdrawals also of one load of a model."""
 
     shard: ShardId
@@ -116,6 +116,7 @@ class Dispatch:
         self._work = asyncio.Event()
         self._down_since: float | None = None
         self._redis_ahead_ms = 0.0
+        self._backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self.round_trips = 0
         self.sent = 0
 
@@ -157,7 +158,6 @@ class Dispatch:
 
     async def _deliver(self, loads: Sequence[Load]) -> None:
         """Sends until every request was accepted, refused or given up."""
-        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         failures = 0
         while loads:
             try:
@@ -169,14 +169,15 @@ class Dispatch:
                 loads = await self._attempt(loads)
             if loads:
                 failures += 1
-                await asyncio.sleep(backoff.compute(failures))
+                await asyncio.sleep(self._backoff.compute(failures))
 
     async def _attempt(self, loads: Sequence[Load]) -> Sequence[Load]:
         """One round trip; returns what must be sent again."""
         began = time.monotonic()
         try:
-            await self._learn_the_time(loads, self._link)
-            began = time.monotonic()
+            if self._down_since is not None:
+                await self._learn_the_time(loads, self._link)
+                began = time.monotonic()
             outcomes = await self._scripts.run_all([self._call(load) for load in loads], self._link)
         except CONNECTION_LOST as lost:
             for load in loads:

@@ -7,7 +7,6 @@ The names in the Lua scripts that follow from a record (`seq:`, `inbox:`, ...) a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
@@ -75,8 +74,7 @@ class CacheKeys(NamedTuple):
     about: str
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceKeys:
+class SequenceKeys(NamedTuple):
     """The four keys that are one sequence's own."""
 
     record: str
@@ -126,59 +124,59 @@ class Keyspace:
 
     def epoch(self, shard: ShardId) -> str:
         """Counter of ownerships; permanent."""
-        return f"{self.base(shard)}epoch"
+        return f"{self._shard_bases[shard]}epoch"
 
     def fence(self, shard: ShardId, model: str) -> str:
         """Newest term of a model's leader that acted in this shard; permanent."""
-        return f"{self.base(shard)}fence:{model}"
+        return f"{self._shard_bases[shard]}fence:{model}"
 
     def starts(self, shard: ShardId, model: str) -> str:
         """Stream of sequences that wait for a slot: the backlog itself, with at most one piece of news for each (its
         deadline was lowered). Written by `submit`, `reclaim` and `vacate`, entries removed by `assign`, `reject`,
         `cancel` and `expire`."""
-        return f"{self.base(shard)}starts:{model}"
+        return f"{self._shard_bases[shard]}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:
         """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, and
         a bounded number for those that were cancelled while they waited."""
-        return f"{self.base(shard)}feed:{model}"
+        return f"{self._shard_bases[shard]}feed:{model}"
 
     def wanted_slots(self, shard: ShardId, model: str, version: str) -> str:
         """String + TTL: how many slots the next commits of a model version may free, because others wait; set by the
         model's leader."""
-        return f"{self.base(shard)}wanted-slots:{model}:{version}"
+        return f"{self._shard_bases[shard]}wanted-slots:{model}:{version}"
 
     def line(self, shard: ShardId, model: str) -> str:
         """Hash: what a model's waiting line amounts to (`shared.waiting_line`); permanent, counted by the scripts."""
-        return f"{self.base(shard)}line:{model}"
+        return f"{self._shard_bases[shard]}line:{model}"
 
     def deadlines(self, shard: ShardId, model: str) -> str:
         """Sorted set: when to look at which sequence's idle marker, Redis clock, ms."""
-        return f"{self.base(shard)}deadlines:{model}"
+        return f"{self._shard_bases[shard]}deadlines:{model}"
 
     def inbox_prefix(self, shard: ShardId) -> str:
         """What every inbox of a shard begins with."""
-        return f"{self.base(shard)}inbox:"
+        return f"{self._shard_bases[shard]}inbox:"
 
     def inbox(self, shard: ShardId, executor: ExecutorId) -> str:
         """Stream of steps and control messages for one executor; an entry goes when it is checkpointed."""
-        return f"{self.base(shard)}inbox:{executor}"
+        return f"{self._shard_bases[shard]}inbox:{executor}"
 
     def owned_prefix(self, shard: ShardId) -> str:
         """What every owned set of a shard begins with."""
-        return f"{self.base(shard)}owned:"
+        return f"{self._shard_bases[shard]}owned:"
 
     def owned(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
         """Set of the sequences that an executor owns."""
-        return f"{self.base(shard)}owned:{executor}:{model}"
+        return f"{self._shard_bases[shard]}owned:{executor}:{model}"
 
     def replies_prefix(self, shard: ShardId) -> str:
         """What every reply stream of a shard begins with."""
-        return f"{self.base(shard)}replies:"
+        return f"{self._shard_bases[shard]}replies:"
 
     def replies(self, shard: ShardId, gateway: GatewayId) -> str:
         """Stream of replies for one gateway, {token: reply, ...}; TTL, renewed by the gateway while it lives."""
-        return f"{self.base(shard)}replies:{gateway}"
+        return f"{self._shard_bases[shard]}replies:{gateway}"
 
     # -- stateless work ---------------------------------------------------------------------------------------------
 
@@ -195,14 +193,14 @@ class Keyspace:
     def cache(self, shard: ShardId) -> CacheKeys:
         """The response cache of the stateless models whose home the shard is; one day's TTL, renewed while
         it is used."""
-        return CacheKeys(*(f"{self.base(shard)}cache:{name}" for name in CacheKeys._fields))
+        return CacheKeys(*(f"{self._shard_bases[shard]}cache:{name}" for name in CacheKeys._fields))
 
     # -- statistics -------------------------------------------------------------------------------------------------
 
     def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
         """What the tallies of a model's versions begin with; the version follows. generation "": of requests that were
         refused while they waited, by those who know of no load; they count for the one that is served."""
-        return f"{self.base(shard)}tally:{model}:{generation}:"
+        return f"{self._shard_bases[shard]}tally:{model}:{generation}:"
 
     def tally(self, shard: ShardId, model: str, version: str, generation: str) -> str:
         """List of packed counts not yet added up; one day's TTL, gone when they are. Written with every answer."""
@@ -210,7 +208,7 @@ class Keyspace:
 
     def counts(self, shard: ShardId, model: str, version: str, generation: str) -> str:
         """Hash: sums of one load of a model version in one shard; TTL, renewed by executors that serve it."""
-        return f"{self.base(shard)}counts:{model}:{generation}:{version}"
+        return f"{self._shard_bases[shard]}counts:{model}:{generation}:{version}"
 
     def report(self, executor: ExecutorId) -> str:
         """String + TTL: an executor's `ExecutorReport`, about a second old."""

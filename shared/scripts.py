@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from importlib import resources
 from typing import Any, Generic, TypeVar, cast
@@ -297,8 +296,7 @@ def _shebang(name: str) -> str:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(msgspec.Struct, Generic[T], frozen=True):
     """One call of a script, ready to be sent: alone, or with others in one round trip (`Scripts.run_all`)."""
 
     script: str

@@ -19,14 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from executor.core.sequences import OwnedSequence, QueuedStep
 from shared.ids import StepNumber
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """What a step's commit changes about its sequence's recovery.
 
     entries      inbox entries that a takeover does not need any more

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from executor.core.batching import Wait, decide_direct, decide_queue
 from shared.ids import SlotIndex
@@ -33,8 +34,7 @@ class Shaped(Protocol):
 S = TypeVar("S", bound=Shaped)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ready(Generic[S]):
+class Ready(msgspec.Struct, Generic[S], frozen=True, eq=False):
     """A step that may run. queued_us: since when it counts as waiting. Satisfies `batching.Queued`."""
 
     step: S

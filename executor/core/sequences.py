@@ -22,6 +22,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
@@ -37,8 +39,7 @@ class VoidCause(StrEnum):
     CANCELLED = "c"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedStep:
+class QueuedStep(msgspec.Struct, frozen=True, eq=False):
     """A step that waits for its turn. Satisfies `batching.Queued`."""
 
     step: InboxStep

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from executor.clock import monotonic_us
 from executor.core.batching import Wait
 from executor.core.recovery import closed, recovery_of
@@ -56,8 +58,7 @@ class Lane:
     answer_bytes_max: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class Member(msgspec.Struct, frozen=True, eq=False):
     """A step in a running batch."""
 
     owned: OwnedSequence

@@ -8,6 +8,7 @@ configuration (for the config endpoint) travels beside them in `shared.messages.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -243,8 +244,8 @@ class InstanceGroup(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
 
 
-class ModelConfig(msgspec.Struct, frozen=True):
-    """A model's configuration, complete and valid.
+class ModelConfig(msgspec.Struct, frozen=True, dict=True):
+    """A model's configuration, complete and valid. What is asked of it with every step is found out once.
 
     max_batch_size     0: the model has no batch dimension
     response_cache     equal requests may be answered from the cache; never of a sequence model
@@ -280,7 +281,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """Instances that each executor runs; a GPU group's count is meant for each of its GPUs, as in Triton."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups) or 1
 
-    @property
+    @cached_property
+    def inputs_by_name(self) -> dict[str, TensorSpec]:
+        """The declared inputs."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
     def slots_per_instance(self) -> int:
         """Sequences that one instance holds at once (triton-spec 1.1); 0 for a stateless model."""
         if self.sequence_batching is None:
@@ -307,7 +313,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """Bytes of those replies beyond the newest one (parameter `retry_reply_bytes`)."""
         return int(self.parameters.get("retry_reply_bytes", RETRY_REPLY_BYTES))
 
-    @property
+    @cached_property
     def orphan_grace_ms(self) -> int:
         """Idle time left to a sequence whose connection is gone before its END (parameter `orphan_grace_microseconds`);
         0: all that it had."""
@@ -318,7 +324,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """Of a sequence model; of others, whose rows nobody compares, it is off."""
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")
 
-    @property
+    @cached_property
     def pageable(self) -> bool:
         """Whether a sequence gives up its slot between two steps while others wait (parameter `virtual_slots`, default
         true): only where the mesh holds its state."""
@@ -357,7 +363,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         """Bytes of these steps together (parameter, default 16 MiB)."""
         return int(self.parameters.get("sequence_log_bytes", str(16 << 20)))
 
-    @property
+    @cached_property
     def recoverable(self) -> bool:
         """Whether a sequence can be taken over when its executor is gone."""
         return self.state_in_mesh or self.replays
