@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
+from redis.exceptions import OutOfMemoryError
 
 from gateway.admission import with_id
 from gateway.refusals import refusal
@@ -115,6 +116,7 @@ class Dispatch:
         }
         self._work = asyncio.Event()
         self._down_since: float | None = None
+        self._full_since: float | None = None
         self._redis_ahead_ms = 0.0
         self._backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self.round_trips = 0
@@ -199,8 +201,7 @@ class Dispatch:
                 unfit = outcome
                 again.append(load)
             elif isinstance(outcome, Exception):
-                logs.error("redis refused a script", error=str(outcome))
-                _fail(load, f"Redis refused the request: {outcome}")
+                self._refused(load, outcome)
             else:
                 self._settle(load, outcome)
         if unfit is not None:
@@ -240,7 +241,7 @@ class Dispatch:
                 if isinstance(outcome, UnfitServerError):
                     raise outcome
                 if isinstance(outcome, Exception):
-                    _fail(load, f"Redis refused the request: {outcome}")
+                    self._refused(load, outcome)
                 else:
                     self._settle(load, outcome)
             queues = {place: queue for place, queue in queues.items() if queue}
@@ -256,9 +257,23 @@ class Dispatch:
             if not known or one.shard in lost:
                 one.failed(unknown_outcome(one, "Redis was restarted and has lost data"))
 
+    def _refused(self, load: Load, refusal: Exception) -> None:
+        """Redis is there and does not do it. That it is full is no news with every request."""
+        if not isinstance(refusal, OutOfMemoryError):
+            logs.error("redis refused a script", error=str(refusal))
+            _fail(load, f"Redis refused the request: {refusal}")
+            return
+        if self._full_since is None:
+            self._full_since = time.monotonic()
+            logs.error("redis is full, new requests are refused: raise its maxmemory", error=str(refusal))
+        _fail(load, "Redis, which holds every sequence, is full: try again later")
+
     def _settle(self, load: Load, outcomes: Sequence[Any]) -> None:
         if load.kind not in WITHDRAWALS:
             return
+        if self._full_since is not None:
+            logs.info("redis has room again", full_s=round(time.monotonic() - self._full_since, 3))
+            self._full_since = None
         for waiting, outcome in zip(load.waiting, outcomes, strict=True):
             if load.kind is Kind.STEPS:
                 self._settle_step(waiting, outcome)

@@ -146,8 +146,9 @@ local function by_number(step, begins, record)
   local first = begins and step.expected == '1'
   local over = GONE[record.state] or record.closed and (record.cause ~= 'e' or step.digest ~= '')
   if first and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
-  if n < record.start or n > record.nx + 1 then return { -8, record.done, record.nx - record.start + 2 } end
-  if n == record.nx + 1 then return nil end
+  -- No later step comes to what is over: why that is says more than which one would.
+  if n == record.nx + 1 or n > record.nx and (record.closed or is_idle_for_too_long(step, record)) then return nil end
+  if n < record.start or n > record.nx then return { -8, record.done, record.nx - record.start + 2 } end
   local exists = first and not record.closed
   if step.digest ~= '' and (digest_of(record.ids, n, record.nx) or step.digest) ~= step.digest then
     return exists and { -13, record.done, '' } or { -8, record.done, record.nx - record.start + 2 }

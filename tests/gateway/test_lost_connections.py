@@ -260,6 +260,45 @@ async def test_reply_streams_are_kept_in_a_redis_without_memory(
     await redis.aclose()
 
 
+async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_request(
+    private_server: EmbeddedRedis,
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told: list[str] = []
+
+    def tell(event: str, /, **_: object) -> None:
+        told.append(event)
+
+    for level in ("error", "info"):
+        monkeypatch.setattr(f"gateway.dispatch.logs.{level}", tell)
+    redis: Any = connect(private_server.url)
+    executor = FakeExecutor(redis, keys)
+    await executor.join()
+    running = asyncio.create_task(executor.run())
+    settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
+    async with core_running(settings, keys) as core:
+        await core.inference.submit(step(1, start=True))
+        for _ in range(2):
+            told.clear()
+            await redis.config_set("maxmemory", 1)
+            for _ in range(3):
+                with pytest.raises(UnavailableError, match="is full: try again later"):
+                    await core.inference.submit(step(2))
+            await redis.config_set("maxmemory", 0)
+            await core.inference.submit(step(2))
+
+            assert [line for line in told if line.startswith("redis")] == [
+                "redis is full, new requests are refused: raise its maxmemory",
+                "redis has room again",
+            ]
+        assert total(await core.inference.submit(step(3))) == 8
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await redis.aclose()
+
+
 @pytest.mark.parametrize("ids_remembered", [64, 1], ids=["remembered", "forgotten"])
 async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     ids_remembered: int,

@@ -352,6 +352,19 @@ class TestNumbers:
 
         assert (await again(mesh, "", START, step=1))[0] in {SubmitCode.WAITING, SubmitCode.DELIVERED}
 
+    @pytest.mark.parametrize("over", ["ended", "idle", "expired"])
+    async def test_a_number_beyond_the_end_hears_why_nothing_follows(self, mesh: ScriptedMesh, over: str) -> None:
+        await run_sequence(mesh, "ab", numbered=True, end=over == "ended")
+        if over != "ended":
+            assert (SubmitCode.WRONG_STEP, 2) == await again(mesh, step=9)
+            await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).idle)
+        if over == "expired":
+            await expire(mesh, 7)
+
+        reason = SubmitCode.ENDED if over == "ended" else SubmitCode.EXPIRED
+        assert [(reason, 2), (reason, 2)] == [await again(mesh, step=3), await again(mesh, step=9)]
+        assert (SubmitCode.WRONG_STEP, 2) == await again(mesh, step=0)
+
     async def test_a_first_step_after_a_failed_start_begins_anew(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START, expected_step=1))
         await mesh.assign(7, ALICE)
