@@ -102,6 +102,7 @@ class OwnServer:
         self._server = server
         self._fsync = fsync
         self._thread = thread
+        self._turn = asyncio.Lock()
 
     @property
     def port(self) -> int:
@@ -113,11 +114,6 @@ class OwnServer:
         """Directly, not by way of the proxy."""
         return self._server.url
 
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-        return self._server.pid
-
     def start(self) -> None:
         """Returns when it takes commands. Only in its thread."""
         self._server.start()
@@ -128,7 +124,18 @@ class OwnServer:
         """In order. Only in its thread."""
         self._server.stop()
 
-    async def restart(self, end: Callable[[EmbeddedRedis], None]) -> None:
+    async def strike(self, act: Act, seconds: float) -> None:
+        """One fault at a time: of two that are due together, the second finds it running again."""
+        async with self._turn:
+            match act:
+                case Act.KILL:
+                    await self._restart(EmbeddedRedis.kill)
+                case Act.RESTART:
+                    await self._restart(EmbeddedRedis.stop)
+                case _:
+                    await frozen(self._server.pid, seconds)
+
+    async def _restart(self, end: Callable[[EmbeddedRedis], None]) -> None:
         """Ends it that way and starts it again on the same data."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, lambda: (end(self._server), self.start()))
@@ -170,7 +177,7 @@ class OwnMesh:
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
         """See `Mesh`."""
         if victim is Victim.REDIS:
-            await self._strike_server(act, seconds)
+            await self._server.strike(act, seconds)
             return
         before = await self._running(name)
         old = await self._incarnations(name)
@@ -181,15 +188,6 @@ class OwnMesh:
             await until(lambda: self._child(name).pid not in (0, before), f"{name} is started again")
         # An executor that was only frozen for a moment goes on as it was.
         await self._back(victim, name, set() if act in (Act.FREEZE, Act.BLINK) else old)
-
-    async def _strike_server(self, act: Act, seconds: float) -> None:
-        match act:
-            case Act.KILL:
-                await self._server.restart(EmbeddedRedis.kill)
-            case Act.RESTART:
-                await self._server.restart(EmbeddedRedis.stop)
-            case _:
-                await frozen(self._server.pid, seconds)
 
     async def _back(self, victim: Victim, name: str, old: Collection[str] = ()) -> None:
         """Waits until a process does its work again. A scheduler does so at once, or stands by.

@@ -1,15 +1,22 @@
-"""A private mesh is started again when a port was taken before it could listen, and for no other reason."""
+"""A private mesh is started again when a port was taken before it could listen, and for no other reason; and what hits
+its Redis does so one after the other."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import redis
 
-from deploy.chaos.own_mesh import START_ATTEMPTS, started
+from deploy.chaos.faults import Act
+from deploy.chaos.own_mesh import START_ATTEMPTS, OwnServer, started
+from deploy.embedded import EmbeddedRedis
 from deploy.launcher import LauncherError
 
 
@@ -39,3 +46,20 @@ def test_a_taken_port_is_tried_again_with_another(complaints: list[str], starts:
         else:
             assert "a mesh" == cast("Any", started(stack, mesh))
     assert starts == len(begun)
+
+
+async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_back(tmp_path: Path) -> None:
+    # The second fault looked for the process of a server that the first one was starting again, and ended the run.
+    with ThreadPoolExecutor(1) as thread:
+        embedded = EmbeddedRedis(tmp_path)
+        server = OwnServer(embedded, "always", thread)
+        thread.submit(server.start).result()
+        try:
+            first = embedded.pid
+            await asyncio.gather(*(server.strike(act, 0.01) for act in (Act.RESTART, Act.BLINK, Act.KILL, Act.FREEZE)))
+
+            assert first != embedded.pid
+            with redis.Redis.from_url(server.url) as client:
+                assert client.ping()
+        finally:
+            thread.submit(server.stop).result()
