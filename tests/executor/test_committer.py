@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -48,14 +48,8 @@ class Owner(SimpleNamespace):
         return id(self)
 
 
-async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"reply") -> list[tuple[int, CommitCode]]:
-    """Commits all steps at once; what the owner heard, in order."""
-    heard: list[tuple[int, CommitCode]] = []
-
-    def hear(step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        heard.append((step.step, code))
-
-    owner: Any = Owner(
+def owner_that_hears(hear: Callable[[StepCommit, CommitCode, int, int], None]) -> Any:
+    return Owner(
         model="sum",
         load=Load("sum", "1", ""),
         idle_ms=60_000,
@@ -63,6 +57,16 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
         mark="",
         committed=hear,
     )
+
+
+async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"reply") -> list[tuple[int, CommitCode]]:
+    """Commits all steps at once; what the owner heard, in order."""
+    heard: list[tuple[int, CommitCode]] = []
+
+    def hear(step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
+        heard.append((step.step, code))
+
+    owner = owner_that_hears(hear)
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     entries = await cast("Any", mesh.redis).xrange(mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), EXECUTOR))
     steps = [
@@ -130,14 +134,7 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     def hear(*_: object) -> None: ...
 
     monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
-    owner: Any = Owner(
-        model="sum",
-        load=Load("sum", "1", ""),
-        idle_ms=60_000,
-        kept_replies=KeptReplies(),
-        mark="",
-        committed=hear,
-    )
+    owner = owner_that_hears(hear)
     record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     epoch = Epoch(int(record[b"ep"]))
     made = Committer(Scripts(mesh.redis, mesh.keys), Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
