@@ -13,15 +13,13 @@ first.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -32,8 +30,9 @@ import uvloop
 from redis import Redis
 
 from deploy.bench.clients import Addresses, Client, StepError, client_for
+from deploy.bench.dial_figures import Turn, one_line, summary, write
+from deploy.bench.dial_positions import Setting, settings
 from deploy.bench.load import Load, new_sequence_ids
-from deploy.bench.results import markdown
 from deploy.bench.servers import mesh_of
 from deploy.bench.usage import Meter, Reading
 from deploy.bench.workloads import RunningSums
@@ -46,7 +45,6 @@ from shared.messages import ExecutorRegistration
 MODELS = Path(__file__).with_name("dial_models")
 MEMORY = 1024
 """FP32 elements of a sequence's state: 4 KiB."""
-INTERVALS = (1, 2, 4, 8, 16, 32)
 CONCURRENCY = 32
 OPEN = 16
 """Sequences that are open when their executor is killed."""
@@ -77,45 +75,12 @@ STATES = f"""state [
   ]"""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One position of the dial. source: of the model; recovers: whether its sequences outlive their executor."""
-
-    name: str
-    source: str
-    parameters: dict[str, str]
-    recovers: bool = True
-
-    @property
-    def interval(self) -> int:
-        """Of a checkpointed setting."""
-        return int(self.parameters.get("checkpoint_interval", "1"))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One setting, measured once. takeover_ms: None where sequences do not outlive their executor."""
-
-    setting: str
-    steps_per_s: float
-    redis_bytes: float
-    takeover_ms: float | None
-
-
 class LongSums(RunningSums):
     """Sequences that are long beside every interval."""
 
     def steps(self) -> int:
         """How many steps the next sequence has."""
         return self._chance.randint(180, 220)
-
-
-def settings() -> list[Setting]:
-    """All positions of the dial."""
-    every = [Setting(f"declared_{n}", "declared", {"checkpoint_interval": str(n)}) for n in INTERVALS]
-    handed = [Setting(f"methods_{n}", "handed", {"checkpoint_interval": str(n)}) for n in (1, 8)]
-    replay = Setting("replay", "kept", {"sequence_recovery": "replay"})
-    return [*every, *handed, replay, Setting("nothing", "kept", {"sequence_recovery": "none"}, recovers=False)]
 
 
 def measure_dial(*, seconds: float, rounds: int, out: Path) -> None:
@@ -242,63 +207,3 @@ class Dial:
 
 def _bytes_per_s(before: Reading, after: Reading) -> float:
     return (after.redis["bytes_in"] - before.redis["bytes_in"]) / (after.at_s - before.at_s)
-
-
-def summary(turns: Sequence[Turn]) -> list[Turn]:
-    """The medians of each setting's figures, in the order of the dial."""
-    by_setting: dict[str, list[Turn]] = {}
-    for turn in turns:
-        by_setting.setdefault(turn.setting, []).append(turn)
-    return [
-        Turn(
-            name,
-            statistics.median(turn.steps_per_s for turn in group),
-            statistics.median(turn.redis_bytes for turn in group),
-            _median([turn.takeover_ms for turn in group if turn.takeover_ms is not None]),
-        )
-        for name in (setting.name for setting in settings())
-        if (group := by_setting.get(name))
-    ]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def one_line(turn: Turn) -> str:
-    """A turn in a few words."""
-    took = "none" if turn.takeover_ms is None else f"{turn.takeover_ms:.0f} ms"
-    return f"{turn.setting}: {turn.steps_per_s:.0f} steps/s, {turn.redis_bytes:.0f} Redis bytes/step, takeover {took}"
-
-
-def table(turns: Sequence[Turn]) -> str:
-    """The medians as a Markdown table."""
-    rows = [
-        [
-            turn.setting.rsplit("_", 1)[0],
-            turn.setting.rsplit("_", 1)[1] if "_" in turn.setting else "",
-            f"{turn.steps_per_s:.0f}",
-            f"{turn.redis_bytes:.0f}",
-            "lost" if turn.takeover_ms is None else f"{turn.takeover_ms:.0f}",
-        ]
-        for turn in turns
-    ]
-    return markdown(["state", "every", "steps/s", "Redis bytes/step", "takeover ms"], rows)
-
-
-def write(medians: Sequence[Turn], turns: Sequence[Turn], out: Path) -> None:
-    """The three files, and the table on standard output."""
-    from deploy.bench.dial_plot import draw_dial  # noqa: PLC0415 -- matplotlib takes a second
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "dial.json").write_text(json.dumps([asdict(turn) for turn in turns], indent=2))
-    (out / "dial.md").write_text(table(medians) + "\n")
-    draw_dial(list(checkpointed(medians)), medians, out / "dial.png")
-    click.echo(table(medians))
-    click.echo(f"\nwritten: {out}/dial.json, dial.md, dial.png")
-
-
-def checkpointed(turns: Sequence[Turn]) -> Iterator[tuple[int, Turn]]:
-    """Of declared state: the interval, and its figures."""
-    intervals = {setting.name: setting.interval for setting in settings() if setting.source == "declared"}
-    return ((intervals[turn.setting], turn) for turn in turns if turn.setting in intervals)

@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
-    from deploy.bench.dial import Turn
+    from deploy.bench.dial_figures import Turn
 
 FIGURES = (
     ("steps_per_s", "steps per second"),

@@ -17,7 +17,6 @@ takeover reads of its past.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -25,7 +24,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,16 +32,15 @@ import click
 import uvloop
 
 from deploy.bench.clients import Session, StepError, client_for
-from deploy.bench.dial import LEASE_MS, Dial, LongSums, settings, write_model
-from deploy.bench.results import markdown
+from deploy.bench.dial import LEASE_MS, Dial, LongSums, write_model
+from deploy.bench.dial_positions import settings
+from deploy.bench.takeover_figures import AGED, Case, IdleTakeover, Takeover, idle_line, one_line, write
 from deploy.launcher import MeshState
 from deploy.private_mesh import private_mesh
 from shared.ids import ExecutorId, SequenceId, sequence_id
 from shared.messages import ExecutorRegistration
 
 AGES = (100, 10_000, 1_000_000)
-AGED = 8
-"""Sequences of each age."""
 COUNTS = (10, 100, 1000)
 YOUNG = 3
 """Steps of each of them."""
@@ -56,37 +54,6 @@ SESSIONS = 64
 POLL_S = 0.002
 IDLE_POLL_S = 0.05
 """Less often, because each look is at all of the sequences."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """So many sequences, each with so many steps behind it; played: how many of these were really sent."""
-
-    steps: int
-    sequences: int
-    played: int
-
-
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """One kill. taken: sequences of the dead executor; times from the end of its lease."""
-
-    case: Case
-    taken: int
-    first_ms: float
-    last_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class IdleTakeover:
-    """One kill of an owner of idle sequences: the medians of their first and of their second steps, and the slowest of
-    a neighbour's while they moved."""
-
-    sequences: int
-    taken: int
-    first_ms: float
-    second_ms: float
-    neighbour_ms: float
 
 
 def measure_takeovers(*, rounds: int, quick: bool, out: Path) -> None:
@@ -236,90 +203,3 @@ class Kills(Dial):
                 pipe.hincrby(own.record, field, steps)
             pipe.hincrby(own.checkpoint, "n", steps)
         pipe.execute()
-
-
-def summary(kills: Sequence[Takeover]) -> list[Takeover]:
-    """The medians of each case."""
-    return [
-        Takeover(
-            case,
-            round(statistics.median(kill.taken for kill in kills if kill.case == case)),
-            statistics.median(kill.first_ms for kill in kills if kill.case == case),
-            statistics.median(kill.last_ms for kill in kills if kill.case == case),
-        )
-        for case in dict.fromkeys(kill.case for kill in kills)
-    ]
-
-
-def idle_summary(idle: Sequence[IdleTakeover]) -> list[IdleTakeover]:
-    """The medians of each number of sequences."""
-    medians: list[IdleTakeover] = []
-    for count in dict.fromkeys(kill.sequences for kill in idle):
-        group = [kill for kill in idle if kill.sequences == count]
-        medians.append(
-            IdleTakeover(
-                count,
-                round(statistics.median(kill.taken for kill in group)),
-                statistics.median(kill.first_ms for kill in group),
-                statistics.median(kill.second_ms for kill in group),
-                statistics.median(kill.neighbour_ms for kill in group),
-            )
-        )
-    return medians
-
-
-def one_line(kill: Takeover) -> str:
-    """A kill in a few words."""
-    case = kill.case
-    return (
-        f"{case.sequences} sequences of {case.steps} steps ({case.played} played), {kill.taken} taken over: "
-        f"first {kill.first_ms:.0f} ms, last {kill.last_ms:.0f} ms after the lease's end"
-    )
-
-
-def idle_line(kill: IdleTakeover) -> str:
-    """A kill in a few words."""
-    return (
-        f"{kill.sequences} idle sequences, {kill.taken} taken over: first step {kill.first_ms:.1f} ms, second "
-        f"{kill.second_ms:.1f} ms, a neighbour's slowest meanwhile {kill.neighbour_ms:.0f} ms"
-    )
-
-
-def idle_table(idle: Sequence[IdleTakeover]) -> str:
-    """The medians as a Markdown table."""
-    rows = [
-        [str(k.sequences), str(k.taken), f"{k.first_ms:.1f}", f"{k.second_ms:.1f}", f"{k.neighbour_ms:.0f}"]
-        for k in idle
-    ]
-    return markdown(["idle sequences", "taken over", "first step ms", "second ms", "neighbour's slowest ms"], rows)
-
-
-def table(kills: Sequence[Takeover]) -> str:
-    """The medians as a Markdown table."""
-    rows = [
-        [
-            str(kill.case.steps),
-            str(kill.case.played),
-            str(kill.case.sequences),
-            str(kill.taken),
-            f"{kill.first_ms:.0f}",
-            f"{kill.last_ms:.0f}",
-        ]
-        for kill in kills
-    ]
-    return markdown(["steps behind", "of these played", "sequences", "taken over", "first ms", "last ms"], rows)
-
-
-def write(kills: Sequence[Takeover], idle: Sequence[IdleTakeover], out: Path) -> None:
-    """The three files, and the table on standard output."""
-    from deploy.bench.takeover_plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
-
-    medians = summary(kills)
-    out.mkdir(parents=True, exist_ok=True)
-    both = f"{table(medians)}\n\n{idle_table(idle_summary(idle))}\n"
-    (out / "takeover.json").write_text(json.dumps([asdict(kill) for kill in (*kills, *idle)], indent=2))
-    (out / "takeover.md").write_text(both)
-    by_age = [kill for kill in medians if kill.case.sequences == AGED]
-    draw_takeovers(by_age, [kill for kill in medians if kill not in by_age], out / "takeover.png")
-    click.echo(both)
-    click.echo(f"\nwritten: {out}/takeover.json, takeover.md, takeover.png")

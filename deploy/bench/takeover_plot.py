@@ -12,7 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
-    from deploy.bench.takeover import Takeover
+    from deploy.bench.takeover_figures import Takeover
 
 
 def draw_takeovers(by_age: Sequence[Takeover], by_number: Sequence[Takeover], path: Path) -> None:

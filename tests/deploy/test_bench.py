@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from deploy.bench import command, dial, paging, takeover
+from deploy.bench import command, dial, dial_figures, dial_positions, paging, takeover_figures
 from deploy.bench.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from deploy.bench.command import Plan, bench
 from deploy.bench.load import Tally
@@ -333,7 +333,7 @@ def test_a_small_run_finds_every_answer_right_and_writes_its_results(tmp_path: P
 
 def test_every_position_of_the_dial_is_a_model_that_loads_and_is_recovered_as_it_says(tmp_path: Path) -> None:
     recovered: dict[str, tuple[bool, bool]] = {}
-    for setting in dial.settings():
+    for setting in dial_positions.settings():
         dial.write_model(tmp_path, setting)
         repository = Repository([tmp_path], Devices())
         config = repository.load(setting.name).record.config
@@ -347,12 +347,12 @@ def test_every_position_of_the_dial_is_a_model_that_loads_and_is_recovered_as_it
 
 def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
     turns = [
-        dial.Turn(setting.name, 100.0 * turn, 10.0 * turn, 1000.0 + turn if setting.recovers else None)
+        dial_figures.Turn(setting.name, 100.0 * turn, 10.0 * turn, 1000.0 + turn if setting.recovers else None)
         for turn in (1, 9, 2)
-        for setting in dial.settings()
+        for setting in dial_positions.settings()
     ]
 
-    dial.write(dial.summary(turns), turns, tmp_path)
+    dial_figures.write(dial_figures.summary(turns), turns, tmp_path)
 
     text = (tmp_path / "dial.md").read_text()
     assert "| declared | 32    |     200 |               20 |        1002 |" in text
@@ -365,11 +365,11 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
 
 
 def test_takeovers_are_shown_by_age_and_by_number(tmp_path: Path) -> None:
-    old, many = takeover.Case(1_000_000, takeover.AGED, 10_000), takeover.Case(3, 1000, 3)
-    kills = [takeover.Takeover(case, 5, 10.0 * turn, 20.0 * turn) for turn in (1, 9, 2) for case in (old, many)]
-    idle = [takeover.IdleTakeover(1000, 600, 1.0 * turn, 2.0 * turn, 3.0 * turn) for turn in (1, 9, 2)]
+    old, many = takeover_figures.Case(1_000_000, takeover_figures.AGED, 10_000), takeover_figures.Case(3, 1000, 3)
+    kills = [takeover_figures.Takeover(case, 5, 10.0 * turn, 20.0 * turn) for turn in (1, 9, 2) for case in (old, many)]
+    idle = [takeover_figures.IdleTakeover(1000, 600, 1.0 * turn, 2.0 * turn, 3.0 * turn) for turn in (1, 9, 2)]
 
-    takeover.write(kills, idle, tmp_path)
+    takeover_figures.write(kills, idle, tmp_path)
 
     text = (tmp_path / "takeover.md").read_text()
     assert "| 1000000      | 10000           |         8 |          5 |       20 |      40 |" in text
