@@ -116,6 +116,11 @@ class OwnedSequence:
         """Whether the step that may run now is not to be run. One that was answered before runs again for its state."""
         return self.next_step in self.cancelled and not self.replays and self.head is not None
 
+    @property
+    def entries(self) -> list[str]:
+        """All inbox entries that are kept for it."""
+        return [*self.open_entries, *(queued.step.entry for queued in self.steps.values())]
+
     def closed(self) -> list[str]:
         """Takes the open entries: none of them will be needed any more."""
         entries, self.open_entries, self.open_bytes = self.open_entries, [], 0

@@ -349,7 +349,9 @@ class Serving:
         names = [owned.sequence for owned in wanted]
         found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
         for owned in wanted:
-            model.restored(owned, found.get(owned.sequence))
+            if over := model.restored(owned, found.get(owned.sequence)):
+                shard = self._keys.shard_of(owned.sequence)
+                await insist("restore", partial(self.inbox.remove, shard, over))
         logs.debug("sequences restored", model=model.model, sequences=len(wanted))
 
     async def _try_suspects(self) -> None:

@@ -25,6 +25,9 @@ from shared.messages import STATE_FIELD, checkpointed_states, encode
 from shared.tensors import Tensor
 
 MODEL_FIELD = "m"
+LIVE = b"l"
+TOMBSTONES = frozenset((b"e", b"x", b"f", b"o", b"c"))
+"""States of a record (`common.lua`)."""
 TRACE_FIELD = "t"
 
 
@@ -32,12 +35,13 @@ TRACE_FIELD = "t"
 class Checkpoint:
     """What Redis holds of one sequence. states: by state input name, without batch dimension; empty before the first
     checkpoint. model_state: what the model's own method gave, None where it gave nothing yet. mark: of the load that
-    ran its latest START, "" if none was said."""
+    ran its latest START, "" if none was said. is_over: nothing of it is left but what the record says."""
 
     restored: Restored
     states: Mapping[str, Tensor]
     model_state: bytes | None = None
     mark: str = ""
+    is_over: bool = False
 
     def is_of_another(self, mark: str) -> bool:
         """Whether its state is not for the load of this mark: the model was loaded anew since (triton-spec 1.11)."""
@@ -59,7 +63,8 @@ def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, tracepar
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Checkpoint | None:
-    if record[9] != b"l":
+    state = record[9]
+    if state != LIVE and state not in TOMBSTONES:
         return None
     epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
     void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
@@ -80,7 +85,11 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Chec
         failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
     return Checkpoint(
-        restored, checkpointed_states(fields), fields.get(MODEL_FIELD.encode()), (record[10] or b"").decode()
+        restored,
+        checkpointed_states(fields),
+        fields.get(MODEL_FIELD.encode()),
+        (record[10] or b"").decode(),
+        is_over=state != LIVE,
     )
 
 
@@ -92,7 +101,8 @@ def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
 async def read_checkpoints(
     redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]
 ) -> dict[SequenceId, Checkpoint]:
-    """Records and checkpoints of many sequences in one round trip; a sequence without a live owner is left out."""
+    """Records and checkpoints of many sequences in one round trip; those that wait for an owner, and those that nobody
+    knows any more, are left out."""
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)

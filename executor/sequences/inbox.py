@@ -90,6 +90,10 @@ class Inbox:
         """What was read and not finished is to be read once more."""
         self._again = True
 
+    async def remove(self, shard: ShardId, entries: Sequence[str]) -> None:
+        """Entries that nobody will need. Raises one of `CONNECTION_LOST`."""
+        await cast("Any", self._connections.commands).xdel(self._names[shard], *entries)
+
     async def marks(self) -> Marks:
         """Where the inboxes end now. Raises one of `CONNECTION_LOST`."""
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.

@@ -132,14 +132,20 @@ class SequenceModel:
             self.restoring.append(owned)
         self._loops[owned.instance].offer(owned)
 
-    def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> None:
-        """Takes what Redis held of a sequence that another executor ran before; too late if it came here once more."""
+    def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> Sequence[str]:
+        """Takes what Redis held of a sequence that another executor ran before; too late if it came here once more.
+
+        returns  inbox entries that were kept to make its state again, and may go: it was over before
+        """
         if self.table.get(owned.sequence) is not owned:
-            return
+            return ()
         if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
             # It is not ours any more; whoever owns it now has its steps.
             self.forget(owned)
-            return
+            return ()
+        if checkpoint.is_over:
+            self.forget(owned)
+            return owned.entries
         loop = self._loops[owned.instance]
         sitting = self.table.seat(owned)
         if sitting is not None:
@@ -156,8 +162,9 @@ class SequenceModel:
             loading = loop.worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state)
         else:
             self._resume(owned, found)
-            return
+            return ()
         loading.add_done_callback(lambda future: self._loaded(owned, found, future))
+        return ()
 
     def _loaded(self, owned: OwnedSequence, found: Restored, loading: asyncio.Future[None]) -> None:
         if loading.cancelled():
@@ -194,7 +201,7 @@ class SequenceModel:
             state = await worker.describe_state(owned.slot)
             logs.info("sequence expired", sequence=message.sequence, last_step=owned.next_step - 1, state=state)
         self.forget(owned)
-        return [*owned.open_entries, *(queued.step.entry for queued in owned.steps.values())]
+        return owned.entries
 
     def cancelled(self, message: InboxCancelled) -> None:
         """The caller of a step has gone."""

@@ -346,6 +346,16 @@ class TestPrefetch:
 
                 assert [] == on.model.holdings
 
+    async def test_one_that_was_over_leaves_nothing_in_the_inbox(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(3)
+            (owned,) = on.model.next_restores()
+            entries = owned.entries
+            assert 1 == len(entries)
+
+            assert entries == on.model.restored(owned, replace(checkpoint(checkpointed=2, committed=3), is_over=True))
+            assert [] == on.model.holdings
+
     async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.model.expect(coming(7))

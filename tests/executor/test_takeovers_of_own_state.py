@@ -13,6 +13,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +22,9 @@ import pytest
 from redis.asyncio import Redis
 
 from executor.incarnation import Applied
+from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from executor.sequences.holdings import Holding
-from shared.ids import ExecutorId, StepNumber
+from shared.ids import ExecutorId, SequenceId, StepNumber
 from shared.messages import ReplyMessage, StepFlag
 from shared.scripts import Submission, SubmitCode, VacateCode
 from shared.statistics.tally import Load
@@ -282,6 +284,31 @@ async def test_an_idle_sequence_has_its_state_before_its_next_step(
         step = mesh.submission(7, value(3), END)
         await mesh.submit(step)
         assert 6 == told(await mesh.reply(step))
+
+
+@pytest.mark.leaves_sequences
+async def test_what_was_kept_for_a_state_goes_when_its_sequence_was_over_before_that(
+    mesh: ScriptedMesh, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It expired between its takeover and its restore: the word of that may come when it is forgotten already."""
+
+    async def read_late(*asked: Any) -> dict[SequenceId, Checkpoint]:
+        found = await read_checkpoints(*asked)
+        return {sequence: replace(checkpoint, is_over=True) for sequence, checkpoint in found.items()}
+
+    life = make_model(MODEL, {"sequence_recovery": "replay"})
+    async with life("a") as a:
+        steps = await play(mesh, [1, 2])
+        await mesh.assign(7, a.executor)
+        assert [1, 3] == await answers(mesh, steps)
+        assert 2 == await inbox_length(mesh, a)
+    monkeypatch.setattr("executor.models.serving.read_checkpoints", read_late)
+    async with life("b") as b:
+        await mesh.take_over(a.executor, lost=True)
+        await mesh.assign(7, b.executor)
+        async with asyncio.timeout(60):
+            while b.incarnation.serving.holdings or await inbox_length(mesh, b) or await inbox_length(mesh, a):
+                await asyncio.sleep(0.01)
 
 
 async def test_a_model_hears_of_every_sequence_that_has_left_and_before_anything_else_of_it(

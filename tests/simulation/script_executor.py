@@ -87,7 +87,7 @@ class Executor:
                 self.table.cancel(item.sequence, item.epoch, item.step)
             else:
                 if isinstance(item, InboxExpired) and owned is not None and owned.epoch == item.epoch:
-                    gone += [*owned.open_entries, *(queued.step.entry for queued in owned.steps.values())]
+                    gone += owned.entries
                 self.forget(item.sequence, item.epoch)
         if gone:
             self.bench.do("XDEL", stream, *gone)
@@ -126,8 +126,10 @@ class Executor:
         for owned, found in self.fetched:
             if self.table.get(owned.sequence) is not owned:
                 continue
-            if found is None or found.restored.epoch != owned.epoch:
+            if found is None or found.restored.epoch != owned.epoch or found.is_over:
                 self.forget(owned.sequence, owned.epoch)
+                if found is not None and found.is_over and found.restored.epoch == owned.epoch and owned.entries:
+                    self.bench.do("XDEL", self.bench.keys.inbox(SHARD, self.name), *owned.entries)
                 continue
             self.table.seat(owned)
             self.states[owned] = _state(found.model_state)
