@@ -146,7 +146,9 @@ def request(kind: Any, script: Script, step: int) -> dict[str, Any]:
         "sequence_start": step == 1,
         "sequence_end": script.ends and step == len(script.values),
         "request_id": "" if script.numbered else f"{script.index}.{step}",
-        "parameters": {"sequence_step": step} if script.numbered else None,
+        # START too says which step it is: by its name alone, one that a stalled connection has held up while its client
+        # repeated it elsewhere and went on would be taken for another run of the same program.
+        "parameters": {"sequence_step": step} if script.numbered or step == 1 else None,
     }
 
 

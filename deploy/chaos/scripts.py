@@ -32,7 +32,7 @@ IDLE_FACTOR = 1.5
 class Script(msgspec.Struct, frozen=True, gc=False):
     """One sequence to be played.
 
-    numbered    steps carry `sequence_step`; otherwise a request id each
+    numbered    steps carry `sequence_step`; otherwise a request id each, and only START its number as well
     window      steps that may be open at the same time
     pause_s     mean pause before each step
     patience_s  an answer that takes longer is asked for again, through another gateway

@@ -343,6 +343,21 @@ class TestNumbers:
         assert [(SubmitCode.JOINED, 1), (SubmitCode.JOINED, 2), (SubmitCode.JOINED, 3)] == heard
         assert (SubmitCode.EXISTS, 0) == await again(mesh, "a", START, step=1, inputs=TWO)
 
+    @pytest.mark.parametrize(
+        ("kept", "hears"), [(8, (SubmitCode.REPEATED, 1)), (1, (SubmitCode.EXISTS, 2))], ids=["kept", "forgotten"]
+    )
+    async def test_a_start_with_number_and_id_that_was_held_up_begins_nothing(
+        self, mesh: ScriptedMesh, kept: int, hears: tuple[SubmitCode, int]
+    ) -> None:
+        # Found by chaos, of a START with an id alone: its client had repeated it elsewhere, and was at step 6.
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a", expected_step=1))
+        await mesh.submit(mesh.submission(7, ONE, request_id="b"))
+        await mesh.assign(7, ALICE)
+        for step in await steps_of(mesh, ALICE):
+            await commit(mesh, ALICE, step, kept=KeptReplies(kept))
+
+        assert hears == await again(mesh, "a", START, step=1)
+
     @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "not reaped yet"])
     async def test_a_first_step_after_an_expiry_begins_anew(self, mesh: ScriptedMesh, reaped: bool) -> None:
         await run_sequence(mesh, "ab", numbered=True)
