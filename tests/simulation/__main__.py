@@ -94,11 +94,11 @@ def commit() -> str:
 
 
 def find_mutants(jobs: int, seeds: Iterable[int], play: Play) -> int:
-    """Looks for each fault in these seeds until it is found; without services, for those of the scripts."""
+    """Looks for each fault in these seeds until it is found: those that this kind of play can show."""
     missed = 0
     with multiprocessing.Pool(jobs) as pool:
         for mutant in MUTANTS:
-            if play is fuzz and not mutant.edits:
+            if not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
             found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=play), seeds))
             missed += found is None
