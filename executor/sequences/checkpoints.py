@@ -25,10 +25,10 @@ from shared.messages import STATE_FIELD, checkpointed_states, encode
 from shared.tensors import Tensor
 
 MODEL_FIELD = "m"
+TRACE_FIELD = "t"
 LIVE = b"l"
 TOMBSTONES = frozenset((b"e", b"x", b"f", b"o", b"c"))
 """States of a record (`common.lua`)."""
-TRACE_FIELD = "t"
 
 
 @dataclass(frozen=True, slots=True)

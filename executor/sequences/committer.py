@@ -133,12 +133,13 @@ class Committer:
         taken, self._waiting = self._waiting, deque()
         self._sending = len(taken)
         sent_ns = clock_ns()
-        for group, codes in await self._send(self._groups(taken)):
+        groups = self._groups(taken)
+        for group, codes in await self._send(groups):
             done_ns = clock_ns()
             for step, code in zip(group.steps, codes, strict=True):
                 group.owner.committed(step, code, sent_ns, done_ns)
         self._sending = 0
-        self._open_bytes -= sum(size_of(step) for _, step in taken)
+        self._open_bytes -= sum(group.size for group in groups)
         self._done += len(taken)
         self._progress.set()
         self._progress = asyncio.Event()

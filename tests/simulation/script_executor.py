@@ -126,9 +126,12 @@ class Executor:
         for owned, found in self.fetched:
             if self.table.get(owned.sequence) is not owned:
                 continue
-            if found is None or found.restored.epoch != owned.epoch or found.is_over:
+            if found is None or found.restored.epoch != owned.epoch:
                 self.forget(owned.sequence, owned.epoch)
-                if found is not None and found.is_over and found.restored.epoch == owned.epoch and owned.entries:
+                continue
+            if found.is_over:
+                self.forget(owned.sequence, owned.epoch)
+                if owned.entries:
                     self.bench.do("XDEL", self.bench.keys.inbox(SHARD, self.name), *owned.entries)
                 continue
             self.table.seat(owned)
