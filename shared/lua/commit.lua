@@ -17,7 +17,7 @@
 -- reply  per step: 1 committed, 2 committed and the sequence is over, 3 committed and the sequence is paged: others wait
 --        for its slot, it has no other step, and its state is in its checkpoint; 0 was committed before, -1 refused,
 --        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
--- atomic everything of one step; and all replies for one gateway leave as one entry.
+-- atomic everything of one step; and the replies for one gateway leave together, as few entries as may be.
 -- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
 
 -- Three times what a gateway waits for Redis to come back.

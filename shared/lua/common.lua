@@ -77,6 +77,9 @@ local function pieces(list)
   end
 end
 
+-- Bytes of answers after which an entry takes no more: Redis takes none of a GiB, and whoever reads one holds all of it.
+local ENTRY_BYTES = 4194304
+
 -- Answers to callers gather while a script runs; those for one gateway leave together, if it still listens.
 local outgoing, gateways = {}, {}
 
@@ -91,11 +94,24 @@ local function answer(gateway, token, reply)
   fields[#fields + 1] = reply
 end
 
+-- The last field of the entry that begins with this one: few enough for `unpack`, and not too many bytes.
+local function entry_end(fields, from)
+  local to, bytes = from + 1, #fields[from + 1]
+  while to < #fields and to - from + 2 < PIECE and bytes + #fields[to + 2] <= ENTRY_BYTES do
+    to = to + 2
+    bytes = bytes + #fields[to]
+  end
+  return to
+end
+
 -- To be called once, at the end of a script that answers. prefix: of this shard's reply streams.
 local function send_answers(prefix)
   for _, gateway in ipairs(gateways) do
-    for fields, from, to in pieces(outgoing[gateway]) do
+    local fields, from = outgoing[gateway], 1
+    while from < #fields do
+      local to = entry_end(fields, from)
       redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(fields, from, to))
+      from = to + 1
     end
   end
 end

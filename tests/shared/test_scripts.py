@@ -41,6 +41,7 @@ from shared.scripts import (
     Vacation,
 )
 from shared.statistics.tally import Load
+from shared.tensors import from_numpy
 from shared.waiting_line import TAKEOVER_CAUSES, read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
@@ -88,6 +89,7 @@ async def commit(
     entries: Sequence[str] = (),
     base: int | None = None,
     load: Load | None = None,
+    reply: ReplyMessage | None = None,
 ) -> CommitCode:
     final = StepCommit(
         sequence=step.sequence,
@@ -97,7 +99,7 @@ async def commit(
         outcome=outcome,
         gateway=step.gateway,
         token=step.token,
-        reply=encode(ReplyMessage("1", step=step.step)),
+        reply=encode(reply or ReplyMessage("1", step=step.step)),
         keep_reply=bool(request_id),
         entries=entries or ([step.entry] if checkpoint else []),
         checkpoint=[("s:h", b"state %d" % step.step)] if checkpoint else [],
@@ -372,6 +374,26 @@ class TestCommit:
         for token in (step.token, "t0", "t8999"):
             await mesh.reply_to(token)
         assert 9_001 == len(mesh.heard)
+
+    async def test_replies_of_one_commit_leave_in_entries_of_a_few_megabytes(self, mesh: ScriptedMesh) -> None:
+        """Redis takes no entry of a GiB, and three callers who wait for one large answer would make one."""
+        await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
+        askers = [mesh.submission(7, ONE, START, request_id="a") for _ in range(6)]
+        for asker in askers:
+            assert SubmitCode.JOINED is (await mesh.submit(asker)).code
+        await mesh.assign(7, ALICE)
+        (step,) = await steps(mesh, ALICE)
+        large = ReplyMessage("1", (from_numpy("OUTPUT", np.zeros(3 << 16)),))
+
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, reply=large)
+
+        stream = mesh.keys.replies(mesh.keys.shard_of(step.sequence), cast(Any, GATEWAY))
+        _opened, *entries = await cast(Any, mesh.redis).xrange(stream)
+        assert [2, 2, 2, 1] == [len(fields) for _, fields in entries]
+        tokens = [step.token, *(asker.token for asker in askers)]
+        for token in tokens:
+            assert large == await mesh.reply_to(token)
+        assert tokens == mesh.heard
 
     async def test_a_step_that_skips_one_changes_nothing(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, START))
