@@ -49,6 +49,10 @@ RETRY_REPLIES = 8
 RETRY_REPLY_BYTES = 64 << 10
 """Bytes of those replies beyond the newest one, which is always kept (model parameter `retry_reply_bytes`)."""
 
+JOINED_MAX = 16
+"""Callers of one unanswered step who asked for it again and wait beside the first one: each gets an answer of its own,
+and is a place in the record. One more takes the place of the oldest, who is told."""
+
 MODEL_STATE_BYTES_MAX = 64 << 20
 """What a model may hand out as the state of one sequence: it goes to Redis with a commit, and everybody waits there."""
 

@@ -17,11 +17,12 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
+from shared.errors import OUTCOMES, Reason
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
 from shared.keyspace import Keyspace
-from shared.limits import LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
+from shared.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.link import Link
-from shared.messages import StepFlag
+from shared.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import Load
 
 
@@ -239,6 +240,17 @@ TOTAL_MAX = 256
 COUNTS_TTL_MS = 24 * 3600 * 1000
 """How long the counts of a model that nobody serves any more can still be read."""
 
+GAVE_WAY = encode(
+    ReplyMessage(
+        "",
+        error_code=OUTCOMES[Reason.BUSY].code,
+        error=f"the step was asked for again more than {JOINED_MAX} times before it was answered: those who asked last "
+        "get the answer, or ask again",
+        reason=Reason.BUSY,
+    )
+)
+"""What is heard by whoever waits for a step beside too many others."""
+
 COUNTING = frozenset({"commit", "reject", "cancel"})
 """Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
 
@@ -388,6 +400,7 @@ class Scripts:
         for model in models:
             keys += (self._keys.starts(shard, model), self._keys.line(shard, model), self._keys.deadlines(shard, model))
         args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max, RETRY_IDS, live_max, len(models)]
+        args += (self._keys.replies_prefix(shard), JOINED_MAX, GAVE_WAY)
         for step in steps:
             own = self._keys.sequence(step.sequence)
             keys += (own.record, own.idle, own.parked)

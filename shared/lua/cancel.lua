@@ -18,6 +18,7 @@ local function callers(list)
 end
 
 -- Counts a caller among those who have left; true when that are all: the first one, and those who joined by a retry.
+-- (Who joined can ask again, so gateways do not withdraw it; one that gave way to others counts no more in any case.)
 local function leave(keys, step)
   local got = redis.call('HMGET', keys.record, 'j:' .. step.n, 'a:' .. step.n)
   local left, place = got[2] or '', step.gateway .. ' ' .. step.token .. ';'

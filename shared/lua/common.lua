@@ -26,7 +26,7 @@
 --   rd  of each step with a request id, oldest first: the digest of id and content, and the step's number, in fixed
 --   width (submit.lua): of the last few; ro  of those before, all that are in flight and the last ones at least
 --   rk  `<step>:<bytes> ...` the steps whose replies are kept for a retry, oldest first; p:<n> the reply of step n
---   j:<n> who else waits for step n; a:<n> who of them has left
+--   j:<n> who else waits for step n: the latest few; a:<n> who of its callers has left, of those who cannot ask again
 -- A START on a live sequence goes on counting; one after the end begins a new record, with nothing of the old one.
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32

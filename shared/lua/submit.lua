@@ -4,7 +4,8 @@
 --        per step: record, idle marker, parked steps
 -- ARGV   1 prefix of this shard's inboxes   2 bound of sequences that wait for their first slot   3 bound of steps in
 --        flight per sequence   4 steps of a sequence whose digests are remembered   5 bound of live sequences
---        6 number of models
+--        6 number of models   7 prefix of this shard's reply streams   8 bound of those who wait for a step by a retry
+--        9 encoded reply for the oldest of them, who gives way to one more
 --        per step: which of the models (1 is the first), sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence is of this one request, 32 it may be paged),
@@ -21,7 +22,8 @@
 --        longer  -13 the sequence exists, and is beyond its first step; for these, step is the last committed one (since
 --        START) and extra the one expected for -8
 -- atomic each step's number, its place in the inbox and the record change together.
--- The inbox's key follows from the record (its owner); it carries the same hash tag as the declared keys.
+-- The inbox's key follows from the record (its owner), that of a retry's reply stream, too; they carry the same hash tag
+-- as the declared keys.
 
 local GONE = { e = -2, x = -3, f = -4, o = -5, c = -9 }
 
@@ -93,15 +95,28 @@ local function with_recent(ids, n, committed)
   return string.sub(ids, from)
 end
 
+-- Notes who else waits for a step, once. Whoever asks again and again has left its older places, as a rule: of too many
+-- the oldest goes, and is told. The first caller, whose place is the inbox entry's, never does.
+local function join(step, n)
+  local field, place = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
+  local joined = redis.call('HGET', step.record, field) or ''
+  if string.find(';' .. joined, ';' .. place, 1, true) then return end
+  local _, count = string.gsub(joined, ';', '')
+  if count >= tonumber(ARGV[8]) then
+    local gateway, token, rest = string.match(joined, '^(%S+) (%S+);(.*)')
+    answer(gateway, token, ARGV[9])
+    joined = rest
+  end
+  redis.call('HSET', step.record, field, joined .. place)
+end
+
 -- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
 -- unkept: what it is told if the reply is kept no longer
 local function repeated(step, n, record, unkept)
   if n > record.cm and is_latest(step, record.latest) then return { 3, n, record.birth } end
   use_again(step, record)
   if n > record.cm then
-    local field = 'j:' .. n
-    local joined = redis.call('HGET', step.record, field) or ''
-    redis.call('HSET', step.record, field, joined .. step.gateway .. ' ' .. step.token .. ';')
+    join(step, n)
     return { 3, n, record.birth }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)
@@ -280,7 +295,7 @@ for i = 1, tonumber(ARGV[6]) do
 end
 local replies = {}
 for i = 1, #KEYS / 3 - #models do
-  local k, a = 3 * (#models + i - 1), 6 + (i - 1) * 11
+  local k, a = 3 * (#models + i - 1), 9 + (i - 1) * 11
   replies[i] = submit({
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], model = models[tonumber(ARGV[a + 1])],
     sid = ARGV[a + 2], digest = ARGV[a + 4], expected = ARGV[a + 5], version = ARGV[a + 6],
@@ -288,4 +303,5 @@ for i = 1, #KEYS / 3 - #models do
     since = tonumber(ARGV[a + 11]),
   }, tonumber(ARGV[a + 3]))
 end
+send_answers(ARGV[7])
 return replies

@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from shared.ids import ExecutorId, Term
 from shared.keyspace import Keyspace
+from shared.limits import JOINED_MAX
 from shared.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode, inbox_entry
 from shared.scripts import CommitCode, KeptReplies, Outcome, StepCommit, Submission, SubmitCode
 from shared.tensors import to_numpy
@@ -181,6 +182,24 @@ class TestRequestIds:
         await mesh.submit(mesh.submission(7, ONE, START))
 
         assert not {"rd", "ro", "rk"} & (await mesh.record(7)).keys()
+
+    async def test_of_too_many_who_wait_for_a_step_the_oldest_retry_gives_way_and_is_told(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        """A client that asks again every second for an hour is no thousands of answers, and no record that grows."""
+        first, *retries = [mesh.submission(7, ONE, START, request_id="a") for _ in range(JOINED_MAX + 3)]
+        for asked in (first, *retries, retries[-1]):
+            await mesh.submit(asked)
+        told = [await mesh.reply(retry) for retry in retries[:2]]
+        joined = (await mesh.record(7))["j:1"]
+        await mesh.assign(7, ALICE)
+        await commit(mesh, ALICE, (await steps_of(mesh, ALICE))[0], text="the answer")
+
+        assert [("busy", "RESOURCE_EXHAUSTED")] * 2 == [(reply.reason, reply.error_code) for reply in told]
+        assert [f"{GATEWAY} {retry.token}" for retry in retries[2:]] == joined.split(";")[:-1]
+        for waiting in (first, *retries[2:]):
+            assert "the answer" == (await mesh.reply(waiting)).error
+        assert len(retries) + 1 == len(mesh.heard)
 
     async def test_a_reply_survives_the_loss_of_its_owner_and_the_end(self, mesh: ScriptedMesh) -> None:
         for name in "abc":
