@@ -14,7 +14,9 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
 
+from gateway.rest.body import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.settings import Certificate
 from shared.errors import UnavailableError
 from shared.lifecycle import end
@@ -24,6 +26,8 @@ KEEP_ALIVE_S = 600.0
 BACKLOG = 1024
 """Connections that may wait to be accepted: a herd of clients that starts at once."""
 UNLIMITED = 1 << 62
+WRITE_AHEAD_BYTES = 64 << 10
+"""What a transport takes before a writer has to wait (asyncio's own bound)."""
 SEE_OFF_S = 0.5
 """How long a gateway that stops keeps idle connections: a caller's next request is answered, and leaves in order."""
 
@@ -79,6 +83,57 @@ class IdleTime:
         self._closing = asyncio.get_running_loop().create_task(self._close(), name="idle connection")
 
 
+class Connection(TCPServer):
+    """One client's connection. To Hypercorn's own a client that does not take its answer is worth waiting for for ever;
+    to this one it has left when it is slower than a body may come (`rest.body`)."""
+
+    async def protocol_send(self, event: Event) -> None:
+        """Does what the protocol wants."""
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+            return
+        async with self.send_lock:
+            try:
+                self.writer.write(event.data)
+                await self._taken()
+            except (ConnectionError, RuntimeError, TimeoutError):
+                self.writer.transport.abort()
+                await self.protocol.handle(Closed())
+
+    async def _taken(self) -> None:
+        """Returns when the client has all but a small rest. Raises TimeoutError."""
+        transport = self.writer.transport
+        size = transport.get_write_buffer_size()
+        if size <= WRITE_AHEAD_BYTES:
+            # Nothing to wait for, and so no need of a timer.
+            await self.writer.drain()
+            return
+        began = self.loop.time()
+        deadline = began + PATIENCE_S
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.writer.drain()
+                    return
+            except TimeoutError:
+                earned = began + PATIENCE_S + (size - transport.get_write_buffer_size()) / SLOWEST_BYTES_S
+                if earned <= deadline:
+                    raise
+                deadline = earned
+
+    async def _close(self) -> None:
+        last_chance = self.loop.call_later(PATIENCE_S, self.writer.transport.abort)
+        try:
+            await super()._close()
+        finally:
+            last_chance.cancel()
+
+    async def _initiate_server_close(self) -> None:
+        await super()._initiate_server_close()
+        # The rest of an answer may still be taken; until then the connection does not end.
+        self.loop.call_later(PATIENCE_S, self.writer.transport.abort)
+
+
 class HttpServer:
     """Serves an ASGI application. Does what Hypercorn's own `serve` does, which can only stop at once."""
 
@@ -124,7 +179,7 @@ class HttpServer:
             writer.close()
             return
         loop = asyncio.get_running_loop()
-        connection = TCPServer(self._app, loop, self._config, self._context, {}, reader, writer)
+        connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
         connection.idle_task = IdleTime(self._idle)  # pyright: ignore[reportAttributeAccessIssue]
         await connection
 
