@@ -197,14 +197,28 @@ class RunningMesh:
             if served.model == model
         )
 
+    def loads(self, model: str) -> dict[str, int]:
+        """How many sequences of a model each registered executor owns, by name; all at the same moment."""
+        registered = self.registrations()
+        shards = self.keys.shard_ids()
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.hkeys(self.keys.executors)
+        for one in registered:
+            for shard in shards:
+                pipe.scard(self.keys.owned(shard, one.executor, model))
+        ids, *counts = pipe.execute()
+        if {one.executor for one in registered} != {name.decode() for name in ids}:
+            # Somebody came or went meanwhile, and may own some of them.
+            return self.loads(model)
+        held: dict[str, int] = {}
+        for number, one in enumerate(registered):
+            owned = sum(counts[number * len(shards) : (number + 1) * len(shards)])
+            held[one.name] = held.get(one.name, 0) + owned
+        return held
+
     def slots_held(self, model: str) -> int:
         """How many sequences of a model have an owner now."""
-        keys = [
-            self.keys.owned(shard, registration.executor, model)
-            for registration in self.registrations()
-            for shard in self.keys.shard_ids()
-        ]
-        return sum(self.redis.scard(key) for key in keys)
+        return sum(self.loads(model).values())
 
     def leaks(self) -> list[str]:
         """Keys that would stay for ever though every sequence is over. A live executor's empty inbox is none."""
