@@ -20,6 +20,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, Connections, insist
+from executor.devices import DeviceLostError
 from executor.draining import bound_models
 from executor.hung_calls import HungCallError, place_of, watch
 from executor.models.repository import Repository
@@ -123,8 +124,8 @@ class Incarnation:
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
-        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError, OlderDataError or
-        HungCallError in an exception group."""
+        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError, OlderDataError,
+        HungCallError or DeviceLostError in an exception group. In the last two cases the lease is given up."""
         try:
             async with asyncio.TaskGroup() as group:
                 # First of all: nobody talks to a Redis that was restarted meanwhile.
@@ -139,6 +140,10 @@ class Incarnation:
                 if self._settings.batch_limit_s:
                     group.create_task(self._watch_calls(self._settings.batch_limit_s), name="hung calls")
                 logs.info("executor serving", executor=self.executor, models=len(self._repository.loaded))
+        except* DeviceLostError as lost:
+            logs.error("GPU lost, giving the lease up", executor=self.executor, cause=_cause(lost))
+            await self._give_up()
+            raise
         finally:
             self.serving.forget_all()
 
@@ -244,7 +249,7 @@ class Incarnation:
         return [worker for served in self.serving.in_use for worker in served.workers]
 
     async def _watch_calls(self, limit_s: float) -> None:
-        """When a model hangs, the lease goes at once; without Redis it ends by itself."""
+        """When a model hangs, the lease goes at once."""
         call = await watch(self._workers, limit_s)
         logs.error(
             "model hangs, giving the lease up",
@@ -253,10 +258,14 @@ class Incarnation:
             seconds=limit_s,
             at=place_of(call),
         )
+        await self._give_up()
+        raise HungCallError(call.worker)
+
+    async def _give_up(self) -> None:
+        """Ends the lease, so that others take over at once; without Redis it ends by itself."""
         with suppress(TimeoutError, *CONNECTION_LOST):
             async with asyncio.timeout(self._settings.lease_ms / 1000):
                 await self._connections.membership.give_up(self.executor)
-        raise HungCallError(call.worker)
 
     async def _follow_server(self) -> None:
         """After a restart of Redis, or a failover: goes on when nothing is missing there of what it has told us."""
@@ -303,3 +312,8 @@ class Incarnation:
             except (*CONNECTION_LOST, ResponseError) as error:
                 # Also when Redis has no memory left: statistics are no reason to stop serving.
                 logs.warning("counts delayed", cause=str(error))
+
+
+def _cause(failure: Any) -> str:
+    """What the first member of a group says, however deep it lies."""
+    return _cause(failure.exceptions[0]) if isinstance(failure, BaseExceptionGroup) else str(failure)

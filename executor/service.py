@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from executor.connections import Connections
-from executor.devices import find_devices
+from executor.devices import DeviceLostError, find_devices
 from executor.draining import Draining
 from executor.hung_calls import HungCallError
 from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
@@ -31,7 +31,7 @@ from shared.traces.tracing import Tracing, setup
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter: the default, 5 ms, lets a model's thread hold up the step loop."""
 
-HUNG_EXIT_CODE = 1
+UNUSABLE_EXIT_CODE = 1
 
 
 async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
@@ -196,12 +196,16 @@ async def _until_lost(incarnation: Incarnation) -> None:
     except* OlderDataError:
         logs.error("redis holds older data", executor=incarnation.executor, remedy="registering anew under another id")
     except* HungCallError:
-        logs.error(
-            "ending: a thread that hangs cannot be stopped", executor=incarnation.executor, exit_code=HUNG_EXIT_CODE
-        )
-        logging.shutdown()
-        # Every other end of a process waits for its threads.
-        os._exit(HUNG_EXIT_CODE)
+        _end_at_once(incarnation, "a thread that hangs cannot be stopped")
+    except* DeviceLostError:
+        _end_at_once(incarnation, "this process gets its GPU back by starting anew")
+
+
+def _end_at_once(incarnation: Incarnation, because: str) -> None:
+    """Every other end of a process waits for its threads, and closes its engines."""
+    logs.error(f"ending: {because}", executor=incarnation.executor, exit_code=UNUSABLE_EXIT_CODE)
+    logging.shutdown()
+    os._exit(UNUSABLE_EXIT_CODE)
 
 
 async def _leave_when_told(

@@ -3,6 +3,9 @@
 A model's call may take long and holds no lock of ours; it runs on a thread of its own, so that heartbeats, reads and
 commits go on meanwhile. Everything that touches the engine goes through that thread, in order: loading a checkpoint
 never overlaps with a running batch.
+
+After a failure the worker looks whether the GPUs are still there. Where one is lost, nothing that the engine says is an
+answer: the steps are right, and run on any other executor.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from executor.devices import NO_GPUS, DeviceLostError, Devices
 from executor.engine.base import (
     BatchResult,
     ChecksReadiness,
@@ -45,11 +49,13 @@ class EngineCall(msgspec.Struct, frozen=True, eq=False):
 class EngineWorker:
     """Calls one engine, one call at a time."""
 
-    def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex) -> None:
+    def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex, devices: Devices = NO_GPUS) -> None:
+        """devices: that may be lost with what the engine calls."""
         self.name = name
         self._model = model
         self.index = index
         self._engine = engine
+        self._devices = devices
         self.first_batch = FirstBatch.from_environment()
         """Of this load of the model: an engine lives exactly as long as one."""
         self.readiness: Readiness | None = None
@@ -73,13 +79,24 @@ class EngineWorker:
         return self._engine.memory_usage() if isinstance(self._engine, MeasuresMemory) else ()
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error."""
+        """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error.
+
+        raises  DeviceLostError
+        """
         try:
-            return await self._start(self._engine.run, rows, want_state)
+            return await self._start(self._run, rows, want_state)
+        except DeviceLostError:
+            raise
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
             return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
+
+    def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        result = self._engine.run(rows, want_state)
+        if any(isinstance(row, RowError) for row in result.rows):
+            self._devices.check()
+        return result
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""
@@ -102,6 +119,9 @@ class EngineWorker:
         self.running = EngineCall(self.name, threading.get_ident())
         try:
             return call(*arguments, **named)
+        except (Exception, SystemExit):
+            self._devices.check()
+            raise
         finally:
             self._took_s = time.monotonic() - began_s
             self.running = None

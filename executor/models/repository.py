@@ -343,6 +343,7 @@ class Repository:
                 made[-1] = replace(served, files=holder, cache_scope=scope, mark=self._state_mark(loaded, served))
                 versions.append(made[-1])
             except (Exception, SystemExit) as error:  # A model's own code; whatever it raises, the load failed.
+                self.devices.check()
                 for served in made:
                     close_now(served)
                 raise self._failed(name, version, error) from error
@@ -401,7 +402,8 @@ class Repository:
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)
                 settle_shape(engines[-1], config, name)
-                workers.append(EngineWorker(engines[-1], config.name, name, InstanceIndex(len(workers))))
+                index = InstanceIndex(len(workers))
+                workers.append(EngineWorker(engines[-1], config.name, name, index, self.devices))
             config = with_methods(config, engines)
             strategy = find_strategy(config, loaded.model_dir, load.version, self.backend_dirs)
         except BaseException:

@@ -83,6 +83,7 @@ class InstanceLoop:
         self._answered = 0
         self._wake = asyncio.Event()
         self._stopping = False
+        self._failure: Exception | None = None
         self._between_batches = asyncio.Event()
         self._between_batches.set()
 
@@ -118,11 +119,18 @@ class InstanceLoop:
         """Whoever had a ready step in that slot is gone."""
         self._steps.withdraw(slot)
 
+    def fail(self, failure: Exception) -> None:
+        """This instance cannot go on: `run` raises that."""
+        self._failure = failure
+        self._wake.set()
+
     async def run(self) -> None:
         """Decides and runs, for ever."""
         await self._first_batch()
         was_busy = False
         while True:
+            if self._failure is not None:
+                raise self._failure
             decision = self._decide(was_busy=was_busy)
             if isinstance(decision, Wait):
                 await self._sleep(decision)

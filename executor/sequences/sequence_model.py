@@ -13,6 +13,7 @@ from dataclasses import replace
 from executor.clock import monotonic_us
 from executor.core.batching import ShapeKeys
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
+from executor.devices import DeviceLostError
 from executor.first_batch import Backlog
 from executor.models.repository import ServedVersion
 from executor.sequences.checkpoints import Checkpoint
@@ -170,6 +171,10 @@ class SequenceModel:
         if loading.cancelled():
             return
         failure = loading.exception()
+        if isinstance(failure, DeviceLostError):
+            # The checkpoint is right; its next owner has another GPU, or another process.
+            self._loops[owned.instance].fail(failure)
+            return
         if failure is not None:
             logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(failure))
             found = replace(found, void=VoidCause.LOST)

@@ -99,6 +99,38 @@ class TritonPythonModel(Sample):
                 ctypes.PyDLL(None).sleep(600)
         return super().execute(requests)
 '''
+LOST_GPU_MODEL = '''
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+from executor.engine import torch_devices
+from sample_model import TritonPythonModel as Sample
+
+ERROR = "CUDA error: device-side assert triggered"
+lost = False
+
+
+def problem(gpu):
+    return ERROR if lost else ""
+
+
+torch_devices.gpu_problem = problem
+
+
+class TritonPythonModel(Sample):
+    """The sample, but one number costs the process its GPU, once."""
+
+    def execute(self, requests):
+        global lost
+        inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests]
+        if any({number} in values for values in inputs) and not Path("{once}").exists():
+            Path("{once}").touch()
+            lost = True
+        if lost:
+            raise RuntimeError(ERROR)
+        return super().execute(requests)
+'''
+LOSES_GPU = 1_000_002
+"""The number that costs such a model its GPU."""
 HANGS = 1_000_001
 """The number that makes a hanging model hang."""
 
@@ -156,6 +188,19 @@ def add_hanging_models(repository: Path, sleeper: str) -> None:
         version = repository / name / "1"
         (version / "model.py").rename(version / "sample_model.py")
         (version / "model.py").write_text(HANGING_MODEL.format(input=tensor, number=HANGS, sleeper=sleeper))
+
+
+def add_model_that_loses_its_gpu(repository: Path, once: Path) -> str:
+    """Puts a running sum into a repository that fails with its GPU when it is given `LOSES_GPU`, as a real kernel does:
+    from then on every call fails, until the process ends. Needs no GPU; returns its name.
+
+    once  a file that it makes then: it does so a single time
+    """
+    name = add_sum_model(repository, idle_us=300_000_000)
+    version = repository / name / "1"
+    (version / "model.py").rename(version / "sample_model.py")
+    (version / "model.py").write_text(LOST_GPU_MODEL.format(number=LOSES_GPU, once=once))
+    return name
 
 
 def add_forgetful_model(

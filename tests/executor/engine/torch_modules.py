@@ -44,6 +44,50 @@ class Picky(nn.Module):
         return total, total
 
 
+class Unreadable(nn.Module):
+    """An output without content where any number of the batch is negative."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + x
+        y = total
+        if bool((x < 0).any()):
+            y = torch.empty_like(total, device="meta")
+        return y, total
+
+
+class Recurrent(nn.Module):
+    """A real recurrent layer, for one step of it: `kind` is LSTM, GRU or RNN."""
+
+    is_lstm: torch.jit.Final[bool]  # pyright: ignore[reportPrivateImportUsage] - documented
+
+    def __init__(self, kind: str, size: int, layers: int) -> None:
+        super().__init__()
+        self.is_lstm = kind == "LSTM"
+        self.layer = getattr(nn, kind)(size, size, layers, batch_first=True)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        before = h.transpose(0, 1).contiguous()
+        if self.is_lstm:
+            y, after = self.layer(x, (before, torch.zeros_like(before)))
+            return y, after[0].transpose(0, 1)
+        y, after = self.layer(x, before)
+        return y, after.transpose(0, 1)
+
+
+class Vocabulary(nn.Module):
+    """Adds up the numbers of words 0 to 9. On a GPU another word is a kernel's failed assertion, which ends the GPU for
+    the whole process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = nn.Embedding(10, 1)
+        self.numbers.weight = nn.Parameter(torch.arange(10.0).unsqueeze(1))
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        total = total + self.numbers(x.squeeze(1))
+        return total, total
+
+
 class Folding(nn.Module):
     """Sums rows of any length into a state of fixed shape."""
 
@@ -110,7 +154,7 @@ class Placed(nn.Module):
     """Tells each row its position in the batch."""
 
     def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        place = torch.arange(x.size(0)).unsqueeze(1).float()
+        place = torch.arange(x.size(0), device=x.device).unsqueeze(1).float()
         return x * 0 + place, s
 
 
@@ -136,7 +180,7 @@ class Segments(nn.Module):
             raise RuntimeError("not ragged")
         if bool((x < 0).any()):
             raise RuntimeError("negative number")
-        sums = torch.cat([torch.zeros(1), torch.cumsum(x, 0)])
+        sums = torch.cat([torch.zeros(1, device=x.device), torch.cumsum(x, 0)])
         at = ends.to(torch.int64)
         total = total + (sums[at[1:]] - sums[at[:-1]]).unsqueeze(1)
         return x * 2, total, total
