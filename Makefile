@@ -11,7 +11,7 @@ PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test sim conformance check format e2e bench soak chaos perf-analyzer lock clean
+.PHONY: help install run test sim gpu conformance check format e2e bench soak chaos perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -42,6 +42,10 @@ sim: install  ## whole meshes on virtual time, with faults; SEEDS=1000 FROM=1, a
 
 conformance: install  ## what a user of Triton sees; TRITON_PYTHON=.../python runs it on a real Triton
 	TRITON_PYTHON="$(TRITON_PYTHON)" $(BIN)/python -m pytest tests/conformance $(ARGS)
+
+gpu: install  ## what computes, on a GPU of this machine: its engines, meshes, and what happens when it is lost
+	$(BIN)/python -m pytest --device cuda:0 tests/executor tests/mesh/test_lost_gpus.py tests/mesh/test_determinism.py \
+	  $(ARGS)
 
 check: install  ## style, format, strict types, import contracts
 	$(BIN)/ruff check .

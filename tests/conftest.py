@@ -57,6 +57,10 @@ STORE_CONTRACT = frozenset(
 """Files whose tests say what a store of the mesh must do."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the engines' tests run their models: cpu, or cuda:0")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test of the contract runs on both stores, unless it needs a server of its own."""
     module = metafunc.definition.path.relative_to(Path(__file__).parent).as_posix()

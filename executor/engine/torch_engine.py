@@ -12,7 +12,9 @@ results are complete, so a retried row begins where it stood; a module that keep
 (rather than in declared states) must expect to see such rows twice.
 
 With `fixed_shape` every call of the module has the same shape and its inputs begin at aligned addresses: batches are
-filled up with null rows behind the others, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`).
+filled up with null rows behind the others, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`). The
+module is run as it stands: TorchScript would compile it for the shapes that it has seen, on a GPU to kernels that round
+otherwise, and which those are depends on who was served before.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -43,6 +46,7 @@ from executor.engine.torch_binding import (
     program_arguments,
     script_arguments,
 )
+from executor.engine.torch_recurrent import RecurrentLayers
 from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
 from executor.engine.torch_threads import use_threads
 from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
@@ -78,12 +82,29 @@ class Layout(NamedTuple):
         return sum(self.counts)
 
 
+class Computed(NamedTuple):
+    """All that a call of the module brings.
+
+    columns        by output: each row's tensor
+    states         each state's new value, in the arena's order
+    state_columns  each state's new value as the rows' checkpoints; empty where no row wants one
+    """
+
+    columns: dict[str, list[Tensor]]
+    states: list[Any]
+    state_columns: list[list[Tensor]]
+
+
 class BatchFailedError(Exception):
     """A batch has no results; each of its rows is to be tried alone."""
 
     def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
         super().__init__(message)
         self.error = RowError(code, message)
+
+
+class StateLostError(Exception):
+    """A batch's states could not all be moved on."""
 
 
 def load(request: LoadRequest) -> TorchEngine:
@@ -144,6 +165,8 @@ def _choose_deterministic_kernels() -> None:
     form warns, and the test at load decides."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # Every new tensor would be filled before it is written: on a GPU, forty kernels per batch of an LSTM.
+    cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
 
 
@@ -205,6 +228,8 @@ class TorchEngine:
         }
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads
+        # Of a GPU's first batch.
+        self._layers = RecurrentLayers() if self._device.type == "cuda" else None
         self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
         self.alone_because = ""
         self.is_testable = True
@@ -300,14 +325,17 @@ class TorchEngine:
         clock: _StepClock,
     ) -> None:
         try:
-            for index, result in self._attempt(rows, members, key, want_state, clock):
-                results[index] = result
+            made = self._attempt(rows, members, key, want_state, clock)
+        except StateLostError as failure:
+            made = dict.fromkeys(members, RowError(Code.INTERNAL, str(failure), lost=True))
         except BatchFailedError as failure:
-            if len(members) == 1:
-                results[next(iter(members))] = failure.error
+            if len(members) > 1:
+                for index, verdict in members.items():
+                    self._run_members(rows, {index: verdict}, key, want_state, results, clock)
                 return
-            for index, verdict in members.items():
-                self._run_members(rows, {index: verdict}, key, want_state, results, clock)
+            made = dict.fromkeys(members, failure.error)
+        for index, result in made.items():
+            results[index] = result
 
     def _attempt(
         self,
@@ -316,33 +344,42 @@ class TorchEngine:
         key: InputShapes,
         want_state: Sequence[bool],
         clock: _StepClock,
-    ) -> list[tuple[int, RowResult]]:
-        """Runs one group. Raises BatchFailedError, with no state moved, when it has no complete result."""
+    ) -> Mapping[int, RowResult | RowError]:
+        """Runs one group and moves its states on. Raises BatchFailedError, with no state moved, when it has no complete
+        result; StateLostError when only a part of them moved."""
         clock.start()
         layout = self._layout(rows, members)
-        places = self._places(layout)
+        wants = [want_state[index] for index in members]
+        try:
+            places = self._places(layout)
+            columns, states, state_columns = self._computed(layout, key, places, clock, with_states=any(wants))
+        except RuntimeError as error:  # torch's own: no memory for a tensor, say
+            raise BatchFailedError(self._execute_failure(error)) from error
+        try:
+            for state, value in zip(self._arena.states, states, strict=True):
+                state.scatter(places, value)
+        except RuntimeError as error:
+            raise StateLostError(self._execute_failure(error)) from error
+        made = {
+            index: RowResult(
+                self._row_outputs(rows[index], columns, position),
+                {column[position].name: column[position] for column in state_columns} if wanted else {},
+            )
+            for index, position, wanted in zip(members, layout.positions, wants, strict=True)
+        }
+        clock.output_done()
+        return made
+
+    def _computed(
+        self, layout: Layout, key: InputShapes, places: Places, clock: _StepClock, *, with_states: bool
+    ) -> Computed:
         values = self._arguments(layout, key, places)
         clock.input_done()
         returned = self._called(*values)
         clock.infer_done()
         columns = self._output_columns(returned, layout)
         states = self._state_values(returned, layout)
-        wants = [want_state[index] for index in members]
-        state_columns = self._state_columns(states, layout.kept) if any(wants) else []
-        for state, value in zip(self._arena.states, states, strict=True):
-            state.scatter(places, value)
-        made = [
-            (
-                index,
-                RowResult(
-                    self._row_outputs(rows[index], columns, position),
-                    {column[position].name: column[position] for column in state_columns} if wanted else {},
-                ),
-            )
-            for index, position, wanted in zip(members, layout.positions, wants, strict=True)
-        ]
-        clock.output_done()
-        return made
+        return Computed(columns, states, self._state_columns(states, layout.kept) if with_states else [])
 
     def _layout(self, rows: Sequence[Row], members: dict[int, Verdict]) -> Layout:
         if self._keeps_positions and self.batch_rows != 1:
@@ -448,12 +485,21 @@ class TorchEngine:
 
     def _called(self, positional: list[Any], named: dict[str, Any]) -> Any:
         assert self._forward is not None, "the engine is closed"
+        layers, self._layers = self._layers, None
         try:
-            return self._forward(*positional, **named)
+            with cast("Any", torch.jit).optimized_execution(not self._fixed_threads), layers or nullcontext():
+                returned = self._forward(*positional, **named)
+            if layers is not None:
+                layers.join_weights()
+            if self._device.type == "cuda":
+                # Kernels that fail say so to whoever waits for them; and the time is the model's.
+                torch.cuda.current_stream(self._device).synchronize()
+            return returned
         except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
-            raise BatchFailedError(
-                f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
-            ) from error
+            raise BatchFailedError(self._execute_failure(error)) from error
+
+    def _execute_failure(self, error: Exception) -> str:
+        return f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
 
     # --- what forward returned
 

@@ -26,7 +26,7 @@ backend: "pytorch"
 max_batch_size: 6
 input { name: "x" data_type: TYPE_FP32 dims: 5 }
 output { name: "y" data_type: TYPE_FP32 dims: 3 }
-instance_group { kind: KIND_CPU }
+instance_group { kind: KIND_AUTO }
 sequence_batching {
   direct { }
   max_sequence_idle_microseconds: 60000000

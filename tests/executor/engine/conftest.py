@@ -10,9 +10,15 @@ import pytest
 from tests.executor.engine.model_workshop import Workshop
 
 
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Where engines run that do not say it themselves (`--device`)."""
+    return str(request.config.getoption("--device"))
+
+
 @pytest.fixture
-def workshop(tmp_path: Path) -> Iterator[Workshop]:
-    made = Workshop(tmp_path)
+def workshop(tmp_path: Path, device: str) -> Iterator[Workshop]:
+    made = Workshop(tmp_path, device)
     yield made
     made.close()
 

@@ -83,10 +83,11 @@ def plain_config(
 
 
 class Workshop:
-    """A model repository in a directory; the engines it loads are closed with the test."""
+    """A model repository in a directory; the engines it loads are closed with the test. device: on which they run."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: str = "cpu") -> None:
         self.directory = directory
+        self.device = device
         self.engines: list[Engine] = []
 
     def version_dir(self, name: str) -> Path:
@@ -100,6 +101,16 @@ class Workshop:
         with script_deprecation_ignored():
             torch.jit.save(scripted(module), str(path))
         return path
+
+    def program(
+        self, name: str, module: torch.nn.Module, example: tuple[torch.Tensor, ...], *, dynamic: bool = True
+    ) -> None:
+        """Saves a module as an exported program. dynamic: for any batch, not only that of the example."""
+        sizes = {0: torch.export.Dim("batch", min=1, max=64)} if dynamic else None
+        shapes = tuple(sizes for _ in example) if dynamic else None
+        torch.export.save(
+            torch.export.export(module, example, dynamic_shapes=shapes), self.version_dir(name) / "model.pt2"
+        )
 
     def python(self, name: str, source: str, **siblings: str) -> Path:
         """Writes a `model.py`, and modules beside it."""
@@ -120,7 +131,7 @@ class Workshop:
                 model_dir=model_dir or self.directory / config.name,
                 version="1",
                 instance_name=f"{config.name}_0_{len(self.engines)}",
-                device="cpu",
+                device=self.device,
                 slots=slots,
             )
         )

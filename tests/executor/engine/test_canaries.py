@@ -63,10 +63,10 @@ Pair = tuple[Engine, Engine, bool]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def house(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Workshop]:
     threads = torch.get_num_threads()
     use_threads(1)
-    workshop = Workshop(tmp_path_factory.mktemp("canaries"))
+    workshop = Workshop(tmp_path_factory.mktemp("canaries"), device)
     torch.manual_seed(1)
     workshop.script("canary_pytorch", torch_modules.Gated())
     workshop.python("canary_python", IN_PLACE)

@@ -663,7 +663,7 @@ def test_initialize_is_given_triton_s_arguments_and_close_calls_finalize(
     said, finalized = capsys.readouterr().out.splitlines()
     assert {
         "model_config": '{"name": "args"}',
-        "model_instance_kind": "CPU",
+        "model_instance_kind": "CPU" if workshop.device == "cpu" else "GPU",
         "model_instance_device_id": "0",
         "model_instance_name": "args_0_0",
         "model_repository": str(workshop.directory / "args"),

@@ -90,9 +90,9 @@ def segments_config(*, direct: bool) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Engine]]:
+def engines(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[dict[bool, Engine]]:
     """By whether the strategy is direct."""
-    workshop = Workshop(tmp_path_factory.mktemp("ragged"))
+    workshop = Workshop(tmp_path_factory.mktemp("ragged"), device)
     workshop.script("segments", torch_modules.Segments())
     yield {direct: workshop.load(segments_config(direct=direct)) for direct in (False, True)}
     workshop.close()

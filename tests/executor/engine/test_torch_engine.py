@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor.engine.arena import FixedState
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
 from shared.errors import LoadError, ModelError
@@ -622,20 +623,11 @@ def test_a_missing_model_file_is_a_load_error_that_names_what_was_looked_for(wor
     bad_load(workshop, config, "there is no model.pt or model.pt2 in ")
 
 
-def exported(
-    workshop: Workshop, name: str, module: torch.nn.Module, example: tuple[torch.Tensor, ...], *, dynamic: bool = True
-) -> None:
-    sizes = {0: torch.export.Dim("batch", min=1, max=64)} if dynamic else None
-    shapes = tuple(sizes for _ in example) if dynamic else None
-    program = torch.export.export(module, example, dynamic_shapes=shapes)
-    torch.export.save(program, workshop.version_dir(name) / "model.pt2")
-
-
 def test_an_exported_program_gives_what_the_script_gives(workshop: Workshop) -> None:
     workshop.script("cell", torch_modules.Cell())
     script = workshop.load(cell_config())
     (workshop.version_dir("cell") / "model.pt").unlink()
-    exported(workshop, "cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)))
+    workshop.program("cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)))
     program = workshop.load(cell_config())
 
     for step in range(3):
@@ -644,7 +636,7 @@ def test_an_exported_program_gives_what_the_script_gives(workshop: Workshop) -> 
 
 
 def test_a_program_exported_for_one_batch_size_is_refused_with_the_remedy(workshop: Workshop) -> None:
-    exported(workshop, "cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)), dynamic=False)
+    workshop.program("cell", torch_modules.Cell(), tuple(torch.zeros(2, 3) for _ in range(3)), dynamic=False)
 
     bad_load(
         workshop, cell_config(), r"fixed batch of 2, but max_batch_size is 8; export it with a dynamic dimension 0"
@@ -662,6 +654,39 @@ def test_the_configured_file_name_is_used(workshop: Workshop) -> None:
     )
 
     assert 4 == array(results(workshop.load(config), [Row({"x": wire("x", [[2]])})])[0], "y").item()
+
+
+def test_what_torch_cannot_read_of_a_batch_fails_the_guilty_row_alone(workshop: Workshop) -> None:
+    """As it is where a GPU has no memory for a copy."""
+    workshop.script("unreadable", torch_modules.Unreadable())
+    engine = workshop.load(total_config("unreadable"))
+    rows = [Row({"x": wire("x", [[value]])}, slot=slot, start=True) for slot, value in enumerate((1, -1, 3))]
+
+    good, bad, other = engine.run(rows, [True] * 3).rows
+
+    assert isinstance(bad, RowError)
+    assert bad.message.startswith("PyTorch execute failure: ")
+    assert not bad.lost
+    assert [1, 3] == [array(row, "y").item() for row in (good, other) if isinstance(row, RowResult)]
+    again = [Row({"x": wire("x", [[1]])}, slot=slot) for slot in (0, 2)]
+    assert [2, 4] == [array(row, "y").item() for row in results(engine, again)]
+
+
+def test_a_state_that_could_not_be_moved_on_is_lost_and_says_so(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workshop.script("folding", torch_modules.Folding())
+    engine = workshop.load(total_config("folding"))
+
+    def scatter(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(FixedState, "scatter", scatter)
+
+    (ran,) = engine.run([Row({"x": wire("x", [[1]])}, slot=0, start=True)], [False]).rows
+
+    assert isinstance(ran, RowError)
+    assert ran.lost
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
