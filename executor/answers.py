@@ -73,18 +73,18 @@ def unloaded_answer(model: str, version: str, *, others: bool, executor: Executo
     return refusal(Code.NOT_FOUND, text, version=version, executor=executor)
 
 
-def void_answer(cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
+def void_answer(
+    cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int, loss_remedy: str
+) -> bytes:
     """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
-    or a step before it was cancelled."""
+    or a step before it was cancelled. loss_remedy: what the model's configuration knows against the second."""
     if cause is VoidCause.CANCELLED:
         return cancelled_answer(version=version, executor=executor, last_step=last_step)
     reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST
-    why = (
-        "the sequence's START failed"
-        if cause is VoidCause.FAILED
-        else "the sequence's state was lost with the process that held it, or could not be restored; to have the mesh "
-        "keep a state, declare it in the model's configuration, or name a sequence_recovery there"
-    )
+    why = "the sequence's START failed"
+    if cause is VoidCause.LOST:
+        why = "the sequence's state was lost with the process that held it, or could not be restored"
+        why += loss_remedy and f"; {loss_remedy}"
     message = (
         f"inference request for sequence {correlation_id_of(sequence)} to model '{model_of(sequence)}' must specify "
         f"the START flag on the first request of the sequence ({why})"

@@ -85,5 +85,6 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
             )
             story = STORIES.get(code)
             if story:
-                text += f" ({story.format(last=outcome.step)})"
+                remedy = waiting.record.config.loss_remedy if code is SubmitCode.LOST else ""
+                text += f" ({story.format(last=outcome.step)}{remedy and f'; {remedy}'})"
             return SequenceError(text, REASONS[code], outcome.step)

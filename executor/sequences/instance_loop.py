@@ -79,7 +79,9 @@ class InstanceLoop:
         strategy = config.sequence_batching.strategy
         self._ordered = isinstance(strategy, Oldest) and strategy.preserve_ordering
         self._rows = RowMaker(config)
-        self._commits = StepCommits(lane.statistics, lane.version, lane.executor, lane.answer_bytes_max)
+        self._commits = StepCommits(
+            lane.statistics, lane.version, lane.executor, lane.answer_bytes_max, config.loss_remedy
+        )
         self._answered = 0
         self._wake = asyncio.Event()
         self._stopping = False
@@ -250,7 +252,12 @@ class InstanceLoop:
         else:
             change = self._recovery.failed(owned, queued, saved=bool(row.model_state))
         if change.recoverable is False:
-            logs.warning("sequence not recoverable: its log is full", sequence=owned.sequence, step=queued.step.step)
+            logs.warning(
+                "sequence not recoverable: its log is full",
+                sequence=owned.sequence,
+                step=queued.step.step,
+                remedy=self._lane.config.loss_remedy,
+            )
             counts = self._lane.statistics.with_full_log(counts)
         return self._commits.run(owned, queued, row, counts, change)
 

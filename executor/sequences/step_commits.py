@@ -24,11 +24,20 @@ class StepCommits:
     wants all of its requests again, leaves its counts to the next one that does.
     """
 
-    def __init__(self, statistics: ModelStatistics, version: str, executor: ExecutorId, answer_bytes_max: int) -> None:
+    def __init__(
+        self,
+        statistics: ModelStatistics,
+        version: str,
+        executor: ExecutorId,
+        answer_bytes_max: int,
+        loss_remedy: str,
+    ) -> None:
+        """loss_remedy: what callers hear where a state is lost."""
         self._statistics = statistics
         self._version = version
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
+        self._loss_remedy = loss_remedy
         self._executed = b""
 
     def executed(self, result: BatchResult, *, batch_size: int, ended_ns: int) -> None:
@@ -77,6 +86,7 @@ class StepCommits:
             version=self._version,
             executor=self._executor,
             last_step=_last_step(owned, queued),
+            loss_remedy=self._loss_remedy,
         )
         reason = Reason.CANCELED if cause is VoidCause.CANCELLED else Reason.OTHER
         # Where it was found here that the state is lost, the next owner is not to find otherwise.

@@ -363,6 +363,21 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         """Bytes of these steps together (parameter, default 16 MiB)."""
         return int(self.parameters.get("sequence_log_bytes", str(16 << 20)))
 
+    @property
+    def loss_remedy(self) -> str:
+        """What to change so that no other sequence is lost with its executor; "" where nothing is left to do."""
+        if self.replays:
+            return (
+                f"{self.sequence_log_steps} steps and {self.sequence_log_bytes} bytes since START are kept to make a "
+                "state anew: if the sequence had more, raise the model's parameters sequence_log_steps and "
+                "sequence_log_bytes"
+            )
+        if self.state_in_mesh:
+            return ""
+        return (
+            "to have the mesh keep a state, declare it in the model's configuration, or name a sequence_recovery there"
+        )
+
     @cached_property
     def recoverable(self) -> bool:
         """Whether a sequence can be taken over when its executor is gone."""

@@ -484,7 +484,11 @@ async def test_beyond_the_logs_bound_a_sequence_goes_on_and_is_lost_with_its_exe
     await mesh.take_over(a.executor, lost=True)
     async with life("b") as b:
         await mesh.assign(7, b.executor)
-        assert ["lost", 8] == await answers(mesh, [lost, anew])
+        lost_reply = await mesh.reply(lost)
+        assert "lost" == lost_reply.reason
+        assert f"{next(iter(bound.values()))} " in lost_reply.error, "which bound it was"
+        assert "raise the model's parameters sequence_log_steps and sequence_log_bytes" in lost_reply.error
+        assert 8 == told(await mesh.reply(anew))
         assert "1" == (await mesh.record(7))["du"]
     await mesh.take_over(b.executor, lost=True)
     step = mesh.submission(7, value(1), END)
