@@ -50,6 +50,7 @@ from deploy.supervision import (
     Tick,
 )
 from deploy.tether import tethered
+from shared.keyspace import DEFAULT_PREFIX
 from shared.logs import Level, level_of_line
 from shared.settings import MeshSettings, environment_of, url_without_password
 
@@ -85,7 +86,7 @@ class MeshState(msgspec.Struct):
     redis_url: str
     ready: bool
     children: list[ChildState]
-    key_prefix: str = "seqmesh"
+    key_prefix: str = DEFAULT_PREFIX
 
 
 class LauncherError(click.ClickException):

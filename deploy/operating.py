@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from deploy.launcher import LauncherError, read_state
 from deploy.settings import OperatorSettings
-from shared.keyspace import Keyspace
+from shared.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.membership import Member, Membership
 from shared.messages import ExecutorRegistration
 from shared.redis_client import CONNECTION_LOST, connect
@@ -80,16 +80,16 @@ async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]
 
 
 def located(settings: OperatorSettings) -> tuple[str, str]:
-    """Redis' URL and the prefix of the keys."""
+    """Redis' URL and the prefix of the keys; what is given counts more than what is found."""
     if settings.redis_url:
-        return settings.redis_url, settings.key_prefix
+        return settings.redis_url, settings.key_prefix or DEFAULT_PREFIX
     try:
         state = read_state(settings.data_dir)
     except LauncherError as error:
         raise click.ClickException(
             f"no mesh runs in {settings.data_dir}: give the --data-dir of its `seqmesh up`, or its --redis-url"
         ) from error
-    return state.redis_url, state.key_prefix
+    return state.redis_url, settings.key_prefix or state.key_prefix
 
 
 async def holdings(mesh: OperatedMesh) -> list[Holding]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.embedded import AppendFsync
+from shared.keyspace import DEFAULT_PREFIX
 from shared.settings import MeshSettings, setting
 
 
@@ -78,5 +79,9 @@ class OperatorSettings:
         group="Mesh",
         secret=True,
     )
-    key_prefix: str = setting("seqmesh", help="Beginning of every key, so that meshes can share a Redis.", group="Mesh")
+    key_prefix: str = setting(
+        "",
+        help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url.",
+        group="Mesh",
+    )
     data_dir: Path = setting(Path(".seqmesh"), help="Of `seqmesh up`.", unit="dir", group="Mesh")

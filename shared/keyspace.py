@@ -13,6 +13,8 @@ import xxhash
 
 from shared.ids import ExecutorId, GatewayId, SequenceId, ShardId, shard_of
 
+DEFAULT_PREFIX = "seqmesh"
+"""What keys of a mesh begin with unless somebody says otherwise."""
 SCHEMA_VERSION = 1
 """Grows when keys, fields or messages change their meaning; part of every key."""
 
@@ -90,7 +92,7 @@ class Keyspace:
     shards  fixed for the life of a mesh; `shared.redis_client.join_mesh` refuses a process that disagrees
     """
 
-    def __init__(self, prefix: str = "seqmesh", shards: int = 4) -> None:
+    def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int = 4) -> None:
         self.prefix = prefix
         self.shards = shards
         self.mesh_base = f"{prefix}:{SCHEMA_VERSION}:{{mesh}}:"

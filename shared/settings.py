@@ -25,6 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import click
 
+from shared.keyspace import DEFAULT_PREFIX
 from shared.statistics.metrics_config import parse_metrics_config
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
@@ -104,7 +105,9 @@ class MeshSettings:
         group="Mesh",
         minimum=100,
     )
-    key_prefix: str = setting("seqmesh", help="Beginning of every key, so that meshes can share a Redis.", group="Mesh")
+    key_prefix: str = setting(
+        DEFAULT_PREFIX, help="Beginning of every key, so that meshes can share a Redis.", group="Mesh"
+    )
     shards: int = setting(
         4,
         help="Shards of the keys (Cluster hash tags). Fixed when a mesh first starts: a later change is refused.",

@@ -62,7 +62,7 @@ class Cost:
     processes: dict[str, float]
 
 
-def bytes_by_kind(redis: Redis, prefix: str = "seqmesh") -> Counter[str]:
+def bytes_by_kind(redis: Redis, prefix: str) -> Counter[str]:
     """What Redis says that its keys take, by the word after the hash tag: seq, idle, checkpoint, deadlines, ..."""
     client = cast("Any", redis)  # redis-py's commands are unions of sync and async
     names: list[bytes] = list(client.scan_iter(match=f"{prefix}:*", count=1000))
@@ -114,9 +114,9 @@ def measure(floats: int, count: int, steps: int, client: Client) -> Cost:
             url = next(f"{state.host}:{child.grpc_port}" for child in state.children if child.service == "gateway")
             # What the first sequences bring along (scripts, buffers, pages of the arena) is no cost of a sequence's.
             asyncio.run(open_sequences(url, range(1, count + 1), steps, client))
-            before, at_rest, kinds = used(redis), resident(state), bytes_by_kind(redis)
+            before, at_rest, kinds = used(redis), resident(state), bytes_by_kind(redis, state.key_prefix)
             asyncio.run(open_sequences(url, range(count + 1, 2 * count + 1), steps, client))
-            grown = bytes_by_kind(redis) - kinds
+            grown = bytes_by_kind(redis, state.key_prefix) - kinds
             processes = {name: (size - at_rest[name]) / count for name, size in resident(state).items()}
             return Cost(
                 {kind: size / count for kind, size in grown.items() if size > count},

@@ -1,0 +1,41 @@
+"""How the commands that operate a running mesh find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from deploy.launcher import MeshState
+from deploy.operating import found_mesh
+from deploy.settings import OperatorSettings
+from shared.keyspace import Keyspace
+
+
+@pytest.mark.parametrize("by", ["data_dir", "redis_url"])
+async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
+    redis: Redis, redis_url: str, key_prefix: str, tmp_path: Path, by: str
+) -> None:
+    """Meshes may share a Redis: what is asked of one must never reach the other."""
+    own, other = Keyspace(f"{key_prefix}a"), Keyspace(f"{key_prefix}b")
+    for keys, shards in ((own, 2), (other, 3)):
+        await cast(Any, redis).hset(keys.mesh, "shards", shards)
+    state = MeshState(1, "127.0.0.1", redis_url, ready=True, children=[], key_prefix=own.prefix)
+    (tmp_path / "mesh.json").write_bytes(msgspec.json.encode(state))
+
+    async def found(**given: Any) -> tuple[str, int]:
+        given[by] = tmp_path if by == "data_dir" else redis_url
+        async with found_mesh(OperatorSettings(**given)) as mesh:
+            return mesh.keys.prefix, mesh.keys.shards
+
+    assert (own.prefix, 2) == await found(key_prefix=own.prefix)
+    assert (other.prefix, 3) == await found(key_prefix=other.prefix)
+    with pytest.raises(click.ClickException, match="no mesh 'nobody'"):
+        await found(key_prefix="nobody")
+    if by == "data_dir":
+        assert (own.prefix, 2) == await found()
+    await redis.delete(own.mesh, other.mesh)
