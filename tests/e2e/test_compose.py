@@ -50,6 +50,22 @@ def test_images_hold_what_their_service_needs_and_containers_may_do_little(mesh:
     assert {"gateway": False, "scheduler": False, "executor": True} == {s: probe["torch"] for s, probe in found.items()}
 
 
+def test_the_file_for_gpus_asks_for_all_of_them_and_changes_nothing_else(mesh: ComposeMesh) -> None:
+    plain, with_gpus = (
+        json.loads(mesh.compose("-f", "compose.yaml", *more, "config", "--format", "json"))
+        for more in ((), ("-f", "deploy/compose.gpu.yaml"))
+    )
+
+    resources = with_gpus["services"]["executor"]["deploy"].pop("resources")
+    (devices,) = resources["reservations"]["devices"]
+    assert ("nvidia", ["gpu"]) == (devices["driver"], devices["capabilities"])
+    assert devices["count"] in {-1, "all"}
+    assert "SEQMESH_GPU" in with_gpus["services"]["executor"]["environment"]
+    del with_gpus["services"]["executor"]["environment"]["SEQMESH_GPU"]
+    plain["services"]["executor"]["deploy"].pop("resources", None)
+    assert plain == with_gpus
+
+
 async def test_sums_are_right_and_nobody_sees_an_error_though_an_executor_is_killed(
     mesh: ComposeMesh, chance: random.Random
 ) -> None:

@@ -88,6 +88,8 @@ def house(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Wor
 def pair(request: pytest.FixtureRequest, house: Workshop) -> Pair:
     """The engine with poison in it, the one without, and whether the strategy is direct."""
     backend, fixed, direct = request.param
+    if house.device != "cpu" and (backend, fixed) == ("pytorch", "false"):
+        pytest.skip("compiled for the shapes that it has seen, which are not the same ones")
     config = sequence_config(
         f"canary_{backend}",
         backend,
