@@ -58,20 +58,23 @@ EPILOG = "\b\nFaults:\n" + "\n".join(f"  {kind.name:20} {kind.meaning}" for kind
 EXIT_FAILED_CHECK = 1
 
 
-class KindList(click.ParamType[list[str]]):
+Wanted = Mapping[str, Sequence[str]]
+"""What was asked for: each word, and the kinds of faults that it means."""
+
+
+class KindList(click.ParamType[Wanted]):
     """Kinds of faults: names, acts or victims with commas between them."""
 
     name = "kinds"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """The names of the kinds, in their usual order."""
-        chosen: set[str] = set()
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Wanted:
+        """The names of the kinds, by word."""
+        wanted: dict[str, list[str]] = {}
         for word in str(value).split(","):
-            matching = {kind.name for kind in KINDS.values() if word in (kind.name, kind.act, kind.victim)}
-            if not matching:
+            wanted[word] = [kind.name for kind in KINDS.values() if word in (kind.name, kind.act, kind.victim)]
+            if not wanted[word]:
                 self.fail(f"{word!r} is no fault: {', '.join(KINDS)}, or an act or a victim of those", param, ctx)
-            chosen |= matching
-        return [name for name in KINDS if name in chosen]
+        return wanted
 
 
 class AddressList(click.ParamType[list[str]]):
@@ -172,7 +175,7 @@ def chaos(
     steps: int,
     faults: int,
     minutes: float,
-    kinds: list[str] | None,
+    kinds: Wanted | None,
     clients: int,
     gateways: int,
     schedulers: int,
@@ -248,14 +251,19 @@ def mesh_for(
         yield mesh
 
 
-def allowed(kinds: Sequence[str] | None, mesh: Mesh) -> list[str]:
-    """The kinds of faults of this run. Raises click.UsageError when one was asked for that is not possible here."""
-    if kinds is None:
+def allowed(wanted: Wanted | None, mesh: Mesh) -> list[str]:
+    """The kinds of faults of this run, in their usual order. Of an act or a victim those that are possible here; it is
+    said which are not. Raises click.UsageError for a word of which none is."""
+    if wanted is None:
         return list(mesh.kinds)
-    impossible = [name for name in kinds if name not in mesh.kinds]
-    if impossible:
-        raise click.UsageError(f"not possible on this mesh: {', '.join(impossible)} (see --fsync, --pids)")
-    return list(kinds)
+    chosen = {name for names in wanted.values() for name in names}
+    for word, names in wanted.items():
+        if not chosen.intersection(names, mesh.kinds):
+            raise click.UsageError(f"not possible on this mesh: {word} (see --fsync, --pids)")
+    left_out = [name for name in KINDS if name in chosen and name not in mesh.kinds]
+    if left_out:
+        click.echo(f"left out, because they are not possible on this mesh: {', '.join(left_out)}", err=True)
+    return [name for name in KINDS if name in chosen and name in mesh.kinds]
 
 
 def run_name() -> str:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from deploy.chaos.clients import Addresses
-from deploy.chaos.command import chaos
+from deploy.chaos.command import KindList, allowed, chaos
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.given_mesh import GivenMesh
 from deploy.embedded import free_port
@@ -40,6 +41,23 @@ def test_without_names_only_what_is_outside_is_struck() -> None:
         mesh({Victim.EXECUTOR: [1]}).kinds
     )
     assert set(KINDS) - {name for name in KINDS if name.endswith("redis-links")} == set(mesh(command="x").kinds)
+
+
+def test_of_an_act_those_faults_are_taken_that_are_possible(capsys: pytest.CaptureFixture[str]) -> None:
+    executors = mesh({Victim.EXECUTOR: [1]})
+
+    def kinds(words: str) -> list[str]:
+        return allowed(KindList().convert(words, None, None), executors)
+
+    assert ["freeze-executor"] == kinds("freeze")
+    left_out = capsys.readouterr().err
+    assert "freeze-executor" not in left_out
+    assert "freeze-scheduler" in left_out
+    assert ["kill-executor", "freeze-executor"] == kinds("freeze-executor,kill-executor")
+    assert "" == capsys.readouterr().err
+    for impossible in ("kill-gateway", "redis", "executor,kill-gateway"):
+        with pytest.raises(click.UsageError, match=f"not possible on this mesh: {impossible.split(',')[-1]}"):
+            kinds(impossible)
 
 
 async def test_named_processes_get_signals(process: subprocess.Popen[bytes]) -> None:
