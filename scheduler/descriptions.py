@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from shared.ids import SequenceId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
-from shared.messages import checkpointed_states
+from shared.messages import ModelRecord, checkpointed_states
 from shared.tensors import described
 
 
@@ -29,14 +29,14 @@ class Description:
 
 
 async def paged_descriptions(
-    redis: Redis, keys: Keyspace, model: str, sequences: Iterable[SequenceId]
+    redis: Redis, keys: Keyspace, membership: Membership, model: str, sequences: Iterable[SequenceId]
 ) -> Mapping[SequenceId, Description]:
     """Of those of the sequences that are paged, if the model asks for it; another one's may be of any time.
 
     Raises one of `CONNECTION_LOST`.
     """
     looked_at = list(sequences)
-    if not looked_at or not await _is_asked_for(redis, keys, model):
+    if not looked_at or not _is_asked_for(await membership.model(model)):
         return {}
     # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
     pipe = cast("Any", redis.pipeline(transaction=False))
@@ -60,7 +60,6 @@ def _text(fields: Mapping[bytes, bytes]) -> str:
         return f"unreadable ({error})"
 
 
-async def _is_asked_for(redis: Redis, keys: Keyspace, model: str) -> bool:
-    record = await Membership(redis, keys).model(model)
+def _is_asked_for(record: ModelRecord | None) -> bool:
     batching = record.config.sequence_batching if record is not None else None
     return batching is not None and batching.describe_on_expiry

@@ -148,12 +148,7 @@ class Performer:
             self._scripts.assign([_assignment(self._model, a) for a in chunk], shard=shard, term=self._term)
             for shard, chunk in assigns
         ]
-        calls += [
-            self._scripts.vacate(
-                [Vacation(v.sequence, v.epoch) for v in chunk], shard=shard, model=self._model, term=self._term
-            )
-            for shard, chunk in vacates
-        ]
+        calls += self._vacations(vacates)
         replies = [one for reply in await self._run(calls) for one in reply]
         assigned = [assign for _, chunk in assigns for assign in chunk]
         asked = [vacate for _, chunk in vacates for vacate in chunk]
@@ -211,16 +206,7 @@ class Performer:
 
     async def _move_out(self, actions: Sequence[MoveOut]) -> list[Event]:
         chunks = self._chunks(actions, lambda action: action.sequence)
-        calls = [
-            self._scripts.vacate(
-                [Vacation(action.sequence, action.epoch, moving=True) for action in chunk],
-                shard=shard,
-                model=self._model,
-                term=self._term,
-            )
-            for shard, chunk in chunks
-        ]
-        codes = [code for reply in await self._run(calls) for code in reply]
+        codes = [code for reply in await self._run(self._vacations(chunks, moving=True)) for code in reply]
         asked = [action for _, chunk in chunks for action in chunk]
         await self._drain_undrained([action.executor for action in asked], codes)
         taken = sum(code is not VacateCode.KEPT for code in codes)
@@ -229,6 +215,19 @@ class Performer:
         return [
             MovedOut(action.sequence, action.epoch, code is not VacateCode.KEPT, action.cause)
             for action, code in zip(asked, codes, strict=True)
+        ]
+
+    def _vacations(
+        self, chunks: Iterable[tuple[ShardId, Sequence[Vacate | MoveOut]]], *, moving: bool = False
+    ) -> list[Call[list[VacateCode]]]:
+        return [
+            self._scripts.vacate(
+                [Vacation(asked.sequence, asked.epoch, moving) for asked in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+            )
+            for shard, chunk in chunks
         ]
 
     async def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
@@ -317,7 +316,9 @@ class Performer:
         while shards:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]
-            states = await paged_descriptions(self._mesh.redis, self._keys, self._model, looked_at)
+            states = await paged_descriptions(
+                self._mesh.redis, self._keys, self._mesh.membership, self._model, looked_at
+            )
             calls = [
                 self._scripts.expire(
                     sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms

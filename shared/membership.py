@@ -40,6 +40,7 @@ class Membership:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast(Any, redis)
         self._keys = keys
+        self._read: dict[str, tuple[bytes, ModelRecord]] = {}
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both at once."""
@@ -112,9 +113,15 @@ class Membership:
         await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
 
     async def model(self, name: str) -> ModelRecord | None:
-        """One model as it was published last."""
+        """One model as it was published last; decoded once, however often it is asked for."""
         data: bytes | None = await self._redis.hget(self._keys.models, name)
-        return _record_decoder.decode(data) if data is not None else None
+        if data is None:
+            self._read.pop(name, None)
+            return None
+        known = self._read.get(name)
+        if known is None or known[0] != data:
+            known = self._read[name] = (data, _record_decoder.decode(data))
+        return known[1]
 
     async def models(self) -> dict[str, ModelRecord]:
         """Every model that was published, by name; whether somebody serves it now is for `members` to say."""
