@@ -265,7 +265,8 @@ def running_mesh(
     executors: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Generator[RunningMesh]:
-    """Runs a mesh inside the `with` block; it is ready when the block begins.
+    """Runs a mesh inside the `with` block; it is ready when the block begins, and every executor takes part: a gateway
+    is ready as soon as one does.
 
     environment  further settings (SEQMESH_...) and variables of the processes
     """
@@ -295,6 +296,7 @@ def running_mesh(
     mesh = RunningMesh(directory, models, variables)
     try:
         ready_state(launcher, directory, said)
+        wait(lambda: len(mesh.alive()) == executors, "every executor takes part")
         yield mesh
     finally:
         for child in mesh.state.children if (directory / "mesh.json").exists() else ():

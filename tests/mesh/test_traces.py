@@ -107,7 +107,8 @@ async def test_a_takeover_is_in_the_trace_and_the_new_owners_first_step_links_to
         traffic = Traffic("running_sum", callers, plans, chance)
         group.create_task(traffic.run())
         await traffic.progress(0.3)
-        mesh.kill("executor-1")
+        owner = mesh.record(sequence_id("running_sum", "", plans[0].id))["ow"]
+        mesh.kill(next(one.name for one in mesh.alive() if one.executor == owner))
 
     await eventually(lambda: any(span.name == "sequence.takeover" for span in otlp_receiver.spans), "a takeover")
     moved = [
