@@ -23,6 +23,6 @@ class PytorchBackend:
 
     def load(self, request: LoadRequest) -> Engine:
         """Loads the model onto its device. Raises LoadError with the reason."""
-        from executor.engine import torch_engine  # noqa: PLC0415 - torch comes in with the first model that needs it
+        from executor.engine import torch_loading  # noqa: PLC0415 - torch comes in with the first model that needs it
 
-        return torch_engine.load(request)
+        return torch_loading.load(request)

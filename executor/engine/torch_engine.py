@@ -19,20 +19,17 @@ otherwise, and which those are depends on who was served before.
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.export.passes import move_to_device_pass
 
 from executor.engine import shapes
-from executor.engine.arena import Places, StateArena, text_shape
-from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
-from executor.engine.batch_tensors import batch_input_value, check_batch_tensors, scattered_shape
+from executor.engine.arena import Places, StateArena
+from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
@@ -41,45 +38,22 @@ from executor.engine.torch_binding import (
     Binding,
     Returned,
     Source,
-    bind_arguments,
-    bind_outputs,
-    program_arguments,
-    script_arguments,
 )
+from executor.engine.torch_call import BatchFailedError, Layout
+from executor.engine.torch_outputs import Outputs
 from executor.engine.torch_recurrent import RecurrentLayers
-from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
 from executor.engine.torch_threads import use_threads
-from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of, tensor_of
-from shared.errors import Code, LoadError
-from shared.model_config.values import BatchInput, ControlSpec, Direct, FixedShape, ModelConfig, StateSpec, TensorSpec
+from executor.engine.torch_types import tensor_of
+from shared.errors import Code
+from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
 from shared.statistics.tally import MemoryUse
-from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
+from shared.tensors import Tensor, bytes_elements, element_count
 
 ERROR_TEXT_MAX = 4096
 """Characters of a model's own error text in a reply: TorchScript's can quote pages of source."""
 
 
 Forward = Callable[..., Any]
-
-
-class Layout(NamedTuple):
-    """The rows of one call of the module.
-
-    batch      requests' rows and null rows between them, in order
-    counts     of each of `batch`, how many rows of the call it brings
-    positions  in `batch`, of the rows whose results count
-    total      rows of the call: those of `batch`, and null rows behind them that fill it up
-    """
-
-    batch: list[Row]
-    counts: list[int]
-    positions: list[int]
-    total: int
-
-    @property
-    def kept(self) -> int:
-        """Rows of the call without those that fill it up."""
-        return sum(self.counts)
 
 
 class Computed(NamedTuple):
@@ -95,103 +69,8 @@ class Computed(NamedTuple):
     state_columns: list[list[Tensor]]
 
 
-class BatchFailedError(Exception):
-    """A batch has no results; each of its rows is to be tried alone."""
-
-    def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
-        super().__init__(message)
-        self.error = RowError(code, message)
-
-
 class StateLostError(Exception):
     """A batch's states could not all be moved on."""
-
-
-def load(request: LoadRequest) -> TorchEngine:
-    """Loads the model onto its device. Raises LoadError with the reason."""
-    config = request.config
-    check_batch_tensors(config)
-    device = _device(request)
-    threads = _threads(config)
-    fixed_threads = 0
-    if config.fixed_shape is not FixedShape.OFF:
-        fixed_threads = threads or 1
-        _choose_deterministic_kernels()
-    elif threads:
-        torch.set_num_threads(threads)
-    path = model_file(request.model_dir / request.version, config.default_model_filename)
-    if path.suffix == ".pt2":
-        program = load_program(path)
-        _check_batch_dimension(config, program)
-        if device.type != "cpu":
-            program = move_to_device_pass(program, device)
-        forward: Forward = cast("Forward", program.module())
-        arguments = program_arguments(program)
-    else:
-        script = _load_script(path, device)
-        forward, arguments = script, script_arguments(script)
-    states = config.sequence_batching.states if config.sequence_batching else ()
-    return TorchEngine(
-        config,
-        forward,
-        bind_arguments(config, arguments),
-        bind_outputs(config),
-        StateArena(states, request.slots, request.model_dir, device, request.state_bytes_max),
-        fixed_threads=fixed_threads,
-    )
-
-
-def _device(request: LoadRequest) -> torch.device:
-    device = torch.device(request.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LoadError(
-            f"model '{request.config.name}' asks for {request.device}, but torch sees "
-            f"{torch.cuda.device_count()} GPUs here"
-        )
-    return device
-
-
-def _threads(config: ModelConfig) -> int:
-    """How many threads the configuration asks for; 0 when it does not say."""
-    threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT") or "0"
-    asked = "torch_threads" in config.parameters or "INTRA_OP_THREAD_COUNT" in config.parameters
-    if not threads.isdecimal() or (asked and int(threads) < 1):
-        raise LoadError(f"model '{config.name}': parameter torch_threads must be a positive number, not '{threads}'")
-    return int(threads)
-
-
-def _choose_deterministic_kernels() -> None:
-    """Kernels whose results do not vary from run to run. The choice is the whole process's; a kernel without such a
-    form warns, and the test at load decides."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    # Every new tensor would be filled before it is written: on a GPU, forty kernels per batch of an LSTM.
-    cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
-    torch.backends.cudnn.benchmark = False
-
-
-def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
-    try:
-        with script_deprecation_ignored():
-            module = cast("torch.jit.ScriptModule", torch.jit.load(str(path), map_location=device))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise LoadError(f"failed to load model '{path}': {error}") from error
-    module.eval()
-    return module
-
-
-def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:
-    """An exported program runs only with the sizes it was exported for: say so at load, not at the first batch."""
-    if config.max_batch_size <= 1:
-        return
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    for name in program.graph_signature.user_inputs:
-        value = values.get(name)
-        if isinstance(value, torch.Tensor) and value.dim() and is_fixed(value.shape[0]):
-            raise LoadError(
-                f"model '{config.name}': argument '{name}' was exported with a fixed batch of {value.shape[0]}, but "
-                f"max_batch_size is {config.max_batch_size}; export it with a dynamic dimension 0 (torch.export.Dim)"
-            )
 
 
 class TorchEngine:
@@ -211,12 +90,11 @@ class TorchEngine:
         self._config = config
         self._forward: Forward | None = forward
         self._bindings = bindings
-        self._returned = {entry.name: entry.position for entry in returned}
+        self._outputs = Outputs(config, returned)
         self._arena = arena
         self._device = arena.device
         self._shapes = RowShapes(config)
         self._ragged = RaggedInputs(config.inputs)
-        self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
         self._input_specs = {spec.name: spec for spec in config.inputs}
         self._input_position = {spec.name: position for position, spec in enumerate(config.inputs)}
         self._batched = config.max_batch_size > 0
@@ -362,7 +240,7 @@ class TorchEngine:
             raise StateLostError(self._execute_failure(error)) from error
         made = {
             index: RowResult(
-                self._row_outputs(rows[index], columns, position),
+                self._outputs.row(rows[index], columns, position),
                 {column[position].name: column[position] for column in state_columns} if wanted else {},
             )
             for index, position, wanted in zip(members, layout.positions, wants, strict=True)
@@ -377,7 +255,7 @@ class TorchEngine:
         clock.input_done()
         returned = self._called(*values)
         clock.infer_done()
-        columns = self._output_columns(returned, layout)
+        columns = self._outputs.columns(returned, layout)
         states = self._state_values(returned, layout)
         return Computed(columns, states, self._state_columns(states, layout.kept) if with_states else [])
 
@@ -501,139 +379,14 @@ class TorchEngine:
     def _execute_failure(self, error: Exception) -> str:
         return f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
 
-    # --- what forward returned
-
-    def _value(self, returned: Any, name: str) -> Any:
-        if isinstance(returned, dict):
-            by_key = cast("dict[str, Any]", returned)
-            if name not in by_key:
-                raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, by_key))}")
-            return by_key[name]
-        values = _several(returned)
-        position = self._returned[name]
-        if position >= len(values):
-            raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
-        return values[position]
-
-    def _wrong(self, name: str, expected: str, got: str) -> BatchFailedError:
-        return BatchFailedError(
-            f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
-        )
-
-    def _output_columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
-        """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
-        batch, counts, positions, total = layout
-        asked = [batch[position] for position in positions]
-        every = not all(row.outputs for row in asked)
-        names = set[str]() if every else {name for row in asked for name in row.outputs}
-        columns: dict[str, list[Tensor]] = {}
-        for spec in self._config.outputs:
-            if not every and spec.name not in names:
-                continue
-            value = self._value(returned, spec.name)
-            if spec.name in self._cut_by:
-                columns[spec.name] = self._scattered(spec, value, batch)
-            elif spec.datatype == "BYTES":
-                columns[spec.name] = self._text_column(spec, value, counts, total)
-            else:
-                raw, shape = self._checked(spec, value, total)
-                columns[spec.name] = self._sliced(spec, raw, shape, counts, total)
-        return columns
-
-    def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
-        """The output's bytes and its row shape as the client sees it."""
-        dims = shapes.declared_by_model(spec)
-        expected = f"{spec.datatype} {shapes.text((total, *dims) if self._batched else dims)}"
-        if not isinstance(value, torch.Tensor):
-            raise self._wrong(spec.name, expected, type(value).__name__)
-        shape = tuple(value.shape)
-        row_shape = shape[1:] if self._batched else shape
-        leading = not self._batched or (len(shape) > 0 and shape[0] == total)
-        if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
-            raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(shape)}")
-        return raw_of(value), shapes.for_client(spec, row_shape)
-
-    def _sliced(
-        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int], total: int
-    ) -> list[Tensor]:
-        name, datatype = spec.name, spec.datatype
-        if not self._batched:
-            return [Tensor(name, datatype, shape, bytes(raw))]
-        size = len(raw) // total
-        if sum(counts) == len(counts):
-            places, row_shape = range(len(counts)), (1, *shape)
-            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in places]
-        tensors: list[Tensor] = []
-        at = 0
-        for count in counts:
-            tensors.append(Tensor(name, datatype, (count, *shape), bytes(raw[at * size : (at + count) * size])))
-            at += count
-        return tensors
-
-    def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
-        """Each row's part of an output that comes for the whole batch; the parts lie behind each other."""
-        source = self._cut_by[spec.name]
-        if any(source not in row.inputs for row in batch if not row.null):
-            raise BatchFailedError(
-                f"model '{self._config.name}': output '{spec.name}' cannot be cut without input '{source}'",
-                Code.INVALID_ARG,
-            )
-        cut = [scattered_shape(spec.dims, shape, batched=self._batched) for shape in request_shapes(source, batch)]
-        counts = [element_count(shape) for shape in cut]
-        raws = self._cut_strings(spec, value, counts) if spec.datatype == "BYTES" else self._cut(spec, value, counts)
-        return [Tensor(spec.name, spec.datatype, shape, raw) for shape, raw in zip(cut, raws, strict=True)]
-
-    def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
-        expected = f"{spec.datatype} with {sum(counts)} elements"
-        if not isinstance(value, torch.Tensor):
-            raise self._wrong(spec.name, expected, type(value).__name__)
-        if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
-            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(value.shape)}"
-            raise self._wrong(spec.name, expected, got)
-        raw, size = raw_of(value), value.element_size()
-        ends = list(itertools.accumulate(counts))
-        return [bytes(raw[(end - count) * size : end * size]) for count, end in zip(counts, ends, strict=True)]
-
-    def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
-        if not isinstance(value, list):
-            raise self._wrong(spec.name, "List[str]", type(value).__name__)
-        strings = cast("list[str]", value)
-        if len(strings) != sum(counts):
-            raise self._wrong(spec.name, f"{sum(counts)} strings", f"{len(strings)} strings")
-        ends = list(itertools.accumulate(counts))
-        return [pack_bytes(strings[end - count : end]) for count, end in zip(counts, ends, strict=True)]
-
-    def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
-        dims = shapes.declared_by_model(spec)
-        if not isinstance(value, list):
-            raise self._wrong(spec.name, "List[str]", type(value).__name__)
-        strings = cast("list[str]", value)
-        if len(strings) % total:
-            raise self._wrong(spec.name, f"the same number for each of {total} rows", f"{len(strings)} strings")
-        per_row = len(strings) // total
-        try:
-            shape = shapes.for_client(spec, text_shape(dims, per_row))
-        except ValueError as error:
-            raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
-        tensors: list[Tensor] = []
-        at = 0
-        for count in counts:
-            raw = pack_bytes(strings[at * per_row : (at + count) * per_row])
-            tensors.append(Tensor(spec.name, "BYTES", (count, *shape) if self._batched else shape, raw))
-            at += count
-        return tensors
-
-    def _row_outputs(self, row: Row, columns: Mapping[str, list[Tensor]], position: int) -> list[Tensor]:
-        if not row.outputs:
-            return [column[position] for column in columns.values()]
-        return [column[position] for name, column in columns.items() if name in row.outputs]
+    # --- its states
 
     def _state_values(self, returned: Any, layout: Layout) -> list[Any]:
         """Each state's new value, in the arena's order, with a batch dimension; without the rows that fill it up."""
         values: list[Any] = []
         for state in self._arena.states:
             name = state.spec.output_name
-            value = self._value(returned, name)
+            value = self._outputs.value(returned, name)
             if not self._batched and isinstance(value, torch.Tensor):
                 value = value.unsqueeze(0)
             problem = state.problem(value, layout.total)
@@ -671,13 +424,3 @@ class _StepClock:
 
     def timings(self) -> Timings:
         return Timings(self._input, self._infer, self._output)
-
-
-def _several(returned: Any) -> Sequence[Any]:
-    """What forward returned as a sequence of values; one tensor, or one list of strings, is one value."""
-    if isinstance(returned, tuple):
-        return cast("tuple[Any, ...]", returned)
-    values = cast("list[Any]", returned) if isinstance(returned, list) else []
-    if values and not isinstance(values[0], str):
-        return values
-    return [returned]

@@ -1,0 +1,36 @@
+"""One call of a torch module: which rows it computes, and that it failed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from executor.engine.base import Row, RowError
+from shared.errors import Code
+
+
+class Layout(NamedTuple):
+    """The rows of one call of the module.
+
+    batch      requests' rows and null rows between them, in order
+    counts     of each of `batch`, how many rows of the call it brings
+    positions  in `batch`, of the rows whose results count
+    total      rows of the call: those of `batch`, and null rows behind them that fill it up
+    """
+
+    batch: list[Row]
+    counts: list[int]
+    positions: list[int]
+    total: int
+
+    @property
+    def kept(self) -> int:
+        """Rows of the call without those that fill it up."""
+        return sum(self.counts)
+
+
+class BatchFailedError(Exception):
+    """A batch has no results; each of its rows is to be tried alone."""
+
+    def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
+        super().__init__(message)
+        self.error = RowError(code, message)

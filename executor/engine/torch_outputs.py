@@ -1,0 +1,169 @@
+"""What a module returned, taken apart: one tensor per row and output, checked against the configuration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from executor.engine import shapes
+from executor.engine.arena import text_shape
+from executor.engine.base import Row
+from executor.engine.batch_tensors import scattered_shape
+from executor.engine.ragged import request_shapes
+from executor.engine.torch_binding import Returned
+from executor.engine.torch_call import BatchFailedError, Layout
+from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of
+from shared.errors import Code
+from shared.model_config.values import ModelConfig, TensorSpec
+from shared.tensors import Tensor, element_count, pack_bytes
+
+
+class Outputs:
+    """Takes apart what one module returns. Raises BatchFailedError: what is wrong with it is wrong for all rows."""
+
+    def __init__(self, config: ModelConfig, returned: tuple[Returned, ...]) -> None:
+        """returned: which position belongs to which output or state, where they come in order."""
+        self._config = config
+        self._batched = config.max_batch_size > 0
+        self._returned = {entry.name: entry.position for entry in returned}
+        self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
+
+    def columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
+        """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
+        batch, counts, positions, total = layout
+        asked = [batch[position] for position in positions]
+        every = not all(row.outputs for row in asked)
+        names = set[str]() if every else {name for row in asked for name in row.outputs}
+        columns: dict[str, list[Tensor]] = {}
+        for spec in self._config.outputs:
+            if not every and spec.name not in names:
+                continue
+            value = self.value(returned, spec.name)
+            if spec.name in self._cut_by:
+                columns[spec.name] = self._scattered(spec, value, batch)
+            elif spec.datatype == "BYTES":
+                columns[spec.name] = self._text_column(spec, value, counts, total)
+            else:
+                raw, shape = self._checked(spec, value, total)
+                columns[spec.name] = self._sliced(spec, raw, shape, counts, total)
+        return columns
+
+    def row(self, row: Row, columns: Mapping[str, list[Tensor]], position: int) -> list[Tensor]:
+        """Of one row, what it asked for."""
+        if not row.outputs:
+            return [column[position] for column in columns.values()]
+        return [column[position] for name, column in columns.items() if name in row.outputs]
+
+    def value(self, returned: Any, name: str) -> Any:
+        """What was returned as one output or state, unchecked."""
+        if isinstance(returned, dict):
+            by_key = cast("dict[str, Any]", returned)
+            if name not in by_key:
+                raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, by_key))}")
+            return by_key[name]
+        values = _several(returned)
+        position = self._returned[name]
+        if position >= len(values):
+            raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
+        return values[position]
+
+    def _wrong(self, name: str, expected: str, got: str) -> BatchFailedError:
+        return BatchFailedError(
+            f"model '{self._config.name}' returned a wrong output '{name}': expected {expected}, got {got}"
+        )
+
+    def _checked(self, spec: TensorSpec, value: Any, total: int) -> tuple[memoryview, shapes.Shape]:
+        """The output's bytes and its row shape as the client sees it."""
+        dims = shapes.declared_by_model(spec)
+        expected = f"{spec.datatype} {shapes.text((total, *dims) if self._batched else dims)}"
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(spec.name, expected, type(value).__name__)
+        shape = tuple(value.shape)
+        row_shape = shape[1:] if self._batched else shape
+        leading = not self._batched or (len(shape) > 0 and shape[0] == total)
+        if value.dtype is not TORCH_TYPE[spec.datatype] or not leading or not shapes.fits(row_shape, dims):
+            raise self._wrong(spec.name, expected, f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(shape)}")
+        return raw_of(value), shapes.for_client(spec, row_shape)
+
+    def _sliced(
+        self, spec: TensorSpec, raw: memoryview, shape: shapes.Shape, counts: Sequence[int], total: int
+    ) -> list[Tensor]:
+        name, datatype = spec.name, spec.datatype
+        if not self._batched:
+            return [Tensor(name, datatype, shape, bytes(raw))]
+        size = len(raw) // total
+        if sum(counts) == len(counts):
+            places, row_shape = range(len(counts)), (1, *shape)
+            return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in places]
+        tensors: list[Tensor] = []
+        at = 0
+        for count in counts:
+            tensors.append(Tensor(name, datatype, (count, *shape), bytes(raw[at * size : (at + count) * size])))
+            at += count
+        return tensors
+
+    def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
+        """Each row's part of an output that comes for the whole batch; the parts lie behind each other."""
+        source = self._cut_by[spec.name]
+        if any(source not in row.inputs for row in batch if not row.null):
+            raise BatchFailedError(
+                f"model '{self._config.name}': output '{spec.name}' cannot be cut without input '{source}'",
+                Code.INVALID_ARG,
+            )
+        cut = [scattered_shape(spec.dims, shape, batched=self._batched) for shape in request_shapes(source, batch)]
+        counts = [element_count(shape) for shape in cut]
+        raws = self._cut_strings(spec, value, counts) if spec.datatype == "BYTES" else self._cut(spec, value, counts)
+        return [Tensor(spec.name, spec.datatype, shape, raw) for shape, raw in zip(cut, raws, strict=True)]
+
+    def _cut(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
+        expected = f"{spec.datatype} with {sum(counts)} elements"
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(spec.name, expected, type(value).__name__)
+        if value.dtype is not TORCH_TYPE[spec.datatype] or value.numel() != sum(counts):
+            got = f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(value.shape)}"
+            raise self._wrong(spec.name, expected, got)
+        raw, size = raw_of(value), value.element_size()
+        ends = list(itertools.accumulate(counts))
+        return [bytes(raw[(end - count) * size : end * size]) for count, end in zip(counts, ends, strict=True)]
+
+    def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
+        if not isinstance(value, list):
+            raise self._wrong(spec.name, "List[str]", type(value).__name__)
+        strings = cast("list[str]", value)
+        if len(strings) != sum(counts):
+            raise self._wrong(spec.name, f"{sum(counts)} strings", f"{len(strings)} strings")
+        ends = list(itertools.accumulate(counts))
+        return [pack_bytes(strings[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+
+    def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
+        dims = shapes.declared_by_model(spec)
+        if not isinstance(value, list):
+            raise self._wrong(spec.name, "List[str]", type(value).__name__)
+        strings = cast("list[str]", value)
+        if len(strings) % total:
+            raise self._wrong(spec.name, f"the same number for each of {total} rows", f"{len(strings)} strings")
+        per_row = len(strings) // total
+        try:
+            shape = shapes.for_client(spec, text_shape(dims, per_row))
+        except ValueError as error:
+            raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
+        tensors: list[Tensor] = []
+        at = 0
+        for count in counts:
+            raw = pack_bytes(strings[at * per_row : (at + count) * per_row])
+            tensors.append(Tensor(spec.name, "BYTES", (count, *shape) if self._batched else shape, raw))
+            at += count
+        return tensors
+
+
+def _several(returned: Any) -> Sequence[Any]:
+    """What forward returned as a sequence of values; one tensor, or one list of strings, is one value."""
+    if isinstance(returned, tuple):
+        return cast("tuple[Any, ...]", returned)
+    values = cast("list[Any]", returned) if isinstance(returned, list) else []
+    if values and not isinstance(values[0], str):
+        return values
+    return [returned]
