@@ -8,6 +8,7 @@ scripts: it makes its own.
     one owner            a commit that was accepted came from the owner of that moment, in its epoch
     no lost state        what a step gives is the fold over all steps since START
     one slot             no two live sequences in one place
+    a slot kept          where idle sequences do not give up their slots, none does
     no early end         a sequence expires only after its idle time, and is remembered for its tombstone's
 """
 
@@ -60,12 +61,15 @@ class Seen:
 class Ledger:
     """All sequences of a run."""
 
-    def __init__(self, story: Story, keys: Keyspace, *, idle_s: float, tombstone_s: float, declared: bool) -> None:
+    def __init__(
+        self, story: Story, keys: Keyspace, *, idle_s: float, tombstone_s: float, declared: bool, paged: bool
+    ) -> None:
         self.story = story
         self._keys = keys
         self._idle_s = idle_s
         self._tombstone_s = tombstone_s
         self._declared = declared
+        self._paged = paged
         self._calls: dict[tuple[tuple[bytes, ...], tuple[bytes, ...]], Seen] = {}
         self._lives: dict[tuple[SequenceId, bytes], Life] = {}
         self._accepted: dict[int, tuple[bytes, int]] = {}
@@ -169,6 +173,8 @@ class Ledger:
         for step, found, code in zip(steps, records, codes, strict=True):
             record = heads.setdefault(step.sequence, found)
             self.story.tell(f"commit {step.sequence} step {step.step} epoch {step.epoch} of {executor}: {code.name}")
+            if code is CommitCode.PAGED:
+                self._check_paged(step.sequence)
             # A paged sequence's last commit, sent again, hears the same as the first time.
             if code > 0 and not (code is CommitCode.PAGED and step.step <= _number(record, b"cm")):
                 life = self._judge(executor, step, record)
@@ -231,12 +237,20 @@ class Ledger:
         taken: dict[tuple[bytes, ...], bytes] = {}
         for key in self.store.present():
             record = self.store.value(key) if b":seq:" in key else None
-            if not isinstance(record, HashValue) or record.get(b"st") != b"l":
+            if not isinstance(record, HashValue):
+                continue
+            if record.get(b"st") == b"p":
+                self._check_paged(key.decode())
+            if record.get(b"st") != b"l":
                 continue
             place = (record[b"ow"], record[b"vr"], record[b"in"], record[b"sl"])
             if place in taken:
                 self.story.violate(f"{key.decode()} and {taken[place].decode()} sit in one slot: {place}")
             taken[place] = key
+
+    def _check_paged(self, sequence: str) -> None:
+        if not self._paged:
+            self.story.violate(f"{sequence}: has given up its slot, which it was to keep")
 
     def _expired(self, sequences: Sequence[SequenceId], records: Sequence[Record], ended: Sequence[bool]) -> None:
         for sequence, record, is_over in zip(sequences, records, ended, strict=True):

@@ -58,6 +58,7 @@ class Shape:
     """How the mesh serves the model in one run.
 
     declared  the mesh holds its state; otherwise only the engine does
+    virtual   its sequences give up their slots while others wait, if the mesh holds their state
     """
 
     slots: int = 2
@@ -65,6 +66,7 @@ class Shape:
     direct: bool = False
     interval: int = 1
     declared: bool = True
+    virtual: bool = True
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -81,7 +83,11 @@ class Shape:
             (TensorSpec(OUTPUT, "INT64", (1,)),),
             sequence_batching=SequenceBatching(strategy, int(self.idle_s * 1e6), states=states),
             instance_groups=(InstanceGroup(NAME, count=self.instances),),
-            parameters={"checkpoint_interval": str(self.interval), **self.parameters},
+            parameters={
+                "checkpoint_interval": str(self.interval),
+                "virtual_slots": str(self.virtual).lower(),
+                **self.parameters,
+            },
         )
 
 

@@ -111,6 +111,16 @@ MUTANTS = (
         (Edit("commit", r"if #step.checkpoint > 0 then", "if #step.checkpoint > 0 and step.n % 2 == 1 then"),),
     ),
     Mutant(
+        "kept slot",
+        "sequences give up their slots though their model's configuration forbids it",
+        code={"shared.model_config.values.ModelConfig.pageable": property(lambda config: config.state_in_mesh)},
+    ),
+    Mutant(
+        "kept slot at takeover",
+        "an idle sequence whose owner is lost gets no other slot though it was to keep one",
+        (Edit("reclaim", r"if accepted == committed and got\[9\] then", "if accepted == committed then"),),
+    ),
+    Mutant(
         "slot",
         "nobody hears of a sequence that has ended, and its slot stays taken",
         tuple(Edit(name, r"redis.call\('XADD', keys.feed, [^\n]*'k', kind\)") for name in ("commit", "expire")),

@@ -45,10 +45,12 @@ class Step:
 
 @dataclass
 class Life:
-    """A sequence from its birth to its end. start: the latest accepted START; state: None when there is none."""
+    """A sequence from its birth to its end. start: the latest accepted START; state: None when there is none; pageable:
+    it may give up its slot before its end."""
 
     sequence: SequenceId
     durable: bool
+    pageable: bool
     steps: dict[int, Step] = field(default_factory=dict[int, Step])
     start: int = 1
     committed: int = 0
@@ -104,8 +106,9 @@ class Truth:
         """A gateway was answered."""
         sequence, caller = submission.sequence, (submission.gateway, submission.token)
         if outcome.code in (SubmitCode.DELIVERED, SubmitCode.WAITING):
+            flags = submission.flags
             life = self.lives.setdefault(
-                (sequence, outcome.extra), Life(sequence, StepFlag.DURABLE in submission.flags)
+                (sequence, outcome.extra), Life(sequence, StepFlag.DURABLE in flags, StepFlag.PAGEABLE in flags)
             )
             if life.over or outcome.step != len(life.steps) + 1:
                 self.violate(f"{sequence}: {outcome.step} steps accepted after {len(life.steps)}")
@@ -267,6 +270,8 @@ class Truth:
             return
         if (int(record[b"nx"]), int(record[b"cm"])) != (life.accepted, life.committed):
             self.violate(f"{sequence}: {record[b'cm']} of {record[b'nx']}, not {life.committed} of {life.accepted}")
+        if state == "p" and not life.pageable:
+            self.violate(f"{sequence}: has given up its slot, which it was to keep")
         owner = (ExecutorId(record[b"ow"].decode()), int(record[b"ep"])) if state == "l" else None
         if owner != life.owner:
             self.violate(f"{sequence}: its owner is {owner}, not {life.owner}")

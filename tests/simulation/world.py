@@ -62,6 +62,8 @@ RHYTHMS_S = {
     "shared.mesh_settings.POLL_INTERVAL_S": 30.0,
 }
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
+VIRTUAL = 0.7
+"""The share of meshes in which idle sequences give up their slots; in the others they keep them until their end."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def plan_of(seed: int) -> Plan:
         interval=chance.choice([1, 1, 1, 3]),
         declared=chance.random() < 0.85,
         idle_s=chance.uniform(5.0, 9.0),
+        # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
+        virtual=random.Random(f"slots {seed}").random() < VIRTUAL,
     )
     habits = [
         Habit(
@@ -243,7 +247,14 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.keys = Keyspace(PREFIX, self.plan.shards)
         shape = self.plan.shape
-        self.ledger = Ledger(story, self.keys, idle_s=shape.idle_s, tombstone_s=TOMBSTONE_S, declared=shape.declared)
+        self.ledger = Ledger(
+            story,
+            self.keys,
+            idle_s=shape.idle_s,
+            tombstone_s=TOMBSTONE_S,
+            declared=shape.declared,
+            paged=shape.declared and shape.virtual,
+        )
         self.store = Store(self._store_us, random.Random(f"store {seed}"), self.ledger.run)
         self.ledger.store = self.store
         self.network = Network(Server(self.store, _later), random.Random(f"network {seed}"))
