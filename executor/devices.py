@@ -40,7 +40,7 @@ class Devices:
         # What never imported torch has used no GPU that torch could be asked about.
         if not self.gpus or "torch" not in sys.modules:
             return
-        from executor.engine.torch_devices import gpu_problem  # noqa: PLC0415 - imports torch
+        from executor.engine.pytorch.devices import gpu_problem  # noqa: PLC0415 - imports torch
 
         for gpu in self.gpus:
             if problem := gpu_problem(gpu):
@@ -64,6 +64,6 @@ def find_devices(choice: str) -> Devices:
         return NO_GPUS
     if importlib.util.find_spec("torch") is None:
         return NO_GPUS
-    from executor.engine.torch_devices import gpu_count  # noqa: PLC0415 - imports torch, seconds and 200 MB
+    from executor.engine.pytorch.devices import gpu_count  # noqa: PLC0415 - imports torch, seconds and 200 MB
 
     return Devices(tuple(range(gpu_count())))

@@ -12,9 +12,9 @@ import logging
 from importlib.metadata import EntryPoint, entry_points
 
 from executor.engine.base import Backend
-from executor.engine.model_completion import LIMIT_S
-from executor.engine.python_backend import PythonBackend
-from executor.engine.torch_backend import PytorchBackend
+from executor.engine.python.backend import PythonBackend
+from executor.engine.python.model_completion import LIMIT_S
+from executor.engine.pytorch.backend import PytorchBackend
 from shared.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"

@@ -19,7 +19,7 @@ import msgspec
 from executor.devices import Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
-from executor.engine.model_completion import LIMIT_S
+from executor.engine.python.model_completion import LIMIT_S
 from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels

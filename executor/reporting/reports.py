@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
-from executor.engine.model_metrics import custom_families
+from executor.engine.python.model_metrics import custom_families
 from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
 from shared import logs

@@ -117,7 +117,7 @@ def segments() -> bytes:
     """A TorchScript model that sums each row of a ragged input into its state."""
     import torch  # noqa: PLC0415 - slow to import, and needed here alone
 
-    from executor.engine.torch_signature import script_deprecation_ignored  # noqa: PLC0415 - imports torch
+    from executor.engine.pytorch.signature import script_deprecation_ignored  # noqa: PLC0415 - imports torch
     from tests.executor.engine import torch_modules  # noqa: PLC0415 - imports torch
     from tests.executor.engine.model_workshop import scripted  # noqa: PLC0415 - imports torch
 

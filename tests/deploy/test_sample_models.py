@@ -25,9 +25,9 @@ from torch import Tensor
 from tritonclient.grpc import model_config_pb2
 
 from executor.engine.base import LoadRequest, Row, RowError, RowResult
-from executor.engine.python_backend import PythonBackend
-from executor.engine.torch_backend import PytorchBackend
-from executor.engine.torch_signature import read_signature, script_deprecation_ignored
+from executor.engine.python.backend import PythonBackend
+from executor.engine.pytorch.backend import PytorchBackend
+from executor.engine.pytorch.signature import read_signature, script_deprecation_ignored
 from shared.model_config.load import AutoComplete, LoadedConfig, load_model_config
 from shared.tensors import from_numpy, to_numpy
 

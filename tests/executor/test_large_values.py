@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from deploy.embedded import EmbeddedRedis
-from executor.engine.arena import StateArena
-from executor.engine.python_state import SlotStates
+from executor.engine.python.slot_states import SlotStates
+from executor.engine.pytorch.arena import StateArena
 from shared.errors import Code, LoadError
 from shared.ids import CorrelationId
 from shared.keyspace import Keyspace

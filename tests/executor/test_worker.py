@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from executor.devices import DeviceLostError, Devices
-from executor.engine import torch_devices
 from executor.engine.base import BatchResult, Row, RowError, Timings
+from executor.engine.pytorch import devices
 from executor.worker import EngineWorker
 from shared.ids import InstanceIndex, SlotIndex
 
@@ -76,7 +76,7 @@ async def test_what_fails_on_a_gpu_that_is_lost_is_nobody_s_answer(
         asked.append(gpu)
         return ""
 
-    monkeypatch.setattr(torch_devices, "gpu_problem", unharmed)
+    monkeypatch.setattr(devices, "gpu_problem", unharmed)
 
     (error,) = (await worker.run([Row(inputs={})], [False])).rows
 
@@ -84,7 +84,7 @@ async def test_what_fails_on_a_gpu_that_is_lost_is_nobody_s_answer(
     assert "unspecified launch failure" in error.message
     assert [0, 3] == asked
 
-    monkeypatch.setattr(torch_devices, "gpu_problem", gone)
+    monkeypatch.setattr(devices, "gpu_problem", gone)
     with pytest.raises(DeviceLostError, match="cuda:3: CUDA error: gone"):
         await worker.run([Row(inputs={})], [False])
     await worker.close()
@@ -93,7 +93,7 @@ async def test_what_fails_on_a_gpu_that_is_lost_is_nobody_s_answer(
 async def test_a_checkpoint_that_meets_a_lost_gpu_is_not_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     failing: Any = Failing(raises)
     worker = EngineWorker(failing, "sum", "sum_0_0", InstanceIndex(0), Devices((3,)))
-    monkeypatch.setattr(torch_devices, "gpu_problem", gone)
+    monkeypatch.setattr(devices, "gpu_problem", gone)
 
     with pytest.raises(DeviceLostError):
         await worker.load_state(SlotIndex(0), {})

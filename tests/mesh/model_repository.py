@@ -102,7 +102,7 @@ class TritonPythonModel(Sample):
 LOST_GPU_MODEL = '''
 from pathlib import Path
 import triton_python_backend_utils as pb_utils
-from executor.engine import torch_devices
+from executor.engine.pytorch import devices
 from sample_model import TritonPythonModel as Sample
 
 ERROR = "CUDA error: device-side assert triggered"
@@ -113,7 +113,7 @@ def problem(gpu):
     return ERROR if lost else ""
 
 
-torch_devices.gpu_problem = problem
+devices.gpu_problem = problem
 
 
 class TritonPythonModel(Sample):

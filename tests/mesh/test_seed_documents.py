@@ -23,7 +23,7 @@ import pytest
 import torch
 import tritonclient.http as httpclient
 
-from executor.engine.torch_signature import script_deprecation_ignored
+from executor.engine.pytorch.signature import script_deprecation_ignored
 from tests.mesh.raw_http import Response, post, send
 from tests.mesh.running_mesh import RunningMesh
 

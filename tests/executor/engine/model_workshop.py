@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
-from executor.engine.torch_signature import script_deprecation_ignored
+from executor.engine.pytorch.signature import script_deprecation_ignored
 from shared.model_config.values import (
     ControlKind,
     ControlSpec,

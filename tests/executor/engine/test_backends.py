@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from executor.engine import backends
-from executor.engine.python_backend import PythonBackend
+from executor.engine.python.backend import PythonBackend
 from shared.errors import LoadError
 
 
@@ -72,7 +72,7 @@ def test_an_executor_of_python_models_imports_no_torch_and_no_grpc() -> None:
     """Each process that is started again after a crash pays for what it imports."""
     script = (
         "import sys, executor.service; from executor.engine.backends import find_backend; find_backend('python'); "
-        "from executor.engine import triton_python_backend_utils; "
+        "from executor.engine.python import triton_python_backend_utils; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'tritonclient')))"
     )
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
-from executor.engine.torch_threads import use_threads
+from executor.engine.pytorch.threads import use_threads
 from shared.model_config.values import StateSpec, TensorSpec
 from shared.tensors import Tensor, to_numpy
 from tests.executor.engine import torch_modules

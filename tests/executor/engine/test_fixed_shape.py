@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.fixed_shape import ROWS_MULTIPLE, padded_rows
 from executor.engine.null_rows import NULL_ROW
-from executor.engine.torch_threads import use_threads
+from executor.engine.pytorch.threads import use_threads
 from executor.models.fixed_shape import Finding, trials
 from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
 from shared.tensors import Tensor

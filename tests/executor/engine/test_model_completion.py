@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executor.engine.backends import find_backend
-from executor.engine.model_completion import completed_apart, completed_here
+from executor.engine.python.model_completion import completed_apart, completed_here
 from shared.errors import ConfigError, LoadError
 from tests.executor.engine.model_workshop import Workshop
 

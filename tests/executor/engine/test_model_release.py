@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from executor.engine.base import ReleasesSequences, Row
-from executor.engine.model_release import has_release
 from executor.engine.null_rows import NULL_ROW
+from executor.engine.python.model_release import has_release
 from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
 from shared.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, plain_config, sequence_config

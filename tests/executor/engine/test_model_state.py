@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from executor.engine.base import BatchResult, HandsOutState, Row, RowError
-from executor.engine.model_state import ModelState, has_methods
+from executor.engine.python.model_state import ModelState, has_methods
 from executor.models.recovery import of_versions, with_methods
 from shared.errors import Code, LoadError, ModelError
 from shared.limits import MODEL_STATE_BYTES_MAX

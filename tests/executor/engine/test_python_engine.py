@@ -13,7 +13,7 @@ import torch
 
 from executor.answers import answer
 from executor.engine.base import Engine, Row, RowError, RowResult
-from executor.engine.python_engine import PythonEngine
+from executor.engine.python.engine import PythonEngine
 from shared.errors import LoadError
 from shared.ids import ExecutorId
 from shared.messages import decode_reply

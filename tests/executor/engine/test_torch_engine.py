@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine.arena import FixedState
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
+from executor.engine.pytorch.arena import FixedState
 from shared.errors import LoadError, ModelError
 from shared.model_config.values import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
 from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy

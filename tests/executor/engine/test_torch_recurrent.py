@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from executor.engine.base import Engine, Row
-from executor.engine.torch_engine import TorchEngine
-from executor.engine.torch_recurrent import RecurrentLayers
+from executor.engine.pytorch.engine import TorchEngine
+from executor.engine.pytorch.recurrent import RecurrentLayers
 from shared.model_config.values import StateSpec, TensorSpec
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, array, results, sequence_config, wire

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from executor.engine.backends import find_backend
-from executor.engine.torch_signature import (
+from executor.engine.pytorch.signature import (
     Signature,
     StateSignature,
     TensorSignature,

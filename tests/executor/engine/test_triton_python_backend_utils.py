@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from executor.engine import triton_python_backend_utils as pb_utils
-from executor.engine.model_metrics import custom_families
+from executor.engine.python import triton_python_backend_utils as pb_utils
+from executor.engine.python.model_metrics import custom_families
 from shared.statistics.reports import ExecutorReport, HostReport, Sample, decode_report, encode_report
 
 CONFIG: dict[str, Any] = {

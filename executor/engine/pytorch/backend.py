@@ -17,12 +17,12 @@ class PytorchBackend:
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """Fills in inputs, outputs and states from the model's own signature. Raises ConfigError."""
-        from executor.engine import torch_signature  # noqa: PLC0415 - torch comes in with the first model that needs it
+        from executor.engine.pytorch import signature  # noqa: PLC0415 - torch comes in with the first model that needs it
 
-        return torch_signature.completed(config_json, version_dir)
+        return signature.completed(config_json, version_dir)
 
     def load(self, request: LoadRequest) -> Engine:
         """Loads the model onto its device. Raises LoadError with the reason."""
-        from executor.engine import torch_loading  # noqa: PLC0415 - torch comes in with the first model that needs it
+        from executor.engine.pytorch import loading  # noqa: PLC0415 - torch comes in with the first model that needs it
 
-        return torch_loading.load(request)
+        return loading.load(request)

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from executor.engine import shapes
-from executor.engine.torch_types import DATATYPE
+from executor.engine.pytorch.datatypes import DATATYPE
 from shared.errors import ConfigError, LoadError
 
 SIGNATURE_FILE = "seqmesh_signature.json"
@@ -30,7 +30,7 @@ SCRIPT_FILE = "model.pt"
 EXPORTED_FILE = "model.pt2"
 REMEDY = (
     "declare its inputs and outputs (and states) in config.pbtxt, or save it with its signature: "
-    "executor.engine.torch_signature.save_with_signature(model, path, signature)"
+    "executor.engine.pytorch.signature.save_with_signature(model, path, signature)"
 )
 
 

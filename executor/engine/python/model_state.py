@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.python_model import error_text, model_dir_known
+from executor.engine.python.model import error_text, model_dir_known
 from shared.errors import ModelError
 from shared.ids import CorrelationId
 from shared.messages import encode

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from executor.engine.torch_signature import argument_names
+from executor.engine.pytorch.signature import argument_names
 from shared.errors import LoadError
 from shared.model_config.values import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
 

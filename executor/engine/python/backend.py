@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from executor.engine.base import Engine, LoadRequest
-from executor.engine.model_completion import LIMIT_S, completed_apart
-from executor.engine.python_engine import PythonEngine
-from executor.engine.python_model import model_path
+from executor.engine.python.engine import PythonEngine
+from executor.engine.python.model import model_path
+from executor.engine.python.model_completion import LIMIT_S, completed_apart
 from shared.errors import LoadError
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from executor.engine import shapes
+from executor.engine.pytorch.datatypes import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
-from executor.engine.torch_types import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
 from shared.model_config.values import StateSpec
 from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 import torch
 from torch.export.passes import move_to_device_pass
 
-from executor.engine.arena import StateArena
 from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
-from executor.engine.torch_binding import bind_arguments, bind_outputs, program_arguments, script_arguments
-from executor.engine.torch_engine import Forward, TorchEngine
-from executor.engine.torch_signature import is_fixed, load_program, model_file, script_deprecation_ignored
+from executor.engine.pytorch.arena import StateArena
+from executor.engine.pytorch.binding import bind_arguments, bind_outputs, program_arguments, script_arguments
+from executor.engine.pytorch.engine import Forward, TorchEngine
+from executor.engine.pytorch.signature import is_fixed, load_program, model_file, script_deprecation_ignored
 from shared.errors import LoadError
 from shared.model_config.values import FixedShape, ModelConfig
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from executor.engine.base import Row
-from executor.engine.python_model import error_text, model_dir_known
+from executor.engine.python.model import error_text, model_dir_known
 from shared.ids import CorrelationId
 
 RELEASE = "release"

@@ -30,12 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine import shapes
-from executor.engine import triton_python_backend_utils as interface
 from executor.engine.base import BatchResult, LoadRequest, Row, RowError, RowResult, Timings
-from executor.engine.model_release import GivenSequences, has_release
-from executor.engine.model_state import ModelState, has_methods
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
-from executor.engine.python_model import (
+from executor.engine.python import triton_python_backend_utils as interface
+from executor.engine.python.model import (
     error_text,
     forget,
     import_model_class,
@@ -43,7 +41,9 @@ from executor.engine.python_model import (
     model_dir_known,
     model_path,
 )
-from executor.engine.python_state import SlotStates, States
+from executor.engine.python.model_release import GivenSequences, has_release
+from executor.engine.python.model_state import ModelState, has_methods
+from executor.engine.python.slot_states import SlotStates, States
 from executor.engine.row_shapes import RowShapes
 from executor.engine.state_tensors import size_problem
 from shared.errors import Code, LoadError, ModelError

@@ -27,23 +27,23 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from executor.engine import shapes
-from executor.engine.arena import Places, StateArena
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
-from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
-from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
-from executor.engine.torch_binding import (
+from executor.engine.pytorch.arena import Places, StateArena
+from executor.engine.pytorch.binding import (
     Binding,
     Returned,
     Source,
 )
-from executor.engine.torch_call import BatchFailedError, Layout
-from executor.engine.torch_outputs import Outputs
-from executor.engine.torch_recurrent import RecurrentLayers
-from executor.engine.torch_threads import use_threads
-from executor.engine.torch_types import tensor_of
+from executor.engine.pytorch.call import BatchFailedError, Layout
+from executor.engine.pytorch.datatypes import tensor_of
+from executor.engine.pytorch.outputs import Outputs
+from executor.engine.pytorch.recurrent import RecurrentLayers
+from executor.engine.pytorch.threads import use_threads
+from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
+from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
 from shared.errors import Code
 from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
 from shared.statistics.tally import MemoryUse

@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from executor.engine.python_model import error_text, forget, import_model_class, model_dir_known
-from executor.engine.triton_python_backend_utils import ModelConfig
+from executor.engine.python.model import error_text, forget, import_model_class, model_dir_known
+from executor.engine.python.triton_python_backend_utils import ModelConfig
 from shared.errors import ConfigError, LoadError
 
 LIMIT_S = 60.0
 """Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _FAILSAFE_S = 5.0
 """How long after the limit the process ends itself, should the executor be gone by then."""
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 import torch
 
 from executor.engine import shapes
-from executor.engine.arena import text_shape
 from executor.engine.base import Row
 from executor.engine.batch_tensors import scattered_shape
+from executor.engine.pytorch.arena import text_shape
+from executor.engine.pytorch.binding import Returned
+from executor.engine.pytorch.call import BatchFailedError, Layout
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from executor.engine.ragged import request_shapes
-from executor.engine.torch_binding import Returned
-from executor.engine.torch_call import BatchFailedError, Layout
-from executor.engine.torch_types import DATATYPE, TORCH_TYPE, raw_of
 from shared.errors import Code
 from shared.model_config.values import ModelConfig, TensorSpec
 from shared.tensors import Tensor, element_count, pack_bytes

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from executor.engine import triton_python_backend_utils
-from executor.engine.triton_python_backend_utils import current_model_dir
+from executor.engine.python import triton_python_backend_utils
+from executor.engine.python.triton_python_backend_utils import current_model_dir
 from shared.errors import LoadError
 
 MODEL_FILE = "model.py"

@@ -1,0 +1,1 @@
+"""The backend `python`: models written for Triton's Python backend."""
