@@ -6,9 +6,9 @@ under names that no other module has. While a model is being imported its direct
 stays there, last, for imports inside of its methods (two models that import equally named siblings that late would
 meet; imports at the top of a file never do).
 
-What runs is what stands in the files: bytecode is known by its file's size and the second of its last change, and two
-versions of a model may have both in common (a repository whose files have no times of their own, a change of one
-digit).
+What runs is what stands in the files, those in folders of the model's too: bytecode is known by its file's size and
+the second of its last change, and two versions of a model may have both in common (a repository whose files have no
+times of their own, a change of one digit).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.abc import PathEntryFinder
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -39,6 +40,8 @@ _import_lock = threading.RLock()
 _serial = itertools.count()
 _importable: Counter[str] = Counter()
 """How many instances need a directory at the end of `sys.path`."""
+_importing: Counter[str] = Counter()
+"""How many imports that go on have a directory at its front."""
 _MODULE_PREFIX = "seqmesh_model_"
 
 
@@ -88,7 +91,7 @@ def forget(model_class: type[Any], directory: Path | None = None) -> None:
         if _importable[str(directory)] == 0:
             del _importable[str(directory)]
             sys.path.remove(str(directory))
-            sys.path_importer_cache.pop(str(directory), None)
+            _forget_finders(directory)
             _drop_siblings(directory, set(sys.modules))  # what methods imported: the next load may find new code
 
 
@@ -134,18 +137,47 @@ def _importing_from(directory: Path) -> Generator[None]:
     importlib.invalidate_caches()
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
-    sys.path_importer_cache[str(directory)] = FileFinder(
-        str(directory), (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES)
-    )
+    _importing[str(directory)] += 1
+    _forget_finders(directory)
+    if _finder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _finder)
     try:
         yield
     finally:
         sys.path.remove(str(directory))
+        _importing[str(directory)] -= 1
+        if _importing[str(directory)] == 0:
+            del _importing[str(directory)]
         _drop_siblings(directory, set(sys.modules) - before)
 
 
+def _finder(path: str) -> PathEntryFinder:
+    """Finds modules in a directory of a model's, or in a folder there; for `sys.path_hooks`."""
+    if not any(Path(path).is_relative_to(directory) for directory in (*_importing, *_importable)):
+        raise ImportError(f"{path} is no model's")
+    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
+
+
+def _forget_finders(directory: Path) -> None:
+    for path in list(sys.path_importer_cache):
+        if Path(path).is_relative_to(directory):
+            del sys.path_importer_cache[path]
+
+
 def _drop_siblings(directory: Path, names: set[str]) -> None:
-    for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and not name.startswith(_MODULE_PREFIX) and Path(file).is_relative_to(directory):
-            del sys.modules[name]
+    # All are found before one goes: where a folder is, its package is asked.
+    found = [name for name in names if not name.startswith(_MODULE_PREFIX) and _lies_in(directory, sys.modules[name])]
+    for name in found:
+        del sys.modules[name]
+
+
+def _lies_in(directory: Path, module: ModuleType) -> bool:
+    # Not by its attributes: there are modules that have any (`torch.classes`).
+    known = vars(module)
+    if known.get("__file__"):
+        return Path(known["__file__"]).is_relative_to(directory)
+    try:
+        # A folder without `__init__.py` is a module without a file.
+        return any(Path(place).is_relative_to(directory) for place in known.get("__path__", ()))
+    except KeyError:
+        return False  # somebody has dropped its package

@@ -619,6 +619,43 @@ def test_a_change_is_seen_though_size_and_time_of_the_files_are_the_same(
     assert [121, 231] == answers
 
 
+PACKAGED = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+    from folder import digit as plain
+    from package import digit as proper
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            from package.inner import late
+            said = np.array([[plain.VALUE * 100 + proper.VALUE * 10 + late.VALUE]], np.int32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("y", said)]) for _ in requests]
+"""
+
+
+def test_a_change_in_a_package_of_the_model_is_seen_too(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a package, in a folder that is none by its files, and in what a method imports later."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    before = set(sys.modules)
+    answers: list[int] = []
+    for digit in (1, 2):
+        directory = workshop.python("echo", PACKAGED).parent
+        (directory / "package" / "inner").mkdir(parents=True, exist_ok=True)
+        (directory / "folder").mkdir(exist_ok=True)
+        (directory / "package" / "__init__.py").touch()
+        for file in ("folder/digit.py", "package/digit.py", "package/inner/late.py"):
+            (directory / file).write_text(f"VALUE = {digit}")
+            os.utime(directory / file, (1, 1))
+        engine = workshop.load(instance_config())
+        answers.append(array(results(engine, [Row({"x": wire("x", [[1, 2]])})])[0], "y").item())
+        engine.close()
+        workshop.engines.clear()
+        assert not list(directory.rglob("*.pyc"))
+
+    assert [111, 222] == answers
+    assert not {name for name in set(sys.modules) - before if name.split(".")[0] in ("folder", "package")}
+
+
 def test_a_closed_instance_leaves_nothing_behind_in_the_process(workshop: Workshop) -> None:
     path = workshop.python("echo", INSTANCE, counting="calls = 0", late="ONE = 1")
     before = (list(sys.path), set(sys.modules))
