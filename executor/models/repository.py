@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from executor.devices import Devices
+from executor.devices import DeviceLostError, Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.python.model_completion import LIMIT_S
@@ -177,7 +177,8 @@ class Repository:
 
         files       the model's files, in place of those in the repository; path below its directory -> content
         generation  which load it is (`ModelRecord.generation`); kept from the last one unless all of it is new
-        raises      LoadError with Triton's words; its reason stays in `failures`
+        raises      LoadError with Triton's words; its reason stays in `failures`. DeviceLostError: this process can
+                    load nothing more
         """
         self.loading.add(name)
         try:
@@ -187,6 +188,9 @@ class Repository:
             raise
         except LoadError as error:
             self.failures.setdefault(name, Failure("", error.message))
+            raise
+        except DeviceLostError as error:
+            logs.error("GPU lost while a model was loaded", model=name, cause=str(error))
             raise
         except Exception as error:  # Names, paths and texts are a caller's: none of them may end the executor.
             self.failures[name] = Failure("", sendable(str(error)))

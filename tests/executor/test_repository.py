@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from executor.devices import Devices
+from executor.devices import DeviceLostError, Devices
+from executor.engine.pytorch import devices
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.polling import Polling
 from executor.models.repository import NoSuchModelError, Repository
@@ -254,3 +255,18 @@ async def test_cached_answers_belong_to_the_content_of_a_versions_files(tmp_path
     assert here["1"] == changed["1"]
     assert here["2"] != changed["2"]
     assert [{}, {}] == plain
+
+
+def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be said of every model after it."""
+    broken = Repository((folder,), Devices((0,)))
+    (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
+    monkeypatch.setattr(devices, "gpu_problem", lambda _: "")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(LoadError, match="it is broken"):
+        broken.load("running_sum")
+
+    monkeypatch.setattr(devices, "gpu_problem", lambda _: "CUDA error: gone")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(DeviceLostError, match="cuda:0: CUDA error: gone"):
+        broken.load("running_sum")
