@@ -135,7 +135,9 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Serv
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(served.version, served.instances, served.slots, served.closing, served.pageable)
+            ServedVersion(
+                served.version, served.instances, served.slots, served.closing, served.pageable, served.idle_ms
+            )
             for served in member.registration.models
             if served.model == model
         )

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.core import invariants
 from scheduler.core.actions import Action
-from scheduler.core.decide import decide, drain_all
-from scheduler.core.events import Event, Tick, VersionsWithdrawn
+from scheduler.core.decide import decide, drain_all, is_due
+from scheduler.core.events import Clock, Event, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
 from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
 from scheduler.perform import Mesh, Performer
@@ -44,7 +44,10 @@ class Leader:
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
         self._offers: Offers = {}
-        self._polled: tuple[Sequence[Member], int] | None = None
+        self._members: Sequence[Member] | None = None
+        self._polled = False
+        self._now_ms = 0
+        self._is_stirred = True
         self._since = float("inf")
         self._wake = asyncio.Event()
         self._closed = False
@@ -64,9 +67,15 @@ class Leader:
         self._wake.set()
 
     def observe(self, members: Sequence[Member], now_ms: int, asked_at: float) -> None:
-        """The executors at `asked_at` (the loop's clock) and the time in Redis. Older news than its own is no news."""
-        if asked_at >= self._since:
-            self._polled = (members, now_ms)
+        """The executors at `asked_at` (the loop's clock) and the time in Redis. Older news than its own is no news.
+
+        members  the same list as before, if nothing has changed: where nothing can come of it, the leader is not woken
+        """
+        if asked_at < self._since:
+            return
+        self._now_ms = now_ms
+        if members is not self._members or self._is_stirred or is_due(self.state, now_ms):
+            self._members, self._polled = members, True
             self._wake.set()
 
     def close(self) -> None:
@@ -107,17 +116,21 @@ class Leader:
         self._since = heard_at
 
     async def _turn(self) -> None:
+        self._is_stirred = True
         mailbox, self._mailbox = self._mailbox, []
-        polled, self._polled = self._polled, None
+        polled, self._polled = self._polled, False
+        members, now_ms = self._members, self._now_ms
         events = stream_events(mailbox)
-        if polled is not None:
-            members, now_ms = polled
+        if polled and members is not None:
             current = offers(members, self.model)
             # Losses before starts: nobody is sent to an executor that is known to be gone.
             events = [*member_events(self._offers, current), *events, *self._withdrawn(members)]
             events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
-        await self._carry_out(self._decide(events))
+        actions = self._decide([Clock(now_ms), *events])
+        await self._carry_out(actions)
+        # What came of actions, or came in between two ticks, is for the next tick to look at.
+        self._is_stirred = not polled or bool(actions)
         await self._performer.acknowledge(_feed_entries(mailbox))
         if self._check:
             invariants.check(self.state)

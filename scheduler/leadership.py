@@ -1,6 +1,6 @@
 """Who leads which model: a lease per model, with a term that only grows.
 
-A leader renews all of its leases in one round trip; a standby asks for all of them in the same way, so it takes over
+A leader renews all of its leases in one call; a standby asks for all of them in the same way, so it takes over
 within a lease after a leader's death, and at once after a leader that gave its leases back. That a leader which was
 asleep does no harm when it wakes is not this module's doing: every script of a scheduler carries its term, and Redis
 refuses one that is older than the newest it has seen (`fence` in common.lua).
@@ -50,21 +50,19 @@ class Leadership:
         Raises one of `redis_client.CONNECTION_LOST`; what is held then stays held until `expired` says otherwise.
         """
         asked_at = self._clock()
-        names = sorted({*models, *self.terms})
-        self._unheard.update(name for name in names if name not in self.terms)
-        outcomes = await self._scripts.run_all(
-            [
-                self._scripts.lead(name, self._scheduler, lease_ms=self._lease_ms, term=self.terms.get(name, FREE))
-                for name in names
-            ]
-        )
+        terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}
+        self._unheard.update(name for name in terms if name not in self.terms)
+        call = self._scripts.lead(terms, self._scheduler, lease_ms=self._lease_ms)
+        (outcomes,) = await self._scripts.run_all([call]) if terms else [[]]
+        if isinstance(outcomes, ResponseError):
+            outcomes = [outcomes] * len(terms)
+        elif isinstance(outcomes, Exception):
+            raise outcomes
         self._unheard.clear()
         contest = Contest({}, [], {})
-        for name, outcome in zip(names, outcomes, strict=True):
+        for name, outcome in zip(terms, outcomes, strict=True):
             if isinstance(outcome, ResponseError):
                 contest.refused[name] = outcome
-            elif isinstance(outcome, Exception):
-                raise outcome
             else:
                 self._count(name, outcome, contest)
         if contest.refused.keys().isdisjoint(self.terms):

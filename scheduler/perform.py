@@ -29,7 +29,7 @@ from scheduler.core.actions import (
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.events import Assigned, Event, Forgotten, MovedOut, Reclaimed, Vacated
+from scheduler.core.events import Assigned, Event, Forgotten, Looked, MovedOut, Reclaimed, Vacated
 from scheduler.descriptions import Description, paged_descriptions
 from shared import logs
 from shared.errors import Code
@@ -126,9 +126,8 @@ class Performer:
                 return []
             case Forget(executor, cause):
                 return [Forgotten(executor, cause)] if await self._forget(executor) else []
-            case LookForExpired(now_ms):
-                await self._expire(now_ms)
-                return []
+            case LookForExpired(now_ms, cause):
+                return [Looked(now_ms, await self._look(now_ms), cause)]
             case Dismiss(sequence, entry):
                 shard = self._keys.shard_of(sequence)
                 await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
@@ -310,9 +309,18 @@ class Performer:
 
     # -- idle sequences -------------------------------------------------------------------------------------------
 
-    async def _expire(self, now_ms: int) -> None:
-        """Ends the idle sequences that are due. Each one looked at is ended, or gets a later deadline, or none."""
+    async def _look(self, now_ms: int) -> int | None:
+        """Ends the idle sequences that are due; returns the earliest deadline that there was."""
         shards = self._keys.shard_ids()
+        firsts = await self._exchange(
+            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
+        )
+        deadlines = {shard: int(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
+        await self._expire([shard for shard, first_ms in deadlines.items() if first_ms <= now_ms], now_ms)
+        return min(deadlines.values(), default=None)
+
+    async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
+        """Ends those that are due. Each one looked at is ended, or gets a later deadline, or none."""
         while shards:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]

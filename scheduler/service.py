@@ -24,7 +24,7 @@ from scheduler.core.state import Policy
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.perform import Mesh
-from scheduler.reader import StreamReader
+from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.rebuild import redis_now_ms
 from scheduler.settings import SchedulerSettings
 from shared import logs
@@ -105,18 +105,19 @@ class Scheduler:
         self._reader = StreamReader(mesh.redis)
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
+        self._members: Sequence[Member] = ()
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
         """Starts the loops."""
         period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
         tick_s = self._settings.tick_ms / 1000
-        for name, turn, pause_s in (
-            ("contend", self._contend, period_s),
-            ("watch", self._watch, tick_s),
-            ("read", self._read, 0.0),
+        for name, turn, pause_s, block_s in (
+            ("contend", self._contend, period_s, 0.0),
+            ("watch", self._watch, tick_s, 0.0),
+            ("read", self._read, 0.0, BLOCK_MS / 1000),
         ):
-            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s), name=name))
+            self._loops.append(self._tasks.start(self._repeat(name, turn, pause_s, block_s), name=name))
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
@@ -131,15 +132,15 @@ class Scheduler:
 
     # -- loops ----------------------------------------------------------------------------------------------------
 
-    async def _repeat(self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    async def _repeat(self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float, block_s: float) -> None:
         """A loop that outlives Redis: its turns are repeated, less often while they fail. A turn that takes longer
-        than a lease (a Redis that does not answer) counts as failed.
+        than a lease (a Redis that does not answer), and than it is meant to wait there, counts as failed.
         """
         failures = 0
         while True:
             begin = self._clock()
             try:
-                async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0)):
+                async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0) + block_s):
                     await turn()
                 failures = 0
             except CONNECTION_LOST as error:
@@ -172,13 +173,17 @@ class Scheduler:
 
     async def _watch(self) -> None:
         asked_at = self._clock()
-        members: Sequence[Member] = await self._mesh.membership.members()
+        if not self.leaders:
+            return
+        members = await self._mesh.membership.members()
         now_ms = await redis_now_ms(self._mesh.redis)
+        if members != self._members:
+            self._members = members
         for leader in list(self.leaders.values()):
-            leader.observe(members, now_ms, asked_at)
+            leader.observe(self._members, now_ms, asked_at)
 
     async def _read(self) -> None:
-        if not await self._reader.read(self.leaders.values(), block_ms=self._settings.tick_ms):
+        if not await self._reader.read(self.leaders.values(), tick_ms=self._settings.tick_ms):
             await asyncio.sleep(self._settings.tick_ms / 1000)
 
     async def _follow_server(self) -> None:
@@ -207,6 +212,7 @@ class Scheduler:
                 check=self._settings.check_invariants,
             )
             self.leaders[model] = leader
+            self._reader.look_again()
             begin = self._clock()
             try:
                 await leader.run()

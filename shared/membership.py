@@ -41,6 +41,7 @@ class Membership:
         self._redis = cast(Any, redis)
         self._keys = keys
         self._read: dict[str, tuple[bytes, ModelRecord]] = {}
+        self._decoded: dict[bytes, ExecutorRegistration] = {}
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both at once."""
@@ -102,7 +103,9 @@ class Membership:
     async def members(self) -> list[Member]:
         """Every registered executor, dead ones too, ordered by id."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
-        registrations = sorted((_registration_decoder.decode(data) for data in raw.values()), key=lambda r: r.executor)
+        # They are asked for many times a second, hold a line for each model, and hardly ever change.
+        self._decoded = {data: self._decoded.get(data) or _registration_decoder.decode(data) for data in raw.values()}
+        registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
         if not registrations:
             return []
         leases = await self._redis.mget([self._keys.executor_lease(r.executor) for r in registrations])

@@ -96,6 +96,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     says_ready  what the model says of itself; it is served in any case
     closing     it takes no sequence any more; those that it has go on until they end
     pageable    its sequences give up their slots while others wait
+    idle_ms     no sequence expires sooner after its last step; 0: not said
     """
 
     model: str
@@ -105,6 +106,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     says_ready: bool = True
     closing: bool = False
     pageable: bool = False
+    idle_ms: int = 0
 
 
 class RepositoryEntry(msgspec.Struct, frozen=True):

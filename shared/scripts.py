@@ -8,14 +8,14 @@ Scripts run atomically in Redis; see the header of each `.lua` file for keys, ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from importlib import resources
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from shared.errors import OUTCOMES, Reason
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SchedulerId, SequenceId, ShardId, SlotIndex, StepNumber, Term
@@ -660,10 +660,14 @@ class Scripts:
             args += (one.sequence, one.token, one.grace_ms)
         return Call("orphan", keys, args, _read_flags)
 
-    def lead(self, model: str, scheduler: SchedulerId, *, lease_ms: int, term: Term) -> Call[Term]:
-        """Takes the lead of a model (term 0) or keeps it; the term, or 0 when another scheduler leads."""
-        keys = [self._keys.leader(model), self._keys.terms]
-        return Call("lead", keys, [model, scheduler, lease_ms, term], Term)
+    def lead(
+        self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
+    ) -> Call[list[Term | ResponseError]]:
+        """Takes the lead of models (term 0) or keeps it; for each the term, or 0 when another scheduler leads, or what
+        Redis said instead."""
+        keys = [self._keys.terms, *map(self._keys.leader, terms)]
+        args = [scheduler, lease_ms, *(each for place in terms.items() for each in place)]
+        return Call("lead", keys, args, list)
 
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
         """Gives the lead of a model back (term 0: of whatever term); False when it is not this scheduler's."""

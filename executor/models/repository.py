@@ -91,6 +91,7 @@ class ServedVersion:
             self.config.slots_per_instance,
             says_ready=all(one.is_ready for one in self.readiness),
             pageable=self.config.pageable,
+            idle_ms=self.config.shortest_idle_ms,
         )
 
     @property

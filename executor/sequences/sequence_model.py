@@ -57,7 +57,7 @@ class SequenceModel:
         self.model = served.config.name
         self.load = served.statistics.load
         self.mark = served.mark
-        self.idle_ms = max(1, served.config.sequence_batching.idle_us // 1000)
+        self.idle_ms = served.config.idle_ms
         self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
         self.table = SequenceTable()
         self.restoring: list[OwnedSequence] = []

@@ -89,7 +89,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class LookForExpired:
-    """Look at the sequences whose deadline is not after `now_ms`, and end those whose idle marker is gone."""
+    """Look at the sequences whose deadline is not after `now_ms`, and end those whose idle marker is gone. What
+    was found comes back as `Looked`."""
 
     now_ms: int
     cause: str = ""

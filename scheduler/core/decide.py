@@ -10,10 +10,12 @@ from scheduler.core import balance, expiry, paging
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
+    Clock,
     Event,
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    Looked,
     MovedOut,
     MoveWished,
     PatienceLowered,
@@ -45,8 +47,8 @@ PAGED = "p"
 """Kind of a `SequenceOver` (`commit.lua`)."""
 EXPIRED = "x"
 """Kind of a `WaitEnded` (`expire.lua`)."""
-UNSERVED_LOOK_MS = 1000
-"""How often idle sequences are looked for while nobody serves the model: paged ones end without an executor."""
+LOOK_MS_MAX = 10_000
+"""How often idle sequences are looked for at least, whatever is known of their deadlines."""
 
 
 def decide(state: State, event: Event) -> list[Action]:
@@ -68,6 +70,11 @@ def decide(state: State, event: Event) -> list[Action]:
             return sequence_over(state, event)
         case Vacated():
             return vacated(state, event)
+        case Clock():
+            state.now_ms = max(state.now_ms, event.now_ms)
+            return []
+        case Looked():
+            return looked(state, event)
         case Tick():
             return tick(state, event)
         case ExecutorSeen():
@@ -253,6 +260,8 @@ def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
     held = state.held_by(event.executor)
     gone = {served.version for served in executor.versions} - {served.version for served in event.versions}
     executor.versions = event.versions
+    # Its sequences may be idle for a shorter time than was known of.
+    state.look_ms = 0
     furnish(state, executor)
     actions: list[Action] = []
     if gone:
@@ -344,16 +353,40 @@ def move_executor(state: State, executor: Executor, how: str, cause: str) -> Non
 def tick(state: State, event: Tick) -> list[Action]:
     """Refuses those who have waited too long, looks for idle sequences and idle slots, forgets executors that are long
     gone."""
+    is_look_due = event.now_ms >= state.look_ms or event.now_ms < state.now_ms
     state.now_ms = max(state.now_ms, event.now_ms)
     overdue = expiry.overdue(state)
     actions: list[Action] = [reject(state, sequence, expiry.TIMEOUT_MESSAGE, event.cause) for sequence in overdue]
-    is_served = any(ring.tables for ring in state.rings.values())
-    if is_served or state.now_ms - state.looked_ms >= UNSERVED_LOOK_MS:
-        state.looked_ms = state.now_ms
+    if is_look_due:
         actions.append(LookForExpired(state.now_ms, event.cause))
     actions += paging.look_again(state, event.cause)
     actions += balance.time_passed(state, event.cause)
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
+
+
+def looked(state: State, event: Looked) -> list[Action]:
+    """Nothing is due before the earliest deadline that there was; nor can a sequence whose step ends after that look be
+    due before its idle time is over."""
+    tables = [table for ring in state.rings.values() for table in ring.tables.values()]
+    soonest_ms = min((table.served.idle_ms for table in tables), default=LOOK_MS_MAX)
+    state.look_ms = event.now_ms + min(soonest_ms, LOOK_MS_MAX)
+    if event.first_ms is not None:
+        state.look_ms = min(state.look_ms, event.first_ms)
+    return []
+
+
+def is_due(state: State, now_ms: int) -> bool:
+    """Whether a tick at that time may lead to anything, if nothing has been heard since the last one: then somebody
+    waits, or something's time has come."""
+    return (
+        now_ms >= state.look_ms
+        # The clock was set back: what was counted by it means nothing.
+        or now_ms < state.now_ms
+        or bool(state.timeouts and state.timeouts[0][0] <= now_ms)
+        or bool(state.underway or state.wishes or state.uneven_since_ms)
+        or any(len(backlog) for backlog in state.backlogs.values())
+        or any(executor.phase is ExecutorPhase.EMPTY for executor in state.executors.values())
+    )
 
 
 def versions_withdrawn(state: State, event: VersionsWithdrawn) -> list[Action]:

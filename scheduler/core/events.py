@@ -162,6 +162,23 @@ class VersionsWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Looked:
+    """A `LookForExpired` is done. first_ms: the earliest deadline that it found; None when there is none."""
+
+    now_ms: int
+    first_ms: int | None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What time it is by the clock of Redis, for the events that follow."""
+
+    now_ms: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. now_ms: the clock of Redis, which also stamps the stream entries."""
 
@@ -184,5 +201,7 @@ Event = (
     | Reclaimed
     | Forgotten
     | VersionsWithdrawn
+    | Looked
+    | Clock
     | Tick
 )

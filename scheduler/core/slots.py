@@ -31,6 +31,7 @@ class ServedVersion:
 
     closing   it gives no slot any more; sequences keep those that they have
     pageable  its sequences give up their slots while others wait
+    idle_ms   no sequence expires sooner after its last step; 0: nobody knows
     """
 
     version: str
@@ -38,6 +39,7 @@ class ServedVersion:
     slots: int
     closing: bool = False
     pageable: bool = False
+    idle_ms: int = 0
 
 
 class InstanceSlots:

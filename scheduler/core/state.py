@@ -175,7 +175,8 @@ class Wish:
 class State:
     """Everything the leader of one model keeps in mind.
 
-    now_ms           the last tick's; looked_ms: the last one at which idle sequences were looked for
+    now_ms           the last that was heard
+    look_ms          when idle sequences are to be looked for next: before, none can be due
     underway         sequences that were moved out and have not come back yet: version ("" of a paged one: nobody knows
                      it here), and since when
     uneven_since_ms  versions whose load is uneven
@@ -184,7 +185,7 @@ class State:
 
     policy: Policy = field(default_factory=Policy)
     now_ms: int = 0
-    looked_ms: int = 0
+    look_ms: int = 0
     executors: dict[ExecutorId, Executor] = field(default_factory=dict[ExecutorId, Executor])
     sequences: dict[SequenceId, Sequence] = field(default_factory=dict[SequenceId, Sequence])
     rings: dict[str, Ring] = field(default_factory=dict[str, Ring])

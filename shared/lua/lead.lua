@@ -1,19 +1,27 @@
--- Takes or keeps the lead of a model.
+-- Takes or keeps the lead of models.
 --
--- KEYS   1 lease of the model's leader   2 counters of terms
--- ARGV   1 model   2 scheduler   3 lease ms   4 the term that is to be kept, 0 to take the lead if it is free
--- reply  the term, or 0: another scheduler leads
+-- KEYS   1 counters of terms   per model: lease of its leader
+-- ARGV   1 scheduler   2 lease ms   per model: its name, the term that is to be kept, 0 to take the lead if it is free
+-- reply  per model: the term; 0: another scheduler leads; or the error that Redis has for this one
 -- atomic a term is given with the lease it belongs to. Terms only grow, whatever becomes of the leases.
 
-local term = tonumber(ARGV[4])
-if term > 0 then
-  if redis.call('GET', KEYS[1]) ~= ARGV[2] .. ' ' .. term then return 0 end
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local function lead(lease, model, term)
+  local holder = redis.pcall('GET', lease)
+  if type(holder) == 'table' then return holder end
+  if term ~= '0' then
+    if holder ~= ARGV[1] .. ' ' .. term then return 0 end
+    redis.call('PEXPIRE', lease, ARGV[2])
+    return tonumber(term)
+  end
+  -- A lease of its own that it has not heard of is as good as free: nobody acts by that term.
+  if holder and string.match(holder, '^(.*) %d+$') ~= ARGV[1] then return 0 end
+  term = redis.call('HINCRBY', KEYS[1], model, 1)
+  redis.call('SET', lease, ARGV[1] .. ' ' .. term, 'PX', ARGV[2])
   return term
 end
--- A lease of its own that it has not heard of is as good as free: nobody acts by that term.
-local holder = redis.call('GET', KEYS[1])
-if holder and string.match(holder, '^(.*) %d+$') ~= ARGV[2] then return 0 end
-term = redis.call('HINCRBY', KEYS[2], ARGV[1], 1)
-redis.call('SET', KEYS[1], ARGV[2] .. ' ' .. term, 'PX', ARGV[3])
-return term
+
+local results = {}
+for i = 1, #KEYS - 1 do
+  results[i] = lead(KEYS[1 + i], ARGV[1 + 2 * i], ARGV[2 + 2 * i])
+end
+return results

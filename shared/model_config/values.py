@@ -320,6 +320,16 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return -(-int(self.parameters.get("orphan_grace_microseconds", "0")) // 1000)
 
     @property
+    def idle_ms(self) -> int:
+        """How long a sequence may be idle; 0 for a model without sequences."""
+        return max(1, self.sequence_batching.idle_us // 1000) if self.sequence_batching is not None else 0
+
+    @property
+    def shortest_idle_ms(self) -> int:
+        """The same, if its connection may go meanwhile."""
+        return min(self.idle_ms, self.orphan_grace_ms or self.idle_ms)
+
+    @property
     def fixed_shape(self) -> FixedShape:
         """Of a sequence model; of others, whose rows nobody compares, it is off."""
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")

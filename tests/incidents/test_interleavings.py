@@ -78,7 +78,8 @@ async def test_taskiq_redis_131_a_leader_killed_anywhere_in_a_reclaim_leaves_not
     a lock without a timeout: nobody ever reclaimed them. Here one leader after the other is killed after its first,
     second, ... script call, each in the takeover of another executor; the next leader finishes all of them."""
     monkeypatch.setattr(scheduler.perform, "RECLAIM_COUNT", 2)
-    term = await stage.scripts.run(stage.scripts.lead(MODEL, SchedulerId("killed"), lease_ms=1, term=Term(0)))
+    (term,) = await stage.scripts.run(stage.scripts.lead({MODEL: Term(0)}, SchedulerId("killed"), lease_ms=1))
+    assert isinstance(term, int)
     takeovers: list[list[int]] = []
     completed = False
     while not completed:

@@ -101,10 +101,12 @@ class Stage:
         config = ModelConfig(model, "python", "", 4, (), (), sequence_batching=batching)
         await self.membership.publish(ModelRecord(config, "{}", ("1",)))
 
-    async def join(self, name: str, *, slots: int = 4, instances: int = 1, model: str = MODEL) -> ExecutorId:
+    async def join(
+        self, name: str, *, slots: int = 4, instances: int = 1, model: str = MODEL, idle_ms: int = 0
+    ) -> ExecutorId:
         """An executor registers; its lease lasts for the whole test."""
         executor = ExecutorId(name)
-        served = (ServedModel(model, "1", instances, slots),)
+        served = (ServedModel(model, "1", instances, slots, idle_ms=idle_ms),)
         registration = ExecutorRegistration(executor, name, "host", 1, 0, served)
         await self.membership.register(registration, lease_ms=600_000)
         return executor

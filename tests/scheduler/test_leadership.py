@@ -328,27 +328,21 @@ async def test_redis_without_memory_finishes_what_was_accepted(private_server: E
     await stage.close()
 
 
-class Refusing(Scripts):
-    """Scripts of which Redis refuses the calls for one model."""
-
-    refused = ""
-
-    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
-        """As `Scripts.run_all`."""
-        outcomes = iter(await super().run_all([call for call in calls if call.args[0] != self.refused], link))
-        return [ResponseError("refused") if call.args[0] == self.refused else next(outcomes) for call in calls]
-
-
 async def test_one_refused_lease_hides_nothing_of_the_others(stage: Stage) -> None:
     """What was gained is led, and what could not be renewed counts as lost in time."""
     now = 0.0
-    scripts = Refusing(stage.redis, stage.keys)
-    leadership = Leadership(scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: now)
+    leadership = Leadership(stage.scripts, SchedulerId("s1"), lease_ms=60_000, clock=lambda: now)
 
-    scripts.refused = "other"
+    async def spoil(model: str) -> None:
+        await stage.commands.delete(stage.keys.leader(model))
+        await stage.commands.hset(stage.keys.leader(model), "not", "a lease")
+        await stage.commands.pexpire(stage.keys.leader(model), 60_000)
+
+    await spoil("other")
     contest = await leadership.contend([MODEL, "other"])
     assert ({MODEL: Term(1)}, ["other"]) == (contest.gained, list(contest.refused))
-    scripts.refused = MODEL
+    await stage.commands.delete(stage.keys.leader("other"))
+    await spoil(MODEL)
     now = 59.0
     assert ["other"] == list((await leadership.contend([MODEL, "other"])).gained)
     now = 60.0

@@ -289,7 +289,7 @@ class Game:
 
     async def check_nobody_waits_beside_an_idle_sequence(self) -> None:
         live = [record for number in IDS if (record := await self.mesh.record(number)).get("st") == "l"]
-        assert all(record["nx"] > record["cm"] for record in live), f"a slot is held for nothing: {live}"
+        assert all(int(record["nx"]) > int(record["cm"]) for record in live), f"a slot is held for nothing: {live}"
 
     async def settle(self) -> None:
         """Everybody does his part until every accepted step is answered."""

@@ -28,13 +28,14 @@ from scheduler.core.actions import (
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.decide import decide
+from scheduler.core.decide import decide, is_due
 from scheduler.core.events import (
     Assigned,
     Event,
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    Looked,
     MovedOut,
     MoveWished,
     PatienceLowered,
@@ -230,6 +231,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def begin_leading(self) -> None:
         """A new leader: an empty state, and the streams from their beginning."""
         self.state = State(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
+        self.is_stirred = True
         self.known: set[ExecutorId] = set()
         self.read_starts = Entry(0, 0, SHARD)
         self.read_log: list[SequenceWaits] = []
@@ -246,7 +248,9 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @precondition(lambda self: len(self.twin.executors) < 4)
     def executor_joins(self, instances: int, slots: int) -> None:
         self.born += 1
-        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion("1", instances, slots, pageable=True)
+        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion(
+            "1", instances, slots, pageable=True, idle_ms=100_000
+        )
 
     @rule(data=st.data())
     @precondition(lambda self: set(self.twin.executors) - self.twin.dead)
@@ -372,6 +376,18 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     def leader_ticks(self) -> None:
         self.tell(Tick(self.twin.now_ms))
 
+    @rule(pauses_ms=st.lists(st.integers(1, 700), max_size=4))
+    def leader_ticks_and_hears_nothing(self, pauses_ms: list[int]) -> None:
+        """A tick that is not due has nothing to do."""
+        self.is_stirred = False
+        self.leader_ticks()
+        for pause_ms in pauses_ms:
+            self.twin.now_ms += pause_ms
+            is_quiet = not self.is_stirred and not is_due(self.state, self.twin.now_ms)
+            self.is_stirred = False
+            self.leader_ticks()
+            assert not is_quiet or not self.is_stirred
+
     @rule()
     def leader_is_replaced(self) -> None:
         self.begin_leading()
@@ -393,6 +409,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         events = [event]
         while events:
             actions = [action for event in events for action in decide(self.state, event)]
+            self.is_stirred |= bool(actions) or not isinstance(event, Tick)
             events = [outcome for action in actions for outcome in self.perform(action)]
 
     def perform(self, action: Action) -> list[Event]:
@@ -419,7 +436,9 @@ class CoreAgainstTwin(RuleBasedStateMachine):
             case Dismiss(_, entry):
                 del self.twin.wishes[entry]
                 return []
-            case Drain() | LookForExpired():
+            case LookForExpired(now_ms):
+                return [Looked(now_ms, None)]
+            case Drain():
                 return []
 
     # -- what must be true ----------------------------------------------------------------------------------------

@@ -49,13 +49,14 @@ from scheduler.core.actions import (
     WantSlots,
 )
 from scheduler.core.backlog import Entry
-from scheduler.core.decide import decide
+from scheduler.core.decide import decide, is_due
 from scheduler.core.events import (
     Assigned,
     Event,
     ExecutorLost,
     ExecutorSeen,
     Forgotten,
+    Looked,
     MovedOut,
     MoveWished,
     PatienceLowered,
@@ -94,6 +95,7 @@ def test_there_are_transcripts() -> None:
         "direct",
         "oldest",
         "expiry",
+        "looks",
         "takeover",
         "late",
         "rebuild",
@@ -107,22 +109,38 @@ def replay(told: str) -> str:
     """The transcript with what the core really does after each command."""
     state = State(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000))
     happened: list[str] = []
+    is_quiet = False
     for line in told.splitlines():
         if not line.startswith(("#", ">")) and line:
             continue
         happened.append(line)
         if line.startswith(">"):
-            happened += obey(state, line[1:].split())
+            words = line[1:].split()
+            answers = obey(state, words, may_be_left_out=is_quiet)
+            is_quiet = words[0] in {"tick", "looked"} and all("look for" in a or "nothing" in a for a in answers)
+            happened += answers
             invariants.check(state)
     # A blank line that stood between a command's old output and the next paragraph is kept, but never two.
     return "\n".join(happened).replace("\n\n\n", "\n\n") + "\n"
 
 
-def obey(state: State, words: list[str]) -> list[str]:
-    """What the core answers to one command."""
+def obey(state: State, words: list[str], *, may_be_left_out: bool) -> list[str]:
+    """What the core answers to one command. may_be_left_out: a tick that is not due may; it must have nothing to do."""
     if words == ["state"]:
         return shown(state)
-    return [told_action(action) for action in decide(state, event(state, words))] or ["  nothing"]
+    told = event(state, words)
+    is_needed = not isinstance(told, Tick) or not may_be_left_out or is_due_without_looking(state, told.now_ms)
+    actions = decide(state, told)
+    assert is_needed or all(isinstance(action, LookForExpired) for action in actions)
+    return [told_action(action) for action in actions] or ["  nothing"]
+
+
+def is_due_without_looking(state: State, now_ms: int) -> bool:
+    """Most transcripts say nothing of what was found, and so the core looks with each of their ticks."""
+    look_ms, state.look_ms = state.look_ms, now_ms + 1
+    is_needed = is_due(state, now_ms)
+    state.look_ms = look_ms
+    return is_needed
 
 
 def event(state: State, words: list[str]) -> Event:
@@ -142,8 +160,14 @@ def closes(_: State, subject: str, rest: list[str]) -> Event:
 def served(word: str, *, closing: bool = False) -> ServedVersion:
     version, size = word.split(":")
     instances, slots = size.split("x")
+    slots, _, idle_ms = slots.partition("i")
     return ServedVersion(
-        version, int(instances), int(slots.removesuffix("p")), pageable=slots.endswith("p"), closing=closing
+        version,
+        int(instances),
+        int(slots.removesuffix("p")),
+        pageable=slots.endswith("p"),
+        closing=closing,
+        idle_ms=int(idle_ms or 0),
     )
 
 
@@ -214,6 +238,7 @@ COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
     "lost": lambda _, subject, __: ExecutorLost(ExecutorId(subject)),
     "reclaimed": lambda _, subject, __: Reclaimed(ExecutorId(subject)),
     "forgotten": lambda _, subject, __: Forgotten(ExecutorId(subject)),
+    "looked": lambda _, subject, rest: Looked(int(subject), None if rest[0] == "-" else int(rest[0])),
     "tick": lambda _, subject, __: Tick(int(subject)),
 }
 

@@ -1,0 +1,116 @@
+"""A leader with nothing to do costs next to nothing, and is there at once when there is something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+import scheduler.reader
+import scheduler.service
+from scheduler.core.state import Policy
+from scheduler.leader import Leader
+from scheduler.leadership import Leadership
+from scheduler.rebuild import redis_now_ms
+from shared.ids import SchedulerId, Term, sequence_id
+from shared.link import Link
+from shared.scripts import Call, Scripts
+from tests.scheduler.stage import MODEL, Stage
+
+TICK_MS = 100
+T = TypeVar("T")
+
+
+class Observed:
+    """A leader whose time is told by the test. turns: when it was woken; looks: when it asked Redis for deadlines."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.leader = Leader(stage.mesh, MODEL, Term(1), policy=Policy(), tombstone_ms=1000, check=True)
+        self.turns: list[int] = []
+        self.looks: list[int] = []
+        self._now_ms = 0
+        self._exchange = self.leader._performer._exchange
+        self.leader._performer._exchange = self.exchange  # type: ignore[method-assign]
+
+    async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        if any(command[0] == "ZRANGE" for command in commands):
+            self.looks.append(self._now_ms)
+        return await self._exchange(commands)
+
+    async def watch(self, stage: Stage, begin_ms: int, ticks: int) -> None:
+        """It leads for so many ticks, beginning at that time."""
+        members = await stage.membership.members()
+        for tick in range(ticks):
+            self._now_ms = tick * TICK_MS
+            self.leader.observe(members, begin_ms + self._now_ms, asyncio.get_running_loop().time())
+            while self.leader._wake.is_set():
+                self.leader._wake.clear()
+                self.turns.append(self._now_ms)
+                await self.leader._turn()
+
+
+async def test_idle_leader_looks_when_something_can_be_due_and_then_at_once(stage: Stage) -> None:
+    """Half a minute of a model whose sequences may be idle for a minute, with one that is to be looked at in it."""
+    await stage.join("e1", idle_ms=60_000)
+    observed = Observed(stage)
+    sequence = sequence_id(MODEL, "", 1)
+    deadlines = stage.keys.deadlines(stage.keys.shard_of(sequence), MODEL)
+    due_ms = await redis_now_ms(stage.redis) + 600_000
+    await stage.commands.zadd(deadlines, {sequence: due_ms})
+    await observed.leader._rebuild()
+    begin_ms = due_ms - 5_030
+
+    await observed.watch(stage, begin_ms, 300)
+    await observed.leader._performer.close()
+
+    assert [0, 0, 5_100, 5_200, 15_200, 25_200] == observed.looks, "the first is the rebuild's"
+    assert not await stage.commands.exists(deadlines)
+    # Once more after each look: what came of it may be news.
+    assert [0, 100, 5_100, 5_200, 5_300, 15_200, 15_300, 25_200, 25_300] == observed.turns
+
+
+@pytest.mark.leaves_sequences
+async def test_read_that_waits_ends_for_a_new_leader(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for ten minutes here, so that nobody would come to an end otherwise."""
+    for module in (scheduler.reader, scheduler.service):
+        monkeypatch.setattr(module, "BLOCK_MS", 600_000)
+    await stage.publish()
+    await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(1, start=True)
+        await stage.live(1)
+        await stage.publish("other")
+        await stage.join("e2", model="other")
+        await stage.submit(2, start=True, model="other")
+
+        async def is_live() -> bool:
+            return (await stage.record(2, model="other")).get("st") == "l"
+
+        await stage.until(is_live)
+
+
+class Counting(Scripts):
+    """Scripts that count their calls."""
+
+    calls = 0
+
+    async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
+        """As `Scripts.run_all`."""
+        self.calls += len(calls)
+        return await super().run_all(calls, link)
+
+
+async def test_leases_of_many_models_cost_as_many_calls_as_that_of_one(stage: Stage) -> None:
+    models = [f"m{index}" for index in range(50)]
+    clock = asyncio.get_running_loop().time
+    scripts = [Counting(stage.redis, stage.keys) for _ in range(2)]
+    first, standby = (
+        Leadership(each, SchedulerId(f"s{index}"), lease_ms=60_000, clock=clock) for index, each in enumerate(scripts)
+    )
+    for _ in range(3):
+        await first.contend(models)
+        assert {} == (await standby.contend(models)).gained
+
+    assert (50, [3, 3]) == (len(first.terms), [each.calls for each in scripts])
