@@ -48,6 +48,9 @@ NUMPY_TYPE: dict[str, np.dtype[Any]] = {
 }
 """BF16 has no numpy type (its bits travel as uint16); BYTES becomes an object array."""
 
+PARTS_MAX = 1 << 14
+"""Lengths and elements that are gathered before they are joined: of short ones the objects take many times as much."""
+
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
 
 
@@ -106,12 +109,16 @@ def from_numpy(name: str, array: NDArray[Any], datatype: str | None = None) -> T
 
 def pack_bytes(elements: Iterable[bytes | str]) -> bytes:
     """BYTES elements, row-major, in their wire form; strings as UTF-8."""
+    packed: list[bytes] = []
     parts: list[bytes] = []
     for element in elements:
         data = element.encode() if isinstance(element, str) else bytes(element)
         parts.append(struct.pack("<I", len(data)))
         parts.append(data)
-    return b"".join(parts)
+        if len(parts) >= PARTS_MAX:
+            packed.append(b"".join(parts))
+            parts.clear()
+    return b"".join((*packed, *parts))
 
 
 def bytes_elements(raw: bytes) -> Iterable[bytes]:

@@ -2,6 +2,9 @@
 
 How the elements are nested does not count, only their number. Where Triton cuts an integer off that is too large for
 its datatype, it is refused here: a wrong number is worse than an error.
+
+Elements are Python objects for a while, many times as large as their text: nothing is copied whole, and what was read
+goes as soon as it can.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from shared.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_count, pa
 
 NO_JSON_FORM = ("FP16", "BF16")
 """Datatypes that travel only as binary data."""
+PIECE = 1 << 14
+"""Elements that are copied at once."""
 WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 
 def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
-    """A tensor whose data came as JSON.
+    """A tensor whose data came as JSON. The data is used up.
 
     A tensor without elements takes no notice of its data. The number of strings is not checked here: a BYTES tensor is
     compared with its shape like one that came as binary data.
@@ -45,28 +50,41 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
     if dtype is None:
         raise RequestError(f"invalid datatype for input {name}")
     # As Triton reads element by element, a wrong type before the shape's end comes before a wrong number.
-    if elements:
-        check_elements(elements[:count], dtype)
+    for piece in _pieces(min(count, len(elements))):
+        check_elements(elements[piece], dtype)
     if len(elements) != count:
         raise JsonError(WRONG_COUNT)
+    array = np.empty(count, dtype)
     try:
         with np.errstate(over="ignore"):
-            return Tensor(name, datatype, shape, np.array(elements, dtype=dtype).tobytes())
+            for piece in _pieces(count):
+                array[piece] = np.array(elements[piece], dtype=dtype)
     except OverflowError as error:
         raise RequestError(
             f"Unable to parse 'data': an element of input '{name}' is out of the range of {datatype}"
         ) from error
+    elements.clear()
+    return Tensor(name, datatype, shape, array.tobytes())
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    """The first so many elements, a few at a time."""
+    return (slice(begin, min(begin + PIECE, count)) for begin in range(0, count, PIECE))
 
 
 def flatten(elements: list[Any]) -> list[Any]:
-    """The elements of nested arrays, row by row."""
+    """The elements of nested arrays, row by row. The arrays are used up."""
     while True:
         kinds = set(map(type, elements))
         if list not in kinds:
             return elements
         if kinds != {list}:
             return list(_walk(elements))
-        elements = [element for row in elements for element in row]
+        flat: list[Any] = []
+        for index, row in enumerate(elements):
+            flat += row
+            elements[index] = None
+        elements = flat
 
 
 def _walk(elements: list[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from gateway.rest.json_values import (
     INT64_MIN,
     UINT64_MAX,
     Json,
+    JsonError,
     array_member,
     array_of,
     bool_of,
@@ -320,7 +321,10 @@ def custom_parameter(key: str, value: Any) -> Parameter:
     if not isinstance(value, (str, int, float)):
         raise RequestError(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
     if type(value) is int and not INT64_MIN <= value <= INT64_MAX:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise JsonError(f"Unable to parse '{key}': Number too big to be stored in double.") from error
     return value
 
 

@@ -6,7 +6,9 @@ import contextlib
 import copy
 import gzip
 import json
+import tracemalloc
 import zlib
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -22,7 +24,7 @@ from gateway.classification import classify
 from gateway.rest import compression
 from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
-from gateway.rest.json_values import JsonError
+from gateway.rest.json_values import LARGE_BYTES, JsonError, parse
 from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
 from gateway.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
@@ -34,6 +36,8 @@ from tests.gateway.fake_executor import echo, running_sum
 
 CLASSIFIED = [dtype for dtype, name in DATATYPE_OF.items() if name not in ("BOOL", "FP16")]
 JSON_TYPES = [name for name in NUMPY_TYPE if name != "FP16"]
+MANY = 1 << 19
+"""Elements of an array."""
 shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
 numbers = st.sampled_from(JSON_TYPES).flatmap(
     lambda name: hnp.arrays(
@@ -60,6 +64,68 @@ def test_tensors_survive_json_nested_or_flat(array: Any):
     if array.size:
         nested = array.tolist()
         assert tensor_of_json("T", tensor.datatype, tensor.shape, nested) == tensor
+
+
+@pytest.mark.parametrize(
+    ("datatype", "make", "references"),
+    [
+        ("INT8", lambda: [1] * MANY, 0),
+        ("FP64", lambda: [0.5] * MANY, 0),
+        ("BYTES", lambda: ["a"] * MANY, 0),
+        # Of arrays in arrays the elements are put into one row, which grows by an eighth.
+        ("INT8", lambda: [[1, 1] for _ in range(MANY // 2)], 9),
+    ],
+)
+def test_elements_are_not_copied_as_objects(datatype: str, make: Callable[[], list[Any]], references: int) -> None:
+    """A body of 64 MiB may have 32 million of them."""
+    data = make()
+    tracemalloc.start()
+    try:
+        tensor = tensor_of_json("T", datatype, (MANY,), data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < MANY * references + 2 * len(tensor.raw) + (2 << 20)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": [1, -0, 0.1, 1e22, 5e-324, true, null, "\\u00e9\\ud83d\\ude00"], "a": {"b": []}}',
+        b"[18446744073709551615, 18446744073709551616, -18446744073709551616]",
+        b"[NaN, -Infinity]",
+        b"null",
+        b'["\\ud800"]',
+        b'["\xff"]',
+        b"[01]",
+        b"[1.]",
+        b"[1e400]",
+        b"[1" + b"0" * 5_000 + b"]",
+        b"[1] x",
+        b'["\n"]',
+        b"[1,]",
+        b"{1: 2}",
+        b"[" * 99 + b"]" * 99,
+        b"[" * 101 + b"]" * 101,
+        b"[" * 5_000 + b"]" * 5_000,
+    ],
+)
+def test_large_documents_are_read_like_small_ones(text: bytes) -> None:
+    def read(document: bytes) -> Any:
+        try:
+            return parse(document)
+        except RequestError as error:
+            return type(error), error.code, error.message
+
+    assert read(text) == read(text + b" " * LARGE_BYTES)
+
+
+def test_a_number_beyond_all_doubles_is_refused_as_a_parameter() -> None:
+    body = b'{"inputs": [], "parameters": {"x": 1%b}}%b' % (b"0" * 400, b" " * LARGE_BYTES)
+
+    with pytest.raises(JsonError, match="Number too big to be stored in double"):
+        decode(body, Envelope("m"), running_sum)
 
 
 @given(st.lists(arrays, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3))
