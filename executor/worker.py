@@ -63,6 +63,7 @@ class EngineWorker:
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
+        self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = EngineThread(name)
         self.running: EngineCall | None = None
         """The batch that is run, or the state that is taken in, at the moment."""
@@ -76,7 +77,7 @@ class EngineWorker:
     @property
     def memory_usage(self) -> Sequence[MemoryUse]:
         """What the engine holds, as far as it knows."""
-        return self._engine.memory_usage() if isinstance(self._engine, MeasuresMemory) else ()
+        return self._measures.memory_usage() if self._measures is not None else ()
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error.

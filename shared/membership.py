@@ -121,12 +121,15 @@ class Membership:
         if data is None:
             self._read.pop(name, None)
             return None
+        return self._record(name, data)
+
+    def _record(self, name: str, data: bytes) -> ModelRecord:
         known = self._read.get(name)
         if known is None or known[0] != data:
             known = self._read[name] = (data, _record_decoder.decode(data))
         return known[1]
 
     async def models(self) -> dict[str, ModelRecord]:
-        """Every model that was published, by name; whether somebody serves it now is for `members` to say."""
+        """Every model that was published, by name, decoded as by `model`. Whether somebody serves it, `members` say."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
-        return {name.decode(): _record_decoder.decode(data) for name, data in raw.items()}
+        return {(text := name.decode()): self._record(text, data) for name, data in raw.items()}
