@@ -3,7 +3,7 @@
 A caller leaves by closing the HTTP connection, or by cancelling the RPC or the stream; either way the handler's wait
 ends, and with it the request's future is cancelled. That is the one entry: `watch` sees it, for both protocols.
 
-    not sent yet              it never was: `dispatch` leaves it out
+    not sent yet              it never is: `dispatch` drops it
     on its way to Redis       withdrawn as soon as it is known where it went
     accepted, not running     a step that waits for a slot takes its sequence with it; one in a slot is cancelled when
                               its turn comes, with all that are behind it; a stateless request leaves its queue
@@ -23,23 +23,30 @@ from gateway.waiting import Answer, Waiting
 
 
 class Cancellation:
-    """Hands the accepted requests of callers who have left to `withdraw`.
+    """Hands the accepted requests of callers who have left to `withdraw`, those that are not yet to `forget`.
 
     listens  False while connections may be closed by this gateway itself
     """
 
-    def __init__(self, withdraw: Callable[[Waiting], None], listens: Callable[[], bool]) -> None:
+    def __init__(
+        self, withdraw: Callable[[Waiting], None], forget: Callable[[Waiting], None], listens: Callable[[], bool]
+    ) -> None:
         self._withdraw = withdraw
+        self._forget = forget
         self._listens = listens
 
     def watch(self, waiting: Waiting) -> None:
         """From now on it is noticed if this request's caller leaves."""
 
         def ended(future: asyncio.Future[Answer]) -> None:
-            if future.cancelled() and self._listens() and is_given_up_with_its_caller(waiting):
+            if not future.cancelled():
+                return
+            if self._listens() and is_given_up_with_its_caller(waiting):
                 waiting.withdrawn = True
                 if waiting.accepted is not None:
                     self._withdraw(waiting)
+            if waiting.accepted is None:
+                self._forget(waiting)
 
         waiting.future.add_done_callback(ended)
 

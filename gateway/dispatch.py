@@ -114,6 +114,7 @@ class Dispatch:
         self._queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in Kind
         }
+        self._left = dict.fromkeys(self._queues, 0)
         self._work = asyncio.Event()
         self._down_since: float | None = None
         self._full_since: float | None = None
@@ -126,6 +127,25 @@ class Dispatch:
         """Queues a request for the next round trip."""
         self._queues[waiting.shard, kind_of(waiting)].append(waiting)
         self._work.set()
+
+    @property
+    def queued(self) -> int:
+        """Requests that have not been sent yet."""
+        return sum(map(len, self._queues.values()))
+
+    def forget(self, waiting: Waiting) -> None:
+        """A request's future has ended before it was accepted: if it was not sent, it never will be.
+
+        While Redis is away such ones may be many. They go when they are as many as the others: each costs the same.
+        """
+        place = waiting.shard, kind_of(waiting)
+        queue = self._queues[place]
+        self._left[place] += 1
+        if 2 * self._left[place] >= len(queue):
+            self._left[place] = 0
+            wanted = [one for one in queue if not one.future.done()]
+            queue.clear()
+            queue.extend(wanted)
 
     def withdraw(self, waiting: Waiting) -> None:
         """Gives an accepted request up, with the next round trip."""

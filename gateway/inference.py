@@ -77,7 +77,7 @@ class Inference:
         self._held_models: set[str] = set()
         self.stopping = False
         """Connections may be closed by this gateway itself: who is gone then has not given up."""
-        self._cancellation = Cancellation(dispatch.withdraw, lambda: not self.stopping)
+        self._cancellation = Cancellation(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
 
     @property
     def in_flight(self) -> int:
@@ -195,6 +195,8 @@ class Inference:
     def _limit(self, waiting: Waiting) -> None:
         def expire() -> None:
             waiting.failed(unknown_outcome(waiting, f"no answer came within {self._timeout_ms} ms"))
+            if waiting.accepted is None:
+                self._dispatch.forget(waiting)
 
         timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, expire)
         waiting.future.add_done_callback(lambda _: timer.cancel())
