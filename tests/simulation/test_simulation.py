@@ -69,8 +69,8 @@ def test_sequences_that_give_up_slots_which_they_should_keep_are_found() -> None
 
 def test_an_owner_that_is_not_checked_is_found() -> None:
     """The simulation is worth something: without the check of owner and epoch in `commit` it fails within 100 seeds,
-    with seed 16 first. That is where it begins here, so as to be found soon."""
-    found = first_failing(run_mutant("epoch", seed) for seed in range(16, 116))
+    with seed 34 first. That is where it begins here, so as to be found soon."""
+    found = first_failing(run_mutant("epoch", seed) for seed in range(34, 101))
 
     assert found is not None
     assert [] == simulate(found.seed).violations
