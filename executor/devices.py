@@ -1,5 +1,5 @@
-"""Where instances run: how many GPUs there are, which device each instance of a model gets, and
-whether it still computes."""
+"""Where instances run: how many GPUs there are, which device each instance of a model gets, and whether it still
+computes."""
 
 from __future__ import annotations
 
