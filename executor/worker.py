@@ -85,19 +85,16 @@ class EngineWorker:
         raises  DeviceLostError
         """
         try:
-            return await self._start(self._run, rows, want_state)
+            result = await self._start(self._engine.run, rows, want_state)
+            if any(isinstance(row, RowError) for row in result.rows):
+                await self._thread.start(self._devices.check)
+            return result
         except DeviceLostError:
             raise
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
             return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
-
-    def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        result = self._engine.run(rows, want_state)
-        if any(isinstance(row, RowError) for row in result.rows):
-            self._devices.check()
-        return result
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""
