@@ -13,6 +13,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -30,7 +32,7 @@ import uvloop
 from redis import Redis
 
 from deploy.bench.clients import Addresses, Client, StepError, client_for
-from deploy.bench.dial_figures import Turn, one_line, summary, write
+from deploy.bench.dial_figures import Turn, checkpointed, one_line, summary, table
 from deploy.bench.dial_positions import Setting, settings
 from deploy.bench.load import Load, new_sequence_ids
 from deploy.bench.servers import mesh_of
@@ -99,6 +101,18 @@ def measure_dial(*, seconds: float, rounds: int, out: Path) -> None:
                     turns.append(uvloop.run(bench.turn(setting)))
                     click.echo(f"[{round_number}/{rounds}] {one_line(turns[-1])}", err=True)
     write(summary(turns), turns, out)
+
+
+def write(medians: Sequence[Turn], turns: Sequence[Turn], out: Path) -> None:
+    """The three files, and the table on standard output."""
+    from deploy.bench.dial_plot import draw_dial  # noqa: PLC0415 -- matplotlib takes a second
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "dial.json").write_text(json.dumps([asdict(turn) for turn in turns], indent=2))
+    (out / "dial.md").write_text(table(medians) + "\n")
+    draw_dial(list(checkpointed(medians)), medians, out / "dial.png")
+    click.echo(table(medians))
+    click.echo(f"\nwritten: {out}/dial.json, dial.md, dial.png")
 
 
 def write_model(repository: Path, setting: Setting) -> None:

@@ -1,14 +1,10 @@
-"""What the positions of the recovery dial have shown: medians, the table, and the files that a measurement leaves."""
+"""What the positions of the recovery dial have shown: medians, and their table. Pure."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import click
+from dataclasses import dataclass
 
 from deploy.bench.dial_positions import settings
 from deploy.bench.results import markdown
@@ -64,18 +60,6 @@ def table(turns: Sequence[Turn]) -> str:
         for turn in turns
     ]
     return markdown(["state", "every", "steps/s", "Redis bytes/step", "takeover ms"], rows)
-
-
-def write(medians: Sequence[Turn], turns: Sequence[Turn], out: Path) -> None:
-    """The three files, and the table on standard output."""
-    from deploy.bench.dial_plot import draw_dial  # noqa: PLC0415 -- matplotlib takes a second
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "dial.json").write_text(json.dumps([asdict(turn) for turn in turns], indent=2))
-    (out / "dial.md").write_text(table(medians) + "\n")
-    draw_dial(list(checkpointed(medians)), medians, out / "dial.png")
-    click.echo(table(medians))
-    click.echo(f"\nwritten: {out}/dial.json, dial.md, dial.png")
 
 
 def checkpointed(turns: Sequence[Turn]) -> Iterator[tuple[int, Turn]]:

@@ -17,6 +17,7 @@ takeover reads of its past.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import statistics
@@ -24,7 +25,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,18 @@ import uvloop
 from deploy.bench.clients import Session, StepError, client_for
 from deploy.bench.dial import LEASE_MS, Dial, LongSums, write_model
 from deploy.bench.dial_positions import settings
-from deploy.bench.takeover_figures import AGED, Case, IdleTakeover, Takeover, idle_line, one_line, write
+from deploy.bench.takeover_figures import (
+    AGED,
+    Case,
+    IdleTakeover,
+    Takeover,
+    idle_line,
+    idle_summary,
+    idle_table,
+    one_line,
+    summary,
+    table,
+)
 from deploy.launcher import MeshState
 from deploy.private_mesh import private_mesh
 from shared.ids import ExecutorId, SequenceId, sequence_id
@@ -81,6 +93,21 @@ def measure_takeovers(*, rounds: int, quick: bool, out: Path) -> None:
                     idle.append(uvloop.run(Kills(state, keeping.name).kill_beside_idle(count)))
                     click.echo(f"[{round_number}/{rounds}] {idle_line(idle[-1])}", err=True)
     write(kills, idle, out)
+
+
+def write(kills: Sequence[Takeover], idle: Sequence[IdleTakeover], out: Path) -> None:
+    """The three files, and the table on standard output."""
+    from deploy.bench.takeover_plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
+
+    medians = summary(kills)
+    out.mkdir(parents=True, exist_ok=True)
+    both = f"{table(medians)}\n\n{idle_table(idle_summary(idle))}\n"
+    (out / "takeover.json").write_text(json.dumps([asdict(kill) for kill in (*kills, *idle)], indent=2))
+    (out / "takeover.md").write_text(both)
+    by_age = [kill for kill in medians if kill.case.sequences == AGED]
+    draw_takeovers(by_age, [kill for kill in medians if kill not in by_age], out / "takeover.png")
+    click.echo(both)
+    click.echo(f"\nwritten: {out}/takeover.json, takeover.md, takeover.png")
 
 
 class Kills(Dial):

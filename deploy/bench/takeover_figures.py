@@ -1,14 +1,10 @@
-"""What kills of executors have shown: medians, tables, and the files that a measurement leaves. Pure but for those."""
+"""What kills of executors have shown: medians, and their tables. Pure."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import click
+from dataclasses import dataclass
 
 from deploy.bench.results import markdown
 
@@ -117,18 +113,3 @@ def table(kills: Sequence[Takeover]) -> str:
         for kill in kills
     ]
     return markdown(["steps behind", "of these played", "sequences", "taken over", "first ms", "last ms"], rows)
-
-
-def write(kills: Sequence[Takeover], idle: Sequence[IdleTakeover], out: Path) -> None:
-    """The three files, and the table on standard output."""
-    from deploy.bench.takeover_plot import draw_takeovers  # noqa: PLC0415 -- matplotlib takes a second
-
-    medians = summary(kills)
-    out.mkdir(parents=True, exist_ok=True)
-    both = f"{table(medians)}\n\n{idle_table(idle_summary(idle))}\n"
-    (out / "takeover.json").write_text(json.dumps([asdict(kill) for kill in (*kills, *idle)], indent=2))
-    (out / "takeover.md").write_text(both)
-    by_age = [kill for kill in medians if kill.case.sequences == AGED]
-    draw_takeovers(by_age, [kill for kill in medians if kill not in by_age], out / "takeover.png")
-    click.echo(both)
-    click.echo(f"\nwritten: {out}/takeover.json, takeover.md, takeover.png")

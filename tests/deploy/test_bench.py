@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from deploy.bench import command, dial, dial_figures, dial_positions, paging, takeover_figures
+from deploy.bench import command, dial, dial_figures, dial_positions, paging, takeover, takeover_figures
 from deploy.bench.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from deploy.bench.command import Plan, bench
 from deploy.bench.load import Tally
@@ -352,7 +352,7 @@ def test_the_dial_shows_medians_and_draws_them(tmp_path: Path) -> None:
         for setting in dial_positions.settings()
     ]
 
-    dial_figures.write(dial_figures.summary(turns), turns, tmp_path)
+    dial.write(dial_figures.summary(turns), turns, tmp_path)
 
     text = (tmp_path / "dial.md").read_text()
     assert "| declared | 32    |     200 |               20 |        1002 |" in text
@@ -369,7 +369,7 @@ def test_takeovers_are_shown_by_age_and_by_number(tmp_path: Path) -> None:
     kills = [takeover_figures.Takeover(case, 5, 10.0 * turn, 20.0 * turn) for turn in (1, 9, 2) for case in (old, many)]
     idle = [takeover_figures.IdleTakeover(1000, 600, 1.0 * turn, 2.0 * turn, 3.0 * turn) for turn in (1, 9, 2)]
 
-    takeover_figures.write(kills, idle, tmp_path)
+    takeover.write(kills, idle, tmp_path)
 
     text = (tmp_path / "takeover.md").read_text()
     assert "| 1000000      | 10000           |         8 |          5 |       20 |      40 |" in text
