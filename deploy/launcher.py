@@ -4,8 +4,10 @@ Decisions are `supervision.py`'s. This module owns the data directory:
 
     lock          held while a launcher runs, so that two never share a directory
     mesh.json     who runs where (`MeshState`); written anew after every start of a child, removed at the end
-    redis/        the embedded server's data
+    redis/        the embedded server's data, and the socket by which it is reached
     logs/<name>.log   what a child prints; warnings and errors also go to the terminal. Cut off at 32 MiB, one old file
+
+All of it is for its owner only. Services keep the umask of whoever called: what a model writes is the model's.
 
 Children are tied to this process (`tether.py`): if it is killed, so are they; the embedded server gets SIGTERM, so that
 it writes out its file.
@@ -17,6 +19,7 @@ import asyncio
 import dataclasses
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +34,18 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from deploy.embedded import family_of, find_server, free_port, local_url, server_command, serves
+from deploy.embedded import (
+    Address,
+    family_of,
+    find_server,
+    free_port,
+    on_socket,
+    server_command,
+    serves,
+    socket_path,
+    socket_url,
+)
+from deploy.private_files import PRIVATE_UMASK, make_private, private_files
 from deploy.settings import UpSettings
 from deploy.supervision import (
     Action,
@@ -52,7 +66,9 @@ from deploy.supervision import (
 from deploy.tether import tethered
 from shared.keyspace import DEFAULT_PREFIX
 from shared.logs import Level, level_of_line
-from shared.settings import MeshSettings, environment_of, url_without_password
+from shared.redis_url import url_without_password
+from shared.repeats import Repeats
+from shared.settings import MeshSettings, environment_of
 
 PORT_STEP = 10
 """The n-th gateway's ports lie this far above the one's before it."""
@@ -63,6 +79,7 @@ PROGRESS_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 0.2
 LOG_BYTES_MAX = 32 << 20
 LOG_TAIL_LINES = 20
+TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 SAMPLE_MODELS = Path(__file__).parent / "models"
 
 
@@ -97,15 +114,17 @@ class LauncherError(click.ClickException):
 class ChildPlan:
     """How one child is run.
 
+    umask         of the files that it makes
     death_signal  what it gets when the launcher dies
-    address       (host, port) of its readiness: a gateway's HTTP port, the server's port; None when it has none
+    address       of its readiness: a gateway's HTTP port, the server's socket; None when it has none
     """
 
     state: ChildState
     command: Sequence[str]
     environment: Mapping[str, str]
+    umask: int
     death_signal: signal.Signals = signal.SIGKILL
-    address: tuple[str, int] | None = None
+    address: Address | None = None
 
 
 ServiceCommand = Callable[[str], list[str]]
@@ -122,16 +141,21 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     for repository in settings.models:
         if not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
-    with locked(settings.data_dir):
-        plans = plan(settings, commands)
+    with private_files() as umask, locked(settings.data_dir), server_socket(settings) as server:
+        plans = plan(settings, commands, server, umask)
         refuse_taken_ports(settings.host, plans)
         return asyncio.run(Launcher(settings, plans).run())
 
 
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
-    """Holds the data directory. Raises `LauncherError` when another launcher does."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    """Holds the data directory. Raises `LauncherError` when another launcher does, or it is somebody else's."""
+    try:
+        open_to_others = make_private(data_dir)
+    except PermissionError as refused:
+        raise LauncherError(f"{refused}: give another --data-dir") from refused
+    if open_to_others:
+        say(f"warning: {open_to_others}")
     with (data_dir / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,22 +171,34 @@ def locked(data_dir: Path) -> Generator[None]:
         yield
 
 
-def plan(settings: UpSettings, commands: ServiceCommand) -> list[ChildPlan]:
-    """Every child of the mesh, in the order in which they start."""
-    plans: list[ChildPlan] = []
-    redis_url = settings.redis_url
-    if not redis_url:
-        server = server_plan(settings)
-        redis_url = local_url(server_dir(settings.data_dir), server.address[1] if server.address else 0)
-        plans.append(server)
+@contextmanager
+def server_socket(settings: UpSettings) -> Generator[Path | None]:
+    """Where the embedded server is to listen; None where a server was given."""
+    if settings.redis_url:
+        yield None
+        return
+    directory = server_dir(settings.data_dir)
+    make_private(directory)
+    with socket_path(directory) as path:
+        yield path
+
+
+def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int) -> list[ChildPlan]:
+    """Every child of the mesh, in the order in which they start.
+
+    server  socket of the embedded server; None where another is used
+    umask   of the services' files
+    """
+    plans = [server_plan(settings, server)] if server else []
+    redis_url = socket_url(server) if server else settings.redis_url
     environment = {**os.environ, **environment_of(mesh_settings(settings, redis_url))}
     models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
     for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
         for number in range(1, count + 1):
             state = child_state(settings.data_dir, service, f"{service}-{number}")
             flags = [f"--name={state.name}", *(models if service == "executor" else [])]
-            plans.append(ChildPlan(state, [*commands(service), *flags], environment))
-    plans.extend(gateway_plan(settings, number, commands, environment) for number in range(settings.gateways))
+            plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
+    plans.extend(gateway_plan(settings, number, commands, environment, umask) for number in range(settings.gateways))
     return plans
 
 
@@ -192,23 +228,21 @@ def server_dir(data_dir: Path) -> Path:
     return data_dir / "redis"
 
 
-def server_plan(settings: UpSettings) -> ChildPlan:
-    """The embedded server, on a free port that it keeps when it is restarted."""
-    program = find_server()
-    directory = server_dir(settings.data_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
+    """The embedded server, on a socket that it keeps when it is restarted."""
+    directory = server_dir(settings.data_dir).resolve()
     return ChildPlan(
         child_state(settings.data_dir, "redis", "redis"),
-        server_command(program.path, directory.resolve(), port, appendfsync=settings.appendfsync),
+        server_command(find_server().path, directory, on_socket(listening), settings.appendfsync),
         dict(os.environ),
+        PRIVATE_UMASK,
         death_signal=signal.SIGTERM,
-        address=("127.0.0.1", port),
+        address=listening,
     )
 
 
 def gateway_plan(
-    settings: UpSettings, number: int, commands: ServiceCommand, environment: Mapping[str, str]
+    settings: UpSettings, number: int, commands: ServiceCommand, environment: Mapping[str, str], umask: int
 ) -> ChildPlan:
     """The gateway with that number, counted from 0."""
 
@@ -223,7 +257,7 @@ def gateway_plan(
     state = child_state(settings.data_dir, "gateway", f"gateway-{number + 1}", ports)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
     command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
-    return ChildPlan(state, command, environment, address=(reachable(settings.host), ports["http_port"]))
+    return ChildPlan(state, command, environment, umask, address=(reachable(settings.host), ports["http_port"]))
 
 
 def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
@@ -316,6 +350,7 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 env=child.environment,
+                umask=child.umask,
                 start_new_session=True,
             )
         self._processes[child.state.name] = process
@@ -334,7 +369,7 @@ class Launcher:
         return self._settings.data_dir / "mesh.json"
 
     def _write_state(self) -> None:
-        """Replaces mesh.json at once, readable for its owner only: the URL may hold a password."""
+        """Replaces mesh.json at once. It is its owner's alone: the URL may hold a password."""
         state = MeshState(
             pid=os.getpid(),
             host=reachable(self._settings.host),
@@ -344,21 +379,18 @@ class Launcher:
             key_prefix=self._settings.key_prefix,
         )
         new = self._state_path.with_suffix(".new")
-        new.touch(mode=0o600)
         new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
         new.replace(self._state_path)
 
     def _redis_url(self) -> str:
         server = self._plans.get("redis")
-        if server is None or server.address is None:
-            return self._settings.redis_url
-        return f"redis://{server.address[0]}:{server.address[1]}/0"
+        return socket_url(server.address) if server and isinstance(server.address, Path) else self._settings.redis_url
 
     async def _announce_readiness(self) -> None:
         """Lets the others start when the server takes commands, and says so when every gateway is ready."""
         server = self._plans.get("redis")
         while server is not None and server.address is not None:
-            if server.state.pid and await asyncio.to_thread(serves, *server.address, server.state.pid):
+            if server.state.pid and await asyncio.to_thread(serves, server.address, server.state.pid):
                 self._events.put_nowait(ServerReady())
                 break
             await asyncio.sleep(PROBE_INTERVAL_S / 2)
@@ -376,7 +408,9 @@ class Launcher:
     async def _not_ready(self) -> list[str]:
         """Gateways that are not ready, each with the reason."""
         gateways = [child for child in self._plans.values() if child.state.service == "gateway"]
-        reasons = await asyncio.gather(*(unreadiness(*child.address) for child in gateways if child.address))
+        reasons = await asyncio.gather(
+            *(unreadiness(*child.address) for child in gateways if isinstance(child.address, tuple))
+        )
         return [
             f"{child.state.name} ({reason}; {child.state.log})"
             for child, reason in zip(gateways, reasons, strict=True)
@@ -425,6 +459,7 @@ class LogFile:
         self.path = path
         self._seen_bytes = path.stat().st_size if path.exists() else 0
         self._important = False
+        self._repeats = Repeats()
 
     @contextmanager
     def open_for_child(self) -> Generator[BinaryIO]:
@@ -434,12 +469,15 @@ class LogFile:
             yield file
 
     def new_important_lines(self) -> list[str]:
-        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them."""
+        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them. What comes
+        again comes at growing intervals."""
         important: list[str] = []
         for line in self._new_lines():
             level = level_of_line(line)
             if level is not None:
-                self._important = level >= Level.WARNING
+                # A process that ends again and again says the same each time.
+                said = TIME.sub("", line, count=1)
+                self._important = level >= Level.WARNING and self._repeats.held_back(said) is not None
             elif not line.startswith(" "):
                 self._important = False
             if self._important:

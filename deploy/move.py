@@ -14,6 +14,7 @@ import click
 from deploy.operating import Holding, OperatedMesh, found_mesh, holdings, matching
 from deploy.settings import OperatorSettings
 from shared.ids import CorrelationId, SequenceId, sequence_id
+from shared.reading import text_of
 from shared.settings import SettingsCommand, options
 
 POLL_S = 0.1
@@ -75,7 +76,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
             "configuration (sequence_batching { state ... }), or see sequence_recovery in the README"
         )
-    return owner.decode()
+    return text_of(owner or b"")
 
 
 def destination(known: list[Holding], model: str, owner: str | None, to: str) -> str:
@@ -116,13 +117,13 @@ async def outcome(
     if now is None:
         return "the sequence has ended meanwhile"
     if owner is None:
-        return f"the sequence held no slot; it has one on {now.decode()} now"
-    if now.decode() == owner:
+        return f"the sequence held no slot; it has one on {text_of(now)} now"
+    if text_of(now) == owner:
         raise click.ClickException(
             f"the sequence is still on {owner}: it was never between two steps, or nobody else had a free slot; "
             "try again (seqmesh drain --list shows how much each executor holds)"
         )
-    return f"moved from {owner} to {now.decode()}"
+    return f"moved from {owner} to {text_of(now)}"
 
 
 command = SettingsCommand(

@@ -15,8 +15,8 @@ from deploy.settings import OperatorSettings
 from shared.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.membership import Member, Membership
 from shared.messages import ExecutorRegistration
-from shared.redis_client import CONNECTION_LOST, connect
-from shared.settings import url_without_password
+from shared.redis_client import CONNECTION_LOST, UnfitRedisError, connect, keys_of_mesh
+from shared.redis_url import url_without_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,16 @@ async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]
     url, prefix = located(settings)
     redis = connect(url, retries=0)
     try:
-        shards = await cast("Any", redis).hget(Keyspace(prefix).mesh, "shards")
-        if shards is None:
+        keys = await keys_of_mesh(redis, prefix)
+        if keys is None:
             raise click.ClickException(
                 f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
             )
-        keys = Keyspace(prefix, int(shards))
         yield OperatedMesh(redis, keys, Membership(redis, keys))
     except CONNECTION_LOST as error:
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
+    except UnfitRedisError as error:
+        raise click.ClickException(error.message) from error
     finally:
         await redis.aclose()
 

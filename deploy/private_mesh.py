@@ -19,6 +19,7 @@ from pathlib import Path
 
 from deploy.embedded import log_tail
 from deploy.launcher import LauncherError, MeshState, read_state
+from deploy.private_files import make_private
 from deploy.tether import tethered
 from shared.settings import ENVIRONMENT_PREFIX
 
@@ -47,7 +48,7 @@ def private_mesh(
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-")))
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_private(data_dir)
         said = data_dir / "launcher.log"
         with said.open("wb") as output:
             launcher = subprocess.Popen(

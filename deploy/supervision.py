@@ -2,8 +2,9 @@
 
     start      redis first; the others when it takes commands
     restart    a child that exits is started again after a pause that doubles with each quick failure
-    give up    before the mesh was ready once: on a refused command line (exit code 2), or after a few quick failures.
-               Afterwards never, because a mesh that served should come back
+    give up    before the mesh was ready once: on a refused command line (exit code 2), or after a few quick failures;
+               after more of them, where an executor crashes, for its models' code runs in it, and a model that ends its
+               process is given up by executors themselves. Afterwards never: a mesh that served should come back
     stop       gateways, then executors, then schedulers, then redis: nobody may lose what it still needs to drain.
                Each stage has a grace period, then SIGKILL; a second request kills at once
 
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shared.errors import FAILED
+
 STOP_ORDER = ("gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
 """The service that the others need before they can start."""
@@ -25,6 +28,11 @@ STEADY_MS = 30_000
 """A child that ran this long has recovered: its next failure counts as the first."""
 QUICK_FAILURES_MAX = 3
 """So often may a child fail in a row before the mesh is ready for the first time."""
+CRASHES_MAX = 12
+"""So often may an executor that does not say why it ends. Executors give a model up that has ended three of them: this
+is enough for three such models."""
+REPORTED_IN_A_ROW = 4
+"""So many quick failures of a child are told each; of more only the 8th, the 16th and so on."""
 USAGE_ERROR = 2
 """Exit code of a refused command line; trying again cannot help."""
 GRACE_MS = 15_000
@@ -188,19 +196,23 @@ class Supervision:
         ran_ms = now_ms - child.since_ms
         if self.stopping:
             child.status = Status.ENDED
+            # SIGTERM itself ends a process that is still loading the interpreter.
             unexpected: list[Action] = (
-                [] if code == 0 or self._killed else [Report(f"{child.name} {ending(code)} while stopping")]
+                []
+                if code in (0, -signal.SIGTERM) or self._killed
+                else [Report(f"{child.name} {ending(code)} while stopping")]
             )
             return [*unexpected, *self._next_stage(now_ms)]
         child.quick_failures = 1 if ran_ms >= STEADY_MS else child.quick_failures + 1
-        what = f"{child.name} {ending(code)} after {ran_ms / 1000:.1f} s"
-        if not self._was_ready and (code == USAGE_ERROR or child.quick_failures >= QUICK_FAILURES_MAX):
+        row = f", {child.quick_failures} times in a row" if child.quick_failures > REPORTED_IN_A_ROW else ""
+        what = f"{child.name} {ending(code)} after {ran_ms / 1000:.1f} s{row}"
+        if not self._was_ready and (code == USAGE_ERROR or child.quick_failures >= patience(child, code)):
             child.status = Status.ENDED
             return [Report(f"{what}; giving up"), ShowLog(child.name), *self._stop(1, now_ms)]
         pause_ms = min(self._longest_pause_ms, FIRST_PAUSE_MS << (child.quick_failures - 1))
         child.status = Status.PAUSING
         child.since_ms = now_ms + pause_ms
-        return [Report(f"{what}; starting it again in {pause_ms / 1000:.1f} s")]
+        return [Report(f"{what}; starting it again in {pause_ms / 1000:.1f} s")] if is_news(child, code) else []
 
     def _tick(self, now_ms: int) -> list[Action]:
         if self.stopping:
@@ -258,6 +270,17 @@ class Supervision:
         return [
             child for child in self._children.values() if child.service == service and child.status is Status.RUNNING
         ]
+
+
+def patience(child: Child, code: int) -> int:
+    """How many quick failures a child may have that ended with this code."""
+    return CRASHES_MAX if child.service == "executor" and code != FAILED else QUICK_FAILURES_MAX
+
+
+def is_news(child: Child, code: int) -> bool:
+    """Whether an end is told. That of a process that says itself why it ends, at growing intervals only."""
+    times = child.quick_failures
+    return code <= 0 or times <= REPORTED_IN_A_ROW or times.bit_count() == 1
 
 
 def ending(code: int) -> str:

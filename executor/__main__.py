@@ -6,9 +6,9 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from executor.health import is_healthy
 from executor.settings import ExecutorSettings
 from shared import lifecycle, logs
+from shared.errors import FAILED
 from shared.settings import parse_settings
 
 HEALTHCHECK = "healthcheck"
@@ -16,6 +16,7 @@ HEALTHCHECK = "healthcheck"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs an executor to its end, or checks one; returns the process's exit code."""
+    lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == [HEALTHCHECK]:
         return check_health(given[1:])
@@ -23,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
-    # Imported here because it brings torch: a health check, every few seconds, would spend its time on that.
+    # Imported here because it brings torch: a stop is to be heard meanwhile, and a health check needs none of it.
     from executor.service import serve  # noqa: PLC0415
 
-    return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
+    return FAILED if lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop)) else 0
 
 
 def check_health(arguments: Sequence[str]) -> int:
@@ -37,6 +38,8 @@ def check_health(arguments: Sequence[str]) -> int:
         program="seqmesh executor healthcheck",
         help="Whether the executor of this name (by default this host's) is alive.",
     )
+    from executor.health import is_healthy  # noqa: PLC0415 -- as above
+
     return 0 if asyncio.run(is_healthy(settings)) else 1
 
 

@@ -16,6 +16,7 @@ from shared import logs
 from shared.ids import ExecutorId, SequenceId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
+from shared.reading import text_of
 from shared.redis_client import CONNECTION_LOST
 
 
@@ -33,16 +34,20 @@ async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, model
     for model, shard in places:
         pipe.smembers(keys.owned(shard, executor, model))
     owned = [
-        (model, SequenceId(name.decode()))
+        (model, SequenceId(text_of(name)))
         for (model, _), members in zip(places, await pipe.execute(), strict=True)
         for name in members
     ]
     pipe = commands.pipeline(transaction=False)
     for _, sequence in owned:
-        pipe.hget(keys.sequence(sequence).record, "du")
+        pipe.hmget(keys.sequence(sequence).record, "st", "du")
     if not owned:
         return set()
-    return {model for (model, _), durable in zip(owned, await pipe.execute(), strict=True) if durable != b"1"}
+    return {
+        model
+        for (model, _), (state, durable) in zip(owned, await pipe.execute(), strict=True)
+        if state == b"l" and durable != b"1"
+    }
 
 
 class Draining:

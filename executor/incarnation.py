@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, Connections, insist
@@ -35,7 +36,7 @@ from executor.settings import ExecutorSettings
 from executor.standstill import Standstill
 from executor.worker import EngineWorker
 from shared import logs
-from shared.ids import ExecutorId
+from shared.ids import ExecutorId, correlation_id_of, model_of
 from shared.link import Link
 from shared.membership import Membership
 from shared.messages import (
@@ -45,10 +46,12 @@ from shared.messages import (
     InboxOwned,
     InboxStep,
     InboxVacated,
+    InferMessage,
     LoadFailure,
     decode_infer,
     inbox_entry,
 )
+from shared.reading import FAILURES, UnreadableError, noted
 from shared.redis_client import CONNECTION_LOST
 from shared.statistics.reporting import Reports
 from shared.statistics.totals import Tallies
@@ -56,12 +59,14 @@ from shared.traces.tracing import Tracing
 
 RENEWALS_PER_LEASE = 6
 COUNTS_INTERVAL_S = 1.0
+KNOWN_INTERVAL_S = 1.0
 SETTLE_POLL_S = 0.1
 """How often an executor that leaves looks whether its last sequences have ended."""
 
 
 class LeaseLostError(Exception):
-    """This incarnation is over: others may own its sequences already."""
+    """This incarnation is over: its lease has ended, or nobody can read its registration. Others may own its sequences
+    already."""
 
 
 class OlderDataError(Exception):
@@ -133,6 +138,7 @@ class Incarnation:
                 await self.serving.begin(group)
                 await self._register()
                 group.create_task(self._renew(), name="lease")
+                group.create_task(self._stay_known(), name="registration")
                 group.create_task(self._committer.run(time.time_ns), name="commits")
                 group.create_task(self._inbox.run(), name="inbox")
                 group.create_task(self._add_up_counts(), name="counts")
@@ -245,6 +251,20 @@ class Incarnation:
             if not held:
                 raise LeaseLostError(self.executor)
 
+    async def _stay_known(self) -> None:
+        """Looks whether others can still read who this is and what it serves. What cannot be read of a model is
+        published again; of the registration, this life is over: its sequences go on elsewhere already."""
+        membership = self._connections.membership
+        while True:
+            await asyncio.sleep(KNOWN_INTERVAL_S)
+            try:
+                if not await membership.is_known(self.executor):
+                    raise LeaseLostError(self.executor)
+                for record in await membership.unknown([model.record for model in self._repository.loaded.values()]):
+                    await membership.publish(record)
+            except (*CONNECTION_LOST, ResponseError) as error:
+                logs.debug("registration not looked at", cause=str(error))
+
     def _workers(self) -> list[EngineWorker]:
         return [worker for served in self.serving.in_use for worker in served.workers]
 
@@ -284,11 +304,18 @@ class Incarnation:
             self._connections.run.agree(run.bound)
             logs.info("redis holds what was known", executor=self.executor)
 
-    async def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
+    async def _take(self, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
         """Takes an inbox entry in (see `inbox.Take`)."""
-        item = inbox_entry(entry, fields)
+        try:
+            item = inbox_entry(entry, fields)
+        except FAILURES as failure:
+            raise UnreadableError(stream, failure) from failure
         if isinstance(item, InboxStep):
-            return self.serving.accept(item, decode_infer(item.message))
+            try:
+                message = decode_infer(item.message)
+            except FAILURES as failure:
+                item, message = self._unreadable(stream, item, failure)
+            return self.serving.accept(item, message)
         gone = [item.entry]
         if isinstance(item, InboxOwned):
             self.serving.expect(item)
@@ -302,6 +329,17 @@ class Incarnation:
                 case InboxExpired():
                     gone += await model.expired(item)
         return gone
+
+    def _unreadable(self, stream: str, step: InboxStep, failure: Exception) -> tuple[InboxStep, InferMessage]:
+        """A step of which only its place in its sequence can be read."""
+        model = model_of(step.sequence)
+        try:
+            correlation_id = correlation_id_of(step.sequence)
+        except FAILURES:
+            raise UnreadableError(stream, failure) from failure
+        noted(stream, failure, field=step.entry)
+        message = InferMessage(model, step.version, "", correlation_id, (), arrived_ns=time.time_ns())
+        return msgspec.structs.replace(step, unreadable=True), message
 
     async def _add_up_counts(self) -> None:
         """Keeps the tallies of what is served here short, and its counts alive."""

@@ -13,18 +13,22 @@ from functools import partial
 from executor.connections import Connections
 from executor.devices import DeviceLostError, find_devices
 from executor.draining import Draining
+from executor.engine.mkl import ask_for_fixed_products
 from executor.hung_calls import HungCallError
 from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
 from executor.models.control import Control
+from executor.models.loader import Loader
 from executor.models.polling import Polling
 from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared import logs
+from shared.company import Company
 from shared.errors import MeshError
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks, end
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.redis_client import connect, join_mesh, value_bytes_max
+from shared.reading import tell
+from shared.redis_client import connect, joined, value_bytes_max
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.traces.tracing import Tracing, setup
 
@@ -39,10 +43,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = replace(settings, name=settings.name_of("executor"))
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url, name=settings.name)
-    await join_mesh(patient, keys)
-    bytes_max = await value_bytes_max(patient)
-    await patient.aclose()
+    async with joined(settings.redis_url, keys, name=settings.name) as redis:
+        bytes_max = await value_bytes_max(redis)
     client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
     connections = Connections(lambda run: client(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
@@ -57,9 +59,13 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         state_bytes_max=bytes_max,
         reloads=settings.model_control_mode != "none",
     )
+    if repository.mentions("fixed_shape"):
+        ask_for_fixed_products()
     mesh_settings = MeshSettings(connections.commands, keys)
     process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
     tasks.start(process.run(), name="settings")
+    tasks.start(tell(connections.commands, keys), name="unreadable values")
+    tasks.start(Company(connections.commands, keys, "executor", settings.name).run(), name="company")
     try:
         await _serve(settings, connections, repository, tracing, tasks, stop)
     finally:
@@ -77,7 +83,9 @@ async def _serve(
     stop: Stop,
 ) -> None:
     changed = asyncio.Event()
-    applied = await start_models(settings, connections, repository, changed, tasks)
+    loader = Loader(repository, connections, settings.name, stop)
+    applied = await start_models(settings, connections, repository, loader, changed, tasks)
+    stop.started()
     period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
     draining = Draining(connections.membership, settings.name, period_s=period_s)
     while await _is_wanted(connections, draining, stop):
@@ -90,6 +98,8 @@ async def _serve(
 
 async def _is_wanted(connections: Connections, draining: Draining, stop: Stop) -> bool:
     """Returns when this executor shall be in the mesh, or (False) when it is to stop. It holds nothing meanwhile."""
+    if stop.requested:
+        return False
     following = asyncio.create_task(connections.follow(), name="server")
     undone = asyncio.create_task(draining.over(), name="drained")
     stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -111,29 +121,33 @@ async def start_models(
     settings: ExecutorSettings,
     connections: Connections,
     repository: Repository,
+    loader: Loader,
     changed: asyncio.Event,
     tasks: Tasks,
 ) -> Callable[[], Applied]:
     """Loads what the control mode says and starts what changes it later; returns what tells how far that has come."""
     match settings.model_control_mode:
         case "explicit":
-            control = Control(connections, repository, changed)
+            logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")
+            control = Control(connections, repository, loader, changed)
             # What the mesh has said about a model since is the last word on it, not this process's command line.
-            await asyncio.to_thread(load_models, repository, settings, await control.words())
+            await load_models(repository, loader, settings, await control.words())
             await control.catch_up()
             tasks.start(control.run(), name="control")
             return lambda: control.applied
         case "poll":
-            polling = Polling(repository, settings.repository_poll_secs, changed)
-            await asyncio.to_thread(polling.look)
+            polling = Polling(repository, loader, settings.repository_poll_secs, changed)
+            await polling.look()
             refuse_start(repository, settings)
             tasks.start(polling.run(), name="polling")
         case "none":
-            await asyncio.to_thread(load_models, repository, settings)
+            await load_models(repository, loader, settings)
     return Applied
 
 
-def load_models(repository: Repository, settings: ExecutorSettings, but: Collection[str] = ()) -> None:
+async def load_models(
+    repository: Repository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
+) -> None:
     """Loads everything, or in explicit mode what was named. A model that fails is logged and stands in the index.
 
     but     models to leave alone
@@ -144,7 +158,7 @@ def load_models(repository: Repository, settings: ExecutorSettings, but: Collect
             continue
         logs.info("loading model", model=name)
         try:
-            repository.load(name)
+            await loader.load(name)
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
     refuse_start(repository, settings)
@@ -211,19 +225,32 @@ def _end_at_once(incarnation: Incarnation, because: str) -> None:
 async def _leave_when_told(
     incarnation: Incarnation, settings: ExecutorSettings, draining: Draining, stop: Stop
 ) -> None:
-    """Half of a stop's time is for sequences that can only end here; a drain has time until there comes a stop."""
-
-    async def patience() -> None:
-        await stop.wait()
-        await asyncio.sleep(settings.drain_timeout_s / 2)
-
+    """A drain has time until there comes a stop; a stop has its own, even where Redis is out of reach."""
     told = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(draining.begun(), name="drain")]
     try:
         await first_of(*told)
     finally:
         await end(told)
+    leaving = asyncio.create_task(_leave(incarnation, settings, stop), name="leaving")
+    too_late = asyncio.create_task(_after(stop, settings.drain_timeout_s), name="stop's time")
+    try:
+        await first_of(leaving, too_late)
+        if not leaving.done():
+            logs.warning("stopped before it could leave", executor=incarnation.executor, remedy="its lease will end")
+    finally:
+        await end((leaving, too_late))
+
+
+async def _after(stop: Stop, seconds: float) -> None:
+    """Returns so long after a stop was requested."""
+    await stop.wait()
+    await asyncio.sleep(seconds)
+
+
+async def _leave(incarnation: Incarnation, settings: ExecutorSettings, stop: Stop) -> None:
+    """Half of a stop's time is for sequences that can only end here."""
     await incarnation.registered.wait()
-    stayed = await incarnation.settle(patience())
+    stayed = await incarnation.settle(_after(stop, settings.drain_timeout_s / 2))
     try:
         async with asyncio.timeout(settings.drain_timeout_s / 2 if stayed else settings.drain_timeout_s):
             await incarnation.leave()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gateway.service import serve
 from gateway.settings import GatewaySettings
 from shared import lifecycle, logs
 from shared.settings import parse_settings
@@ -13,10 +12,14 @@ from shared.settings import parse_settings
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a gateway to its end; returns the process's exit code."""
+    lifecycle.end_when_told()
     settings = parse_settings(
         GatewaySettings, arguments, program="seqmesh gateway", help="Serves the v2 protocol over HTTP and gRPC."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("gateway"))
+    # Imported here because it takes a while, in which a stop is to be heard.
+    from gateway.service import serve  # noqa: PLC0415
+
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
 
 

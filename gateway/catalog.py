@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from redis.exceptions import ResponseError
+
 from gateway.admission import check_version_text
 from shared import logs
 from shared.errors import Code, RequestError, UnavailableError
@@ -169,7 +171,7 @@ class Catalog:
             try:
                 await self.refresh()
                 failures = 0
-            except CONNECTION_LOST as lost:
+            except (*CONNECTION_LOST, ResponseError) as lost:
                 failures += 1
                 if failures == 1:
                     logs.warning("catalog not refreshed", error=str(lost))

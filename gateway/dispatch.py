@@ -39,6 +39,7 @@ from shared.keyspace import Keyspace
 from shared.limits import LIVE_MAX, SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.messages import ReplyMessage, encode
+from shared.reading import text_of, value_of
 from shared.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST, UnfitServerError
 from shared.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.scripts import Cancellation as CancelledStep
@@ -273,7 +274,8 @@ class Dispatch:
                 raise record
             assert one.accepted is not None
             birth, newest = record
-            known = birth == one.accepted.birth.encode() and int(newest or 0) >= one.accepted.step
+            step: int | None = value_of(self._keys.sequence(sequence_of(one)).record, newest or b"0", int)
+            known = text_of(birth or b"") == one.accepted.birth and step is not None and step >= one.accepted.step
             if not known or one.shard in lost:
                 one.failed(unknown_outcome(one, "Redis was restarted and has lost data"))
 
@@ -299,7 +301,7 @@ class Dispatch:
                 self._settle_step(waiting, outcome)
             elif isinstance(outcome, bytes):
                 waiting.span.accepted(0)
-                self._replies.deliver(waiting.token.encode(), outcome)
+                self._replies.deliver(waiting.token.encode(), outcome, self._keys.cache(waiting.shard).entries)
             elif outcome:
                 waiting.span.accepted(0)
                 self._accepted(waiting, Accepted())
@@ -319,9 +321,10 @@ class Dispatch:
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
         waiting.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:
-            self._replies.deliver(waiting.token.encode(), outcome.extra)
+            record = self._keys.sequence(sequence_of(waiting)).record
+            self._replies.deliver(waiting.token.encode(), outcome.extra, record)
         else:
-            self._accepted(waiting, Accepted(outcome.extra.decode(), outcome.step))
+            self._accepted(waiting, Accepted(text_of(outcome.extra), outcome.step))
 
     def _accepted(self, waiting: Waiting, place: Accepted) -> None:
         waiting.accepted = place

@@ -56,7 +56,7 @@ class Inference:
         orphans: Orphans,
         *,
         in_flight_max: int,
-        bytes_in_flight_max: int,
+        room: Room,
         request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
         cache: ResponseCache = NO_CACHE,
@@ -68,7 +68,7 @@ class Inference:
         self._tracing = tracing
         self._orphans = orphans
         self._in_flight_max = in_flight_max
-        self.room = Room(bytes_in_flight_max)
+        self.room = room
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache = cache
@@ -108,7 +108,7 @@ class Inference:
             self._check_size(call, size)
             self.room.take(size)
         except MeshError as error:
-            future.set_exception(error)
+            future.set_exception(error.released())
             return future
         if call.model in self._held_models:
             self._hold(call, future, connection)
@@ -141,7 +141,8 @@ class Inference:
                 raise
             self._send(call, record, version, future, connection)
         except MeshError as error:
-            future.set_exception(error)
+            # Its frames hold the call and the future, which holds the error.
+            future.set_exception(error.released())
 
     def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None) -> None:
         self._held.append((call, future, connection))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from shared.model_config.values import ModelConfig, TensorSpec
 
@@ -28,14 +27,6 @@ SHARED_MEMORY_REFUSAL = (
     "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine; send tensor "
     "data in the message"
 )
-
-
-def server_version() -> str:
-    """The installed release; "0" when running from a source tree that was never installed."""
-    try:
-        return version("seqmesh")
-    except PackageNotFoundError:
-        return "0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -410,6 +410,13 @@ def hardware_families(observed: Observed) -> list[Family]:
     return families
 
 
+def unreadable_families(observed: Observed) -> list[Family]:
+    """What could not be read in Redis, by kind of key (`shared.reading`); nothing where all could."""
+    samples = [Sample({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
+    text = "Number of values in Redis that could not be read, by kind of key"
+    return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
+
+
 def custom_families(observed: Observed) -> list[Family]:
     """What python models count for themselves, over all executors."""
     return [

@@ -21,6 +21,7 @@ from gateway.metric_families import (
     hardware_families,
     inference_families,
     shown,
+    unreadable_families,
 )
 from gateway.observation import Observation
 from gateway.statistics import Statistics
@@ -81,4 +82,5 @@ class Metrics:
             *cache_families(models, observed),
             *hardware_families(observed),
             *custom_families(observed),
+            *unreadable_families(observed),
         ]

@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 from gateway.catalog import Catalog
 from shared.errors import UnavailableError
 from shared.keyspace import Keyspace
+from shared.reading import read_counts, tell_now, value_of
 from shared.redis_client import CONNECTION_LOST
 from shared.statistics.reporting import Reports
 from shared.statistics.reports import ExecutorReport, ModelReport
@@ -40,12 +41,13 @@ class CacheUse:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One look. pending: requests that wait, of every READY version; cache: None where there is none; lines: of the
-    sequence models."""
+    sequence models; unreadable: values that could not be read so far, by kind."""
 
     reports: Sequence[ExecutorReport]
     pending: Mapping[Place, int]
     cache: CacheUse | None = None
     lines: Mapping[str, WaitingLine] = field(default_factory=dict[str, WaitingLine])
+    unreadable: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Observation:
@@ -66,13 +68,15 @@ class Observation:
             lines = await self._lines()
             pending = await self._queued()
             cache = await self._cache() if self._cache_bytes else None
+            await tell_now(self._redis, self._keys)
+            unreadable = await read_counts(self._redis, self._keys)
         except (*CONNECTION_LOST, ResponseError) as lost:
             raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
         for model, line in lines.items():
             pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache, lines)
+        return Observed(reports, pending, cache, lines, unreadable)
 
     async def reports(self) -> list[ExecutorReport]:
         """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
@@ -86,7 +90,11 @@ class Observation:
             pipe.hmget(keys.about, "bytes", "evicted")
             pipe.zcard(keys.used)
         found = await pipe.execute()
-        used, evicted = (sum(int(about[field] or 0) for about in found[::2]) for field in (0, 1))
+        numbers = [
+            [value_of(self._keys.cache(shard).about, data or b"0", int) or 0 for data in about]
+            for shard, about in zip(shards, found[::2], strict=True)
+        ]
+        used, evicted = (sum(each[field] for each in numbers) for field in (0, 1))
         return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
 
     def _is_sequence_model(self, name: str) -> bool:

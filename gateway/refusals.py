@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.admission import InferCall
 from gateway.waiting import Waiting
 from shared.errors import Reason, SequenceError
+from shared.reading import text_of
 from shared.scripts import SubmitCode, Submitted
 
 REASONS = {
@@ -73,7 +74,7 @@ def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
             )
         case SubmitCode.WRONG_STEP:
             return SequenceError(
-                f"sequence {sequence} of model '{model}' expects step {outcome.extra.decode()} next, but the request "
+                f"sequence {sequence} of model '{model}' expects step {text_of(outcome.extra)} next, but the request "
                 f"is step {waiting.call.expected_step}",
                 Reason.WRONG_STEP,
                 outcome.step,

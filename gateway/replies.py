@@ -75,11 +75,11 @@ class Replies:
         self._waiting[key] = waiting
         waiting.future.add_done_callback(lambda _: self._waiting.pop(key, None))
 
-    def deliver(self, token: bytes, raw: bytes) -> None:
-        """Hands a reply to its caller, or drops it."""
+    def deliver(self, token: bytes, raw: bytes, key: str) -> None:
+        """Hands a reply to its caller, or drops it. key: where it was read."""
         waiting = self._waiting.pop(token, None)
         if waiting is not None:
-            waiting.answered(raw)
+            waiting.answered(raw, key)
 
     def give_up(self, cause: str) -> None:
         """Tells everybody who waits that the outcome of the request is not known."""
@@ -153,9 +153,10 @@ class Replies:
             self._positions[stream] = entries[-1][0]
             size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
             self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size
+            key = stream.decode()
             for _, fields in entries:
                 for index in range(0, len(fields), 2):
-                    self.deliver(fields[index], fields[index + 1])
+                    self.deliver(fields[index], fields[index + 1], key)
 
     async def _create(self, shards: Sequence[ShardId], redis: Any) -> None:
         for shard in shards:

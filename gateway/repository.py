@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.catalog import Catalog
-from shared.errors import Code, LoadError, MeshError, RequestError, UnavailableError
+from shared.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
 from shared.keyspace import Keyspace
 from shared.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
 from shared.membership import Member
@@ -34,11 +34,17 @@ EXPLICIT = "explicit"
 class Repository:
     """Index, load and unload, for both protocols."""
 
-    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog) -> None:
+    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
+        """takes_overrides: callers may bring configurations and files, that is, code of their own."""
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast("Any", redis)
         self._keys = keys
         self._catalog = catalog
+        self._takes_overrides = takes_overrides
+
+    def without_overrides(self) -> Repository:
+        """The same for callers who may load what lies in the repository, and nothing else."""
+        return Repository(self._redis, self._keys, self._catalog, takes_overrides=False)
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
         """Every model version that an executor knows of, by name and version."""
@@ -50,18 +56,25 @@ class Repository:
 
         config_json  replaces the repository's configuration
         files        path below the model's directory -> content, instead of the repository's; needs `config_json`
-        raises       RequestError for a wrong name, UnavailableError when models are not loaded on request,
-                     LoadError with an executor's reason; then what was served before still is
+        raises       RequestError for a wrong name, and for what may not be brought here, UnavailableError when models
+                     are not loaded on request, LoadError with an executor's reason; then what was served before still
+                     is
         """
         await self._check_mode()
         check_model_name(model)
+        if (config_json or files) and not self._takes_overrides:
+            raise RequestError(
+                f"failed to load '{model}', a configuration or files may not be brought to a gateway that listens "
+                "beyond loopback: restrict 'model-repository' (--restricted-api), or give it --allow-load-overrides",
+                Code.FORBIDDEN,
+            )
         check_files(model, files or {}, config_json)
         word = ControlMessage("load", model, config_json, dict(files or {}), uuid.uuid4().hex)
         members, entry = await self._carry_out(word)
-        failure = decisive_failure(members, entry)
+        failure = decisive_failure(members, entry, word.generation)
         if failure is not None:
             await self._withdraw(word)
-            raise LoadError(failure.error, Code(failure.code))
+            raise LoadError(failure.error, code_of(failure.code))
         if not any(line.state == "READY" for line in self.index() if line.model == model):
             raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
 
@@ -178,11 +191,19 @@ def check_files(model: str, files: Mapping[str, bytes], config_json: str) -> Non
             raise RequestError(f"failed to load '{model}', file '{name}' must not leave the model's directory")
 
 
-def decisive_failure(members: Sequence[Member], entry: str) -> LoadFailure | None:
+def decisive_failure(members: Sequence[Member], entry: str, generation: str) -> LoadFailure | None:
     """Why a message failed: some executor's reason. One without such a model in its repository is no failure, unless
-    none has it: executors need not all have the same models."""
+    none has it: executors need not all have the same models.
+
+    generation  the message's: an executor that started since has found it in what was asked before
+    """
     ordered = sorted(members, key=lambda member: member.registration.name)
-    failures = [each for member in ordered for each in member.registration.failures if each.entry == entry]
+    failures = [
+        each
+        for member in ordered
+        for each in member.registration.failures
+        if each.entry == entry or (not each.entry and each.generation == generation)
+    ]
     serious = [failure for failure in failures if failure.found]
     if serious:
         return serious[0]

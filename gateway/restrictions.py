@@ -1,14 +1,16 @@
-"""Which parts of the protocol answer only to those who know a header. Pure; source: triton-spec 5.2, Triton's options.
+"""Which parts of the protocols answer only to those who know a header. Pure; source: triton-spec 5.2, Triton's options.
 
-An operator closes, say, loading and unloading to ordinary clients: `model-repository:admin-key=secret`. Both protocols
-have an option of their own of this form.
+An operator closes, say, loading and unloading to ordinary clients: `model-repository:admin-key=secret`. One setting
+covers HTTP, gRPC and the metrics port (`--restricted-api`); Triton's two close a part of one protocol alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hmac
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+METRICS = "metrics"
 CATEGORIES = frozenset(
     (
         "health",
@@ -20,8 +22,10 @@ CATEGORIES = frozenset(
         "statistics",
         "trace",
         "logging",
+        METRICS,
     )
 )
+"""Parts of the protocol, as Triton names them, and the page of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,18 @@ class Restriction:
 
     key: str
     value: str
+
+    def is_met(self, given: Iterable[str | bytes]) -> bool:
+        """Whether one of the values that a caller gave for the key is the right one. How long that takes says nothing
+        of how much of it was right."""
+        expected = self.value.encode()
+        met = [hmac.compare_digest(one.encode() if isinstance(one, str) else one, expected) for one in given]
+        return any(met)
+
+
+def of_metrics(restrictions: Mapping[str, Restriction]) -> Restriction | None:
+    """What opens the page of metrics: its own restriction, or else that of the statistics, which it shows as well."""
+    return restrictions.get(METRICS) or restrictions.get("statistics")
 
 
 def parse_restrictions(texts: Iterable[str]) -> dict[str, Restriction]:

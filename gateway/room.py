@@ -7,28 +7,39 @@ that was accepted before makes room for it.
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
-from shared.errors import UnavailableError
+from gateway.memory import Memory
+from shared.errors import Code, RequestError, UnavailableError
 
 
 class Room:
-    """A gateway's room for requests. bytes_max: at the bound callers are refused."""
+    """A gateway's room for requests.
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    bytes_max  at the bound callers are refused
+    memory     likewise while it is full
+    """
+
+    def __init__(self, bytes_max: int, memory: Memory | None = None) -> None:
+        self.bytes_max = bytes_max
         self.taken = 0
+        self.decoding = asyncio.Lock()
+        """Held by who decodes something bulky beside the loop: that takes many times its size."""
+        self._memory = memory or Memory()
 
     def take(self, size: int, *, own: int = 0) -> None:
         """Takes bytes, to be given back once; `own` of what is taken are this request's already.
 
         raises  UnavailableError when there is no room. One that is larger than all of it is taken when it is alone
         """
+        if self._memory.is_full:
+            raise self._memory.refusal()
         others = self.taken - own
-        if others and self.taken + size > self._bytes_max:
+        if others and self.taken + size > self.bytes_max:
             raise UnavailableError(
-                f"the gateway has requests of {others} bytes in flight, of at most {self._bytes_max}, and this one has "
+                f"the gateway has requests of {others} bytes in flight, of at most {self.bytes_max}, and this one has "
                 f"{own + size}: try again later"
             )
         self.taken += size
@@ -56,6 +67,19 @@ class Place:
         if size > self._size:
             self._room.take(size - self._size, own=self._size)
             self._size = size
+
+    def hold_decoded(self, size: int, weight: int) -> None:
+        """As `hold`, of bytes that are about to be decoded, which takes `weight` more of them for a while.
+
+        raises  RequestError where that would be more than all of the room
+        """
+        if weight > self._room.bytes_max:
+            raise RequestError(
+                f"the request's {size} bytes may take {weight} more to decode, and the gateway has room for "
+                f"{self._room.bytes_max} (--max-bytes-in-flight): send its tensors as binary data",
+                Code.RESOURCE_EXHAUSTED,
+            )
+        self.hold(size + weight)
 
     def leave(self) -> None:
         """Gives everything back."""

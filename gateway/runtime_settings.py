@@ -21,31 +21,35 @@ from shared.traces.control import TraceControl
 
 
 class RuntimeSettings:
-    """Reads and changes settings for one gateway."""
+    """Reads and changes settings for one gateway. gateway: its name."""
 
-    def __init__(self, mesh: MeshSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog) -> None:
+    def __init__(
+        self, mesh: MeshSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog, gateway: str
+    ) -> None:
         self._mesh = mesh
         self._process = process
         self._control = control
         self._catalog = catalog
+        self._gateway = gateway
 
-    async def logs(self, changes: log_settings.Changes) -> LogSettings:
-        """The log settings after the changes, which may be none. Raises RequestError, and UnavailableError."""
+    async def logs(self, changes: log_settings.Changes, by: str) -> LogSettings:
+        """The log settings after the changes, which may be none. by: the caller's protocol and address, for the log of
+        every process. Raises RequestError, and UnavailableError."""
         log_settings.check(changes)
         with redis_needed():
             if changes:
-                await self._mesh.change_logs(changes)
+                await self._mesh.change_logs(changes, f"{by} through {self._gateway}")
             await self._process.refresh()
         return self._process.logs
 
-    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
-        """A model's trace settings after the changes, or with model "" those of the mesh. Raises as `logs`."""
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
+        """A model's trace settings after the changes, or with model "" those of the mesh. by, raises: as `logs`."""
         if model and model not in self._catalog.picture.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
         with redis_needed():
             if parsed:
-                await self._mesh.change_traces(model, parsed)
+                await self._mesh.change_traces(model, parsed, f"{by} through {self._gateway}")
             await self._process.refresh()
         return self._control.settings(model).texts()
 

@@ -22,10 +22,14 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from gateway import descriptors
 from gateway.catalog import Catalog
 from gateway.dispatch import Bounds, Dispatch
-from gateway.http_server import HttpServer, listen
+from gateway.exposure import Exposure
+from gateway.http.seats import Share
+from gateway.http.server import HttpServer, Served, listen
 from gateway.inference import Inference
+from gateway.memory import Memory
 from gateway.metrics import Gauge, Metrics
 from gateway.observation import Observation
 from gateway.orphans import Orphans
@@ -33,13 +37,14 @@ from gateway.recovery import Recovery
 from gateway.replies import Replies
 from gateway.repository import Repository
 from gateway.response_cache import ResponseCache
-from gateway.rest.app import build_app, build_metrics_app
+from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
+from gateway.rest.origins import Origins, is_loopback
 from gateway.rest.server import Server
-from gateway.restrictions import parse_restrictions
+from gateway.room import Room
 from gateway.rpc.options import grpc_options
 from gateway.rpc.ports import Ports
 from gateway.rpc.server import serve_grpc
@@ -48,13 +53,16 @@ from gateway.runtime_settings import RuntimeSettings
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
 from gateway.unserved import Unserved
+from gateway.untaken import Untaken
 from shared import logs
+from shared.company import Company
 from shared.ids import GatewayId
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks
 from shared.membership import Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.redis_client import connect, join_mesh, value_bytes_max
+from shared.reading import tell
+from shared.redis_client import connect, joined, value_bytes_max
 from shared.response_cache import parse_cache_config
 from shared.scripts import Scripts
 from shared.server_run import ServerRun
@@ -87,6 +95,8 @@ class Core:
     dispatch: Dispatch
     replies: Replies
     settings: RuntimeSettings
+    memory: Memory
+    untaken: Untaken
 
 
 async def serve(
@@ -102,18 +112,16 @@ async def serve(
     on_ready  called when every port is open
     grace_s   in place of the setting `exit_timeout_secs`
     """
+    settings = settings.bounded()
     name = settings.name_of("gateway")
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url, name=name)
-    try:
-        await join_mesh(patient, keys)
-    finally:
-        await patient.aclose()
+    async with joined(settings.redis_url, keys, name=name):
+        pass
     tracing = setup("gateway", name)
     try:
         async with running_core(settings, name, keys, tracing, tasks) as core:
             patience_s = settings.exit_timeout_secs if grace_s is None else grace_s
-            await _serve_ports(settings, core, stop, on_ready, patience_s)
+            await _serve_ports(settings, core, tasks, stop, on_ready, patience_s)
     finally:
         await asyncio.to_thread(tracing.shutdown)
 
@@ -143,6 +151,8 @@ async def running_core(
         observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
         orphans = Orphans(scripts, keys, gateway)
+        memory = Memory(settings.memory_max)
+        untaken = Untaken(settings.max_bytes_untaken)
         inference = Inference(
             catalog,
             dispatch,
@@ -151,7 +161,7 @@ async def running_core(
             tracing,
             orphans,
             in_flight_max=settings.max_requests_in_flight,
-            bytes_in_flight_max=settings.max_bytes_in_flight,
+            room=Room(settings.max_bytes_in_flight, memory),
             request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
             cache=ResponseCache(cache_bytes),
@@ -169,6 +179,9 @@ async def running_core(
             tasks.start(catalog.run(), name="catalog"),
             tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),
+            tasks.start(tell(redis, keys), name="unreadable values"),
+            tasks.start(Company(redis, keys, "gateway", name).run(), name="company"),
+            tasks.start(memory.run(), name="memory"),
         ]
         try:
             yield Core(
@@ -179,7 +192,9 @@ async def running_core(
                 observation,
                 dispatch,
                 replies,
-                RuntimeSettings(mesh_settings, process, tracing.control, catalog),
+                RuntimeSettings(mesh_settings, process, tracing.control, catalog, name),
+                memory,
+                untaken,
             )
         finally:
             for task in background:
@@ -191,38 +206,68 @@ async def running_core(
 async def _serve_ports(
     settings: GatewaySettings,
     core: Core,
+    tasks: Tasks,
     stop: Stop,
     on_ready: Callable[[Addresses], None] | None,
     grace_s: float,
 ) -> None:
+    shares = descriptors.shares(
+        descriptors.raise_limit(),
+        http=settings.http_max_connections,
+        http_per_client=settings.http_max_connections_per_client,
+        grpc=settings.grpc_max_connections,
+    )
+    http_share = Share(shares.http, shares.http_per_client)
     config = parse_metrics_config(settings.metrics_config)
-    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges_of(core), config)
+    gauges = gauges_of(core, http_share)
+    metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config)
     server = Server(core.catalog, metrics_page, stop, name=settings.server_id)
     bounds = BodyBounds(settings.http_max_input_size, core.inference.room)
+    http = listen(settings.host, settings.http_port)
+    exposure = Exposure(settings, is_loopback(http.getsockname()[0]))
+    exposure.warn()
+    tasks.start(exposure.warn_of_model_control(core.catalog), name="exposure")
+    closed = core.repository.without_overrides()
+    of_http = core.repository if exposure.takes_overrides(settings.http_restrictions) else closed
+    of_grpc = core.repository if exposure.takes_overrides(settings.grpc_restrictions) else closed
+    origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
     app = build_app(
         Infer(core.inference, core.catalog, size_max=bounds.size_max, forward=settings.header_forward_regex),
-        Models(core.catalog, core.repository, core.statistics, bounds),
+        Models(core.catalog, of_http, core.statistics, bounds),
         server,
         Observability(core.settings, bounds),
-        parse_restrictions(settings.http_restricted_api),
+        origins,
+        settings.http_restrictions,
     )
-    http = listen(settings.host, settings.http_port)
+    crowded = build_crowded_app(server, origins, settings.http_restrictions)
+    stop.started()
     metrics = listen(settings.host, settings.metrics_port)
-    ports = Ports(core.inference, core.catalog, core.repository, core.statistics, core.settings, settings.server_id)
+    ports = Ports(core.inference, core.catalog, of_grpc, core.statistics, core.settings, settings.server_id)
     grpc = await serve_grpc(
         InferenceServicer(
             ports,
+            room=core.inference.room,
+            memory=core.memory,
+            untaken=core.untaken,
+            message_bytes_max=settings.grpc_max_input_size,
             forward=settings.metadata_forward_regex,
             compression=settings.grpc_infer_response_compression_level,
         ),
         host=settings.host,
         port=settings.grpc_port,
-        options=grpc_options(settings),
+        options=grpc_options(settings, shares.grpc),
     )
+    core.memory.reliefs.append(core.untaken.relieve)
     addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
-    http_server = HttpServer(app, settings.http_certificate)
+    http_server = HttpServer(
+        Served(app, http_share),
+        Served(crowded, Share(shares.spare, shares.spare_per_client), once=True),
+        certificate=settings.http_certificate,
+        untaken=core.untaken,
+    )
     await http_server.start(http)
-    metrics_server = HttpServer(build_metrics_app(server))
+    metrics_app = build_metrics_app(server, origins, settings.restrictions)
+    metrics_server = HttpServer(Served(metrics_app, Share(shares.metrics, shares.metrics)))
     await metrics_server.start(metrics)
     logs.info(
         "gateway ready",
@@ -241,11 +286,16 @@ async def _serve_ports(
         last_word = asyncio.get_running_loop().call_later(grace_s, core.replies.give_up, "the gateway has stopped")
         await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http_server.stop(grace_s + LAST_WORD_S))
         last_word.cancel()
+    except BaseException:
+        # A loop has failed, or there was no time for an orderly stop.
+        core.replies.give_up("the gateway has ended before its time")
+        await asyncio.gather(grpc.stop(LAST_WORD_S), http_server.stop(LAST_WORD_S))
+        raise
     finally:
         await asyncio.gather(http_server.stop(LAST_WORD_S), metrics_server.stop(LAST_WORD_S, see_off_s=0.0))
 
 
-def gauges_of(core: Core) -> list[Gauge]:
+def gauges_of(core: Core, http: Share) -> list[Gauge]:
     """This gateway's own numbers."""
     return [
         Gauge(
@@ -265,5 +315,17 @@ def gauges_of(core: Core) -> list[Gauge]:
             "counter",
             "Round trips in which they were sent",
             lambda: core.dispatch.round_trips,
+        ),
+        Gauge(
+            "seqmesh_gateway_http_connections",
+            "gauge",
+            "Connections of clients to this gateway's HTTP port",
+            lambda: http.taken,
+        ),
+        Gauge(
+            "seqmesh_gateway_http_connections_refused_total",
+            "counter",
+            "Connections to it beyond its bounds, which were served health alone",
+            lambda: http.refused,
         ),
     ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import click
 
-from gateway.restrictions import parse_restrictions
+from gateway.memory import MEMORY_MIN, available_bytes, shares
+from gateway.rest.origins import parse_origin
+from gateway.restrictions import Restriction, parse_restrictions
 from shared.limits import LIVE_MAX
 from shared.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
@@ -50,11 +53,31 @@ class GatewaySettings(MetricsSettings):
         "compared without regard to case, and arrive in lower case.",
         group="Protocol",
     )
+    restricted_api: tuple[str, ...] = setting(
+        (),
+        help="Parts of the protocols that answer only to those who send a header: "
+        "'<category>,<category>:<header>=<value>'. Categories: health, metadata, inference, shared-memory, "
+        "model-config, model-repository, statistics, trace, logging, metrics. Holds for HTTP, for gRPC (the metadata "
+        "key is triton-grpc-protocol-<header>), and for the metrics port (metrics, else statistics). May be repeated.",
+        group="Protocol",
+        secret=True,
+    )
+    allow_load_overrides: bool = setting(
+        default=False,
+        help="Whether everybody may load models with a configuration and files of their own, that is, with code, where "
+        "the gateway listens beyond loopback and the model repository is not restricted (--restricted-api). On a "
+        "loopback address everybody may.",
+        group="Protocol",
+    )
+    http_allowed_origin: tuple[str, ...] = setting(
+        (),
+        help="Origin of web pages that may use the HTTP port, for instance https://app.example.com, where a proxy "
+        "serves them and this gateway under one name. No other origin's page may change anything. May be repeated.",
+        group="Protocol",
+    )
     http_restricted_api: tuple[str, ...] = setting(
         (),
-        help="Parts of the HTTP protocol that answer only to those who send a header: "
-        "'<category>,<category>:<header>=<value>'. Categories: health, metadata, inference, shared-memory, "
-        "model-config, model-repository, statistics, trace, logging. May be repeated.",
+        help="Triton's option of that name: as --restricted-api, of the HTTP port alone.",
         group="Protocol",
         secret=True,
     )
@@ -75,7 +98,7 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_restricted_protocol: tuple[str, ...] = setting(
         (),
-        help="As --http-restricted-api, of the gRPC protocol; the metadata key is triton-grpc-protocol-<header>.",
+        help="Triton's option of that name: as --restricted-api, of the gRPC port alone.",
         group="Protocol",
         secret=True,
     )
@@ -150,28 +173,59 @@ class GatewaySettings(MetricsSettings):
         minimum=0,
         maximum=INT32_MAX,
     )
-    grpc_max_input_size: int = setting(
-        500 << 20,
-        help="Largest gRPC message that is received. Triton has no bound below 2 GiB; Redis takes no value beyond "
-        "512 MiB.",
+    memory_max: int = setting(
+        0,
+        help="What the gateway's process may take of memory; near it the connections that keep most of it lose their "
+        "calls, at it requests are refused with 503 / UNAVAILABLE. 0: half of what the machine, or the container, has. "
+        "The bounds below whose default is 0 are shares of it.",
         unit="bytes",
         group="Bounds",
-        minimum=1,
+        minimum=0,
+    )
+    grpc_max_input_size: int = setting(
+        0,
+        help="Largest gRPC message that is received, packed or not. 0: 64 MiB, less where --memory-max is below "
+        "1.2 GiB. Triton has no bound below 2 GiB; Redis takes no value beyond 512 MiB.",
+        unit="bytes",
+        group="Bounds",
+        minimum=0,
     )
     grpc_max_concurrent_rpcs: int = setting(
-        10_000,
-        help="RPCs that are served at once, each stream as one; beyond it callers get RESOURCE_EXHAUSTED. gRPC "
-        "receives messages whole before anybody sees them: together they take no more than this many times "
-        "--grpc-max-input-size.",
+        0,
+        help="RPCs that are served at once, each stream as one; beyond it callers get RESOURCE_EXHAUSTED. 0: 10000, "
+        "less where --memory-max is below 2.7 GiB.",
         group="Bounds",
-        minimum=1,
+        minimum=0,
     )
     http_max_input_size: int = setting(
-        64 << 20,
-        help="Largest body of an HTTP request, after decompression. Triton's default is the same.",
+        0,
+        help="Largest body of an HTTP request, after decompression. 0: 64 MiB, which is Triton's default, less where "
+        "--memory-max is below 1.2 GiB.",
         unit="bytes",
         group="Bounds",
-        minimum=1,
+        minimum=0,
+    )
+    http_max_connections: int = setting(
+        0,
+        help="Connections of the HTTP port at once. At the bound the one that has been without a request for longest "
+        "is closed for a new one; where there is none, new ones hear 503, but for health. 0: half of the open files "
+        "that the system allows (ulimit -Hn), at most 4096.",
+        group="Bounds",
+        minimum=0,
+    )
+    http_max_connections_per_client: int = setting(
+        0,
+        help="Of these, connections of one client: an IPv4 address, or an IPv6 network of 64 bits. 0: half of them. "
+        "Behind a proxy all clients are one.",
+        group="Bounds",
+        minimum=0,
+    )
+    grpc_max_connections: int = setting(
+        0,
+        help="Connections of the gRPC port at once; the transport closes one more. 0: as --http-max-connections.",
+        group="Bounds",
+        minimum=0,
+        maximum=INT32_MAX,
     )
     exit_timeout_secs: float = setting(
         25.0,
@@ -201,12 +255,21 @@ class GatewaySettings(MetricsSettings):
         minimum=1,
     )
     max_bytes_in_flight: int = setting(
-        1 << 30,
-        help="Bytes of HTTP bodies that are being received, and of the input tensors of requests that wait for an "
-        "answer, together; beyond it callers get 503 / UNAVAILABLE. Redis holds those that wait, too.",
+        0,
+        help="Bytes of HTTP bodies that are being received, of what decoding them and gRPC messages takes, and of the "
+        "input tensors of requests that wait for an answer, together; beyond it callers get 503 / UNAVAILABLE. Redis "
+        "holds those that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
         group="Bounds",
-        minimum=1,
+        minimum=0,
+    )
+    max_bytes_untaken: int = setting(
+        0,
+        help="Bytes of answers that clients have not taken yet; beyond it the client that has taken nothing for "
+        "longest loses its connection. 0: a quarter of --memory-max.",
+        unit="bytes",
+        group="Bounds",
+        minimum=0,
     )
     request_timeout_ms: int = setting(
         0,
@@ -236,14 +299,22 @@ class GatewaySettings(MetricsSettings):
     def __post_init__(self) -> None:
         """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""
         for option, texts in (
-            ("--http-restricted-api", self.http_restricted_api),
-            ("--grpc-restricted-protocol", self.grpc_restricted_protocol),
+            ("--restricted-api", self.restricted_api),
+            ("--http-restricted-api", (*self.restricted_api, *self.http_restricted_api)),
+            ("--grpc-restricted-protocol", (*self.restricted_api, *self.grpc_restricted_protocol)),
         ):
             try:
                 parse_restrictions(texts)
             except ValueError as error:
                 raise click.UsageError(f"{option}: {error}") from error
+        for origin in self.http_allowed_origin:
+            try:
+                parse_origin(origin)
+            except ValueError as error:
+                raise click.UsageError(f"--http-allowed-origin: {error}") from error
         MetricsSettings.__post_init__(self)
+        if 0 < self.memory_max < MEMORY_MIN:
+            raise click.UsageError(f"--memory-max: a gateway needs {MEMORY_MIN >> 20}MiB at least")
         try:
             parse_cache_config(self.cache_config)
         except ValueError as error:
@@ -264,6 +335,35 @@ class GatewaySettings(MetricsSettings):
             raise click.UsageError("--grpc-use-ssl needs --grpc-server-cert and --grpc-server-key")
         if self.grpc_use_ssl_mutual and not self.grpc_root_cert:
             raise click.UsageError("--grpc-use-ssl-mutual needs --grpc-root-cert")
+
+    def bounded(self) -> Self:
+        """With the bounds that are not given made shares of the process's memory."""
+        memory_max = self.memory_max or max(MEMORY_MIN, available_bytes() // 2)
+        share = shares(memory_max)
+        return dataclasses.replace(
+            self,
+            memory_max=memory_max,
+            max_bytes_in_flight=self.max_bytes_in_flight or share.in_flight,
+            max_bytes_untaken=self.max_bytes_untaken or share.untaken,
+            grpc_max_input_size=self.grpc_max_input_size or share.message,
+            http_max_input_size=self.http_max_input_size or share.message,
+            grpc_max_concurrent_rpcs=self.grpc_max_concurrent_rpcs or share.rpcs,
+        )
+
+    @property
+    def restrictions(self) -> dict[str, Restriction]:
+        """What closes parts of every port, by category."""
+        return parse_restrictions(self.restricted_api)
+
+    @property
+    def http_restrictions(self) -> dict[str, Restriction]:
+        """What closes parts of the HTTP port."""
+        return parse_restrictions((*self.restricted_api, *self.http_restricted_api))
+
+    @property
+    def grpc_restrictions(self) -> dict[str, Restriction]:
+        """What closes parts of the gRPC port."""
+        return parse_restrictions((*self.restricted_api, *self.grpc_restricted_protocol))
 
     @property
     def header_forward_regex(self) -> re.Pattern[str] | None:

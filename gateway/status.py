@@ -14,6 +14,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
     Code.RESOURCE_EXHAUSTED: 429,
+    Code.FORBIDDEN: 403,
 }
 
 GRPC_STATUS: dict[Code, str] = {
@@ -26,6 +27,7 @@ GRPC_STATUS: dict[Code, str] = {
     Code.ALREADY_EXISTS: "ALREADY_EXISTS",
     Code.CANCELLED: "CANCELLED",
     Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
+    Code.FORBIDDEN: "PERMISSION_DENIED",
 }
 """Names of `grpc.StatusCode`; plain text, so that the HTTP side needs no grpc."""
 

@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from gateway.admission import Admitted, InferCall, Parameter
-from shared.errors import Code, MeshError, ModelError, Reason, RequestError, SequenceError, UnavailableError
+from shared.errors import Code, MeshError, ModelError, RequestError, SequenceError, UnavailableError, code_of
 from shared.ids import ShardId
-from shared.messages import ModelRecord, ReplyMessage, decode_reply
+from shared.messages import ModelRecord, ReplyMessage, read_reply
+from shared.reading import FAILURES, noted
 from shared.traces.tracing import NO_STEP, StepSpan
 
 
@@ -115,12 +116,17 @@ class Waiting:
         """
         return self.admitted.sequence is None or bool(self.call.request_id) or self.call.expected_step is not None
 
-    def answered(self, raw: bytes) -> None:
-        """The encoded reply has come."""
+    def answered(self, raw: bytes, key: str) -> None:
+        """The encoded reply has come. key: where it was read."""
         if self.future.done():
             return
         self.span.replied()
-        message = decode_reply(raw)
+        try:
+            message = read_reply(raw)
+        except FAILURES as failure:
+            noted(key, failure)
+            self.future.set_exception(unreadable_answer(self))
+            return
         if message.error_code:
             self.future.set_exception(error_of(message))
         else:
@@ -158,10 +164,20 @@ def error_of(message: ReplyMessage) -> MeshError:
     return error
 
 
+def unreadable_answer(waiting: Waiting) -> MeshError:
+    """The error of a request whose answer is there, and is none that this gateway can read."""
+    request = f"a request to model '{waiting.call.model}'"
+    if waiting.admitted.sequence is not None:
+        request = f"a step of sequence {waiting.admitted.message.correlation_id} of model '{waiting.call.model}'"
+    error = MeshError(f"{request} was answered, but its answer cannot be read: the log names the key", Code.INTERNAL)
+    error.accepted = True
+    return error
+
+
 def _error_of(message: ReplyMessage) -> MeshError:
-    code = Code(message.error_code)
+    code = code_of(message.error_code)
     if message.reason:
-        return SequenceError(message.error, Reason(message.reason), message.step, code)
+        return SequenceError(message.error, message.reason, message.step, code)
     match code:
         case Code.UNAVAILABLE:
             return UnavailableError(message.error)

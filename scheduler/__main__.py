@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from scheduler.service import is_healthy, serve
 from scheduler.settings import SchedulerSettings
 from shared import lifecycle, logs
 from shared.settings import parse_settings
@@ -16,6 +15,7 @@ HEALTHCHECK = "healthcheck"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a scheduler to its end, or checks one; returns the process's exit code."""
+    lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == [HEALTHCHECK]:
         return check_health(given[1:])
@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Gives sequences to executors. One scheduler leads each model, the others stand by.",
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("scheduler"))
+    # Imported here because it takes a while, in which a stop is to be heard.
+    from scheduler.service import serve  # noqa: PLC0415
+
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
 
 
@@ -37,6 +40,8 @@ def check_health(arguments: Sequence[str]) -> int:
         program="seqmesh scheduler healthcheck",
         help="Whether the scheduler of this name (by default this host's) is alive.",
     )
+    from scheduler.service import is_healthy  # noqa: PLC0415 -- as above
+
     return 0 if asyncio.run(is_healthy(settings)) else 1
 
 

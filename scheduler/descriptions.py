@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
 from redis.asyncio import Redis
 
 from shared.ids import SequenceId
 from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.messages import ModelRecord, checkpointed_states
+from shared.reading import value_of
 from shared.tensors import described
 
 
@@ -45,19 +45,17 @@ async def paged_descriptions(
         pipe.hmget(own.record, ["st", "cm"])
         pipe.hgetall(own.checkpoint)
     replies = await pipe.execute()
-    return {
-        sequence: Description(int(step), _text(fields))
+    found = {
+        sequence: value_of(keys.sequence(sequence).checkpoint, (step, fields), _description)
         for sequence, (state, step), fields in zip(looked_at, replies[::2], replies[1::2], strict=True)
         if state == b"p"
     }
+    return {sequence: description for sequence, description in found.items() if description is not None}
 
 
-def _text(fields: Mapping[bytes, bytes]) -> str:
-    try:
-        return described(checkpointed_states(fields))
-    except (msgspec.MsgspecError, ValueError, KeyError) as error:
-        # It ends in any case.
-        return f"unreadable ({error})"
+def _description(read: tuple[bytes, Mapping[bytes, bytes]]) -> Description:
+    step, fields = read
+    return Description(int(step), described(checkpointed_states(fields)))
 
 
 def _is_asked_for(record: ModelRecord | None) -> bool:

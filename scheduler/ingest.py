@@ -23,7 +23,8 @@ from scheduler.core.events import (
 from scheduler.core.slots import ServedVersion
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.keyspace import Keyspace
-from shared.membership import Member
+from shared.membership import Member, check_versions
+from shared.reading import FAILURES, noted, text_of
 
 
 class StreamKind(StrEnum):
@@ -50,8 +51,6 @@ class StreamEntry:
     fields: Mapping[bytes, bytes]
 
 
-NEWS = frozenset({b"d", b"v"})
-"""Kinds of entries in the starts stream by which no sequence waits: a lowered deadline, a wish for a move."""
 ANY_VERSION = ""
 """Version of a line of a repository index that is about the model as a whole."""
 
@@ -68,20 +67,47 @@ def sources(keys: Keyspace, model: str) -> dict[str, Source]:
     return streams
 
 
-def stream_events(entries: Sequence[StreamEntry]) -> list[Event]:
+def stream_events(entries: Sequence[StreamEntry], keys: Keyspace, model: str) -> tuple[list[Event], list[StreamEntry]]:
     """Events of entries that were read together: those that free slots, then those that want one, by their turn.
 
     Shards are read one after the other; without this the younger of two sequences could come first. Whose wait had
     ended before it was heard of is left out.
+
+    returns  the events, and the entries that cannot be read: they were counted, and nobody waits by them
     """
-    overs = [over(entry) for entry in entries if entry.source.kind is StreamKind.FEED]
+    events: dict[StreamKind, list[Event]] = {kind: [] for kind in StreamKind}
+    unreadable: list[StreamEntry] = []
+    for entry in entries:
+        kind, shard = entry.source.kind, entry.source.shard
+        try:
+            events[kind].append(over(entry) if kind is StreamKind.FEED else started(entry, keys))
+        except FAILURES as failure:
+            stream = keys.feed if kind is StreamKind.FEED else keys.starts
+            noted(stream(shard, model), failure, field=text_of(entry.entry))
+            unreadable.append(entry)
+    overs, starts = events[StreamKind.FEED], events[StreamKind.STARTS]
     gone = {event.entry for event in overs if isinstance(event, WaitEnded)}
-    starts = [entry for entry in entries if entry.source.kind is StreamKind.STARTS]
-    waits = [waiting(entry) for entry in starts if entry.fields[b"k"] not in NEWS]
+    waits = [event for event in starts if isinstance(event, SequenceWaits) and event.entry not in gone]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
-    lowered = [patience_lowered(entry) for entry in starts if entry.fields[b"k"] == b"d"]
-    wishes = [move_wished(entry) for entry in starts if entry.fields[b"k"] == b"v"]
-    return [*overs, *(event for event in waits if event.entry not in gone), *lowered, *wishes]
+    news = [event for event in starts if not isinstance(event, SequenceWaits)]
+    news.sort(key=lambda event: isinstance(event, MoveWished))
+    return [*overs, *waits, *news], unreadable
+
+
+def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLowered | MoveWished:
+    """An entry of the starts stream. Raises one of `FAILURES`."""
+    match entry.fields[b"k"]:
+        case b"d":
+            event: SequenceWaits | PatienceLowered | MoveWished = patience_lowered(entry)
+        case b"v":
+            event = move_wished(entry)
+        case b"w" | b"m" | b"r":
+            event = waiting(entry)
+        case kind:
+            raise ValueError(f"an entry of an unknown kind: {kind!r}")
+    if keys.shard_of(event.sequence) != entry.source.shard:
+        raise ValueError(f"no sequence of this shard: {event.sequence}")
+    return event
 
 
 def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
@@ -114,6 +140,7 @@ def move_wished(entry: StreamEntry) -> MoveWished:
 def waiting(entry: StreamEntry) -> SequenceWaits:
     """An entry of the starts stream (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
     place = parse_entry(entry.entry, entry.source.shard)
+    check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(
         sequence=SequenceId(entry.fields[b"q"].decode()),
         version=entry.fields[b"v"].decode(),

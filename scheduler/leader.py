@@ -17,6 +17,7 @@ from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
 from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
 from scheduler.perform import Mesh, Performer
 from scheduler.rebuild import raise_fence, rebuilt
+from scheduler.sweep import sweep
 from shared import logs
 from shared.ids import ShardId, Term
 from shared.membership import Member
@@ -29,16 +30,26 @@ class Leader:
     """The leader of one model in one term.
 
     check  examine the whole state after every turn
+    sweep  look over every sequence first (`scheduler.sweep`)
     """
 
     def __init__(
-        self, mesh: Mesh, model: str, term: Term, *, policy: Policy, tombstone_ms: int, check: bool = False
+        self,
+        mesh: Mesh,
+        model: str,
+        term: Term,
+        *,
+        policy: Policy,
+        tombstone_ms: int,
+        check: bool = False,
+        sweep: bool = False,
     ) -> None:
         self.model = model
         self.term = term
         self.state = State(policy)
         self._mesh = mesh
         self._check = check
+        self._sweep = sweep
         self._performer = Performer(mesh, model, term, tombstone_ms=tombstone_ms)
         self._sources = sources(mesh.keys, model)
         self._positions = dict.fromkeys(self._sources, "0-0")
@@ -100,6 +111,8 @@ class Leader:
 
     async def _rebuild(self) -> None:
         await raise_fence(self._mesh.scripts, self._mesh.keys, self.model, self.term)
+        if self._sweep:
+            await sweep(self._mesh, self.model, self.term)
         self._offers = offers(await self._mesh.membership.members(), self.model)
         # What was asked for before this was heard may be older, whichever was asked for first: an executor that is not
         # in it yet would count as lost for ever.
@@ -120,7 +133,7 @@ class Leader:
         mailbox, self._mailbox = self._mailbox, []
         polled, self._polled = self._polled, False
         members, now_ms = self._members, self._now_ms
-        events = stream_events(mailbox)
+        events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
         if polled and members is not None:
             current = offers(members, self.model)
             # Losses before starts: nobody is sent to an executor that is known to be gone.
@@ -131,7 +144,8 @@ class Leader:
         await self._carry_out(actions)
         # What came of actions, or came in between two ticks, is for the next tick to look at.
         self._is_stirred = not polled or bool(actions)
-        await self._performer.acknowledge(_feed_entries(mailbox))
+        await self._performer.acknowledge(_entries(mailbox, StreamKind.FEED), StreamKind.FEED)
+        await self._performer.acknowledge(_entries(unreadable, StreamKind.STARTS), StreamKind.STARTS)
         if self._check:
             invariants.check(self.state)
 
@@ -148,5 +162,5 @@ class Leader:
         return [action for event in events for action in decide(self.state, event)]
 
 
-def _feed_entries(mailbox: Iterable[StreamEntry]) -> list[tuple[ShardId, bytes]]:
-    return [(entry.source.shard, entry.entry) for entry in mailbox if entry.source.kind is StreamKind.FEED]
+def _entries(read: Iterable[StreamEntry], kind: StreamKind) -> list[tuple[ShardId, bytes]]:
+    return [(entry.source.shard, entry.entry) for entry in read if entry.source.kind is kind]

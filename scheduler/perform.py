@@ -31,6 +31,7 @@ from scheduler.core.actions import (
 from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, Looked, MovedOut, Reclaimed, Vacated
 from scheduler.descriptions import Description, paged_descriptions
+from scheduler.ingest import StreamKind
 from shared import logs
 from shared.errors import Code
 from shared.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -39,11 +40,14 @@ from shared.limits import SCRIPT_STEPS_MAX
 from shared.link import Link
 from shared.membership import Membership
 from shared.messages import ReplyMessage, encode
+from shared.reading import text_of
 from shared.scripts import Assignment, Call, Rejection, Scripts, VacateCode, Vacation
 from shared.traces.tracing import SpanName, Tracing
 
 WANT_SLOTS_TTL_MS = 2000
 """How long commits go on to free slots for a leader that is not heard of any more."""
+LATEST_MS = 1 << 53
+"""What scripts can count."""
 RECLAIM_COUNT = 256
 """Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""
 
@@ -104,14 +108,14 @@ class Performer:
                     events += await self._perform_one(action)
         return events
 
-    async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]]) -> None:
-        """Removes entries of the feed: what they said has been acted upon. Raises ResponseError FENCED."""
+    async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]], kind: StreamKind) -> None:
+        """Removes entries of one of the model's streams: what they said has been acted upon, or says nothing. Raises
+        ResponseError FENCED."""
         by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
         for shard, entry in entries:
             by_shard[shard].append(entry)
-        await self._run(
-            [self._removal(shard, self._keys.feed(shard, self._model), ids) for shard, ids in by_shard.items()]
-        )
+        stream = self._keys.feed if kind is StreamKind.FEED else self._keys.starts
+        await self._run([self._removal(shard, stream(shard, self._model), ids) for shard, ids in by_shard.items()])
 
     def _removal(self, shard: ShardId, stream: str, entries: Sequence[str | bytes]) -> Call[int]:
         return self._scripts.remove(entries, stream=stream, shard=shard, model=self._model, term=self._term)
@@ -294,7 +298,7 @@ class Performer:
 
         Without owned sequences nothing is put into the inboxes any more, and draining empties them.
         """
-        models = {name.decode() for name in await self._redis.hkeys(self._keys.models)} | {self._model}
+        models = {text_of(name) for name in await self._redis.hkeys(self._keys.models)} | {self._model}
         pipe = self._redis.pipeline(transaction=False)
         pipe.exists(self._keys.executor_lease(executor))
         for shard in self._keys.shard_ids():
@@ -315,7 +319,7 @@ class Performer:
         firsts = await self._exchange(
             [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
         )
-        deadlines = {shard: int(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
+        deadlines = {shard: _due_ms(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
         await self._expire([shard for shard, first_ms in deadlines.items() if first_ms <= now_ms], now_ms)
         return min(deadlines.values(), default=None)
 
@@ -335,18 +339,21 @@ class Performer:
             ]
             for sequences, flags in zip(due.values(), await self._run(calls), strict=True):
                 self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended], states)
-            shards = [shard for shard, sequences in due.items() if len(sequences) == SCRIPT_STEPS_MAX]
+            shards = [shard for shard, sequences in due.items() if len(sequences) >= SCRIPT_STEPS_MAX]
 
     async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
-        asked = list(shards)
+        asked = [(shard, *times) for shard in shards for times in (("-inf", now_ms), (f"({LATEST_MS}", "+inf"))]
         replies = await self._exchange(
             [
-                ("ZRANGEBYSCORE", self._keys.deadlines(shard, self._model), 0, now_ms, "LIMIT", 0, SCRIPT_STEPS_MAX)
-                for shard in asked
+                ("ZRANGEBYSCORE", self._keys.deadlines(shard, self._model), begin, end, "LIMIT", 0, SCRIPT_STEPS_MAX)
+                for shard, begin, end in asked
             ]
         )
-        due = zip(asked, replies, strict=True)
-        return {shard: [SequenceId(name.decode()) for name in names] for shard, names in due if names}
+        due: dict[ShardId, list[SequenceId]] = {}
+        for (shard, _, _), names in zip(asked, replies, strict=True):
+            if names:
+                due.setdefault(shard, []).extend(SequenceId(text_of(name)) for name in names)
+        return due
 
     def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Description]) -> None:
         now_ns, tracing = time.time_ns(), self._mesh.tracing
@@ -395,6 +402,12 @@ class Performer:
             if isinstance(reply, Exception):
                 raise reply
         return replies
+
+
+def _due_ms(score: bytes) -> int:
+    """A deadline; one that no clock will ever tell is due."""
+    at_ms = float(score)
+    return int(at_ms) if 0 <= at_ms <= LATEST_MS else 0
 
 
 def _kind(action: Action) -> type[Action]:

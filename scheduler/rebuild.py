@@ -9,6 +9,7 @@ are older than this picture carry epochs it does not know, and change nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -18,6 +19,8 @@ from scheduler.core.slots import Place
 from scheduler.ingest import Offers, member_events
 from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.keyspace import Keyspace
+from shared.reading import text_of, value_of
+from shared.redis_client import redis_now_ms
 from shared.scripts import Scripts
 
 RECORDS_PER_READ = 512
@@ -45,20 +48,13 @@ async def rebuilt(redis: Redis, keys: Keyspace, model: str, offers: Offers) -> l
     return [*events, *await found(redis, keys, owned)]
 
 
-async def redis_now_ms(redis: Redis) -> int:
-    """The clock that stamps stream entries."""
-    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-    seconds, microseconds = await cast("Any", redis).time()
-    return seconds * 1000 + microseconds // 1000
-
-
 async def owned_sequences(
     redis: Redis, keys: Keyspace, model: str, executors: Iterable[ExecutorId]
 ) -> list[SequenceId]:
     """Every sequence of the model that one of the executors owns; by executor, shard and name."""
     names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shard_ids()]
     replies = await _pipelined(redis, [("SMEMBERS", name) for name in names])
-    return [SequenceId(sequence.decode()) for members in replies for sequence in sorted(members)]
+    return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 
 
 async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
@@ -69,7 +65,9 @@ async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -
         asked = [("HMGET", keys.sequence(sequence).record, "st", "ow", "vr", "in", "sl", "ep") for sequence in chunk]
         for sequence, record in zip(chunk, await _pipelined(redis, asked), strict=True):
             if record[0] == b"l":
-                events.append(_found(sequence, record))
+                event = value_of(keys.sequence(sequence).record, record, partial(_found, sequence))
+                if event is not None:
+                    events.append(event)
     return events
 
 

@@ -25,15 +25,17 @@ from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.perform import Mesh
 from scheduler.reader import BLOCK_MS, StreamReader
-from scheduler.rebuild import redis_now_ms
 from scheduler.settings import SchedulerSettings
+from scheduler.sweep import SpoiltKeys
 from shared import logs
+from shared.company import Company
 from shared.ids import SchedulerId, Term
 from shared.keyspace import Keyspace
 from shared.lifecycle import Stop, Tasks, end
 from shared.membership import Member, Membership
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.redis_client import CONNECTION_LOST, connect, join_mesh
+from shared.reading import tell, text_of
+from shared.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
 from shared.scripts import Scripts
 from shared.server_run import ServerRun
 from shared.traces.tracing import setup
@@ -51,9 +53,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs a scheduler until it is told to stop; then its leases are given back."""
     name = settings.name_of("scheduler")
     keys = Keyspace(settings.key_prefix, settings.shards)
-    patient = connect(settings.redis_url, name=name)
-    await join_mesh(patient, keys)
-    await patient.aclose()
+    async with joined(settings.redis_url, keys, name=name):
+        pass
     run = ServerRun()
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
     tracing = setup("scheduler", name)
@@ -61,8 +62,11 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     scheduler = Scheduler(settings, name, mesh, run, tasks)
     process = ProcessSettings(MeshSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
+        stop.started()
         scheduler.start()
         tasks.start(process.run(), name="settings")
+        tasks.start(tell(redis, keys), name="unreadable values")
+        tasks.start(Company(redis, keys, "scheduler", name).run(), name="company")
         logs.info("scheduler ready", name=name)
         await stop.wait()
         await scheduler.stop()
@@ -106,6 +110,8 @@ class Scheduler:
         self._loops: list[asyncio.Task[None]] = []
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._members: Sequence[Member] = ()
+        self._spoilt = SpoiltKeys(mesh.redis, mesh.keys)
+        self._to_sweep: set[str] = set()
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
@@ -143,7 +149,7 @@ class Scheduler:
                 async with asyncio.timeout(max(self._settings.lease_ms / 1000, 1.0) + block_s):
                     await turn()
                 failures = 0
-            except CONNECTION_LOST as error:
+            except (*CONNECTION_LOST, ResponseError) as error:
                 if not failures:
                     logs.warning("redis out of reach", loop=name, cause=error)
                 failures += 1
@@ -152,7 +158,7 @@ class Scheduler:
 
     async def _contend(self) -> None:
         models: list[bytes] = await cast("Any", self._mesh.redis).hkeys(self._mesh.keys.models)
-        contest = await self._leadership.contend(name.decode() for name in models)
+        contest = await self._leadership.contend(text_of(name) for name in models)
         for model in contest.lost:
             self._stop_leading(model, "another scheduler leads")
         for model, term in contest.gained.items():
@@ -172,6 +178,10 @@ class Scheduler:
             logs.warning("sign of life not written", cause=error)
 
     async def _watch(self) -> None:
+        if await self._spoilt.found():
+            self._to_sweep = set(self._leading)
+            for leader in self.leaders.values():
+                leader.close()
         asked_at = self._clock()
         if not self.leaders:
             return
@@ -210,7 +220,9 @@ class Scheduler:
                 policy=self._policy,
                 tombstone_ms=self._settings.tombstone_seconds * 1000,
                 check=self._settings.check_invariants,
+                sweep=model in self._to_sweep,
             )
+            self._to_sweep.discard(model)
             self.leaders[model] = leader
             self._reader.look_again()
             begin = self._clock()

@@ -15,10 +15,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
+
+from shared.limits import ERROR_CHARACTERS_MAX
+
+ELLIPSIS = " [...] "
+"""In the place of what was left out of a text."""
+
+FAILED = 70
+"""Exit code of an executor that has logged why it ends (EX_SOFTWARE of sysexits.h). A model's code may end its executor
+with any of the usual ones."""
 
 
 class Code(StrEnum):
-    """Triton's error codes (triton-spec 5.2), and RESOURCE_EXHAUSTED: it is the caller who asks for too much."""
+    """Triton's error codes (triton-spec 5.2), and two more. RESOURCE_EXHAUSTED: it is the caller who asks for too much.
+    FORBIDDEN: the operator has not allowed it here."""
 
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
@@ -29,6 +40,7 @@ class Code(StrEnum):
     ALREADY_EXISTS = "ALREADY_EXISTS"
     CANCELLED = "CANCELLED"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    FORBIDDEN = "FORBIDDEN"
 
 
 class Reason(StrEnum):
@@ -46,6 +58,14 @@ class Reason(StrEnum):
     BACKLOG_FULL = "backlog_full"
     EXISTS = "exists"
     ANSWERED = "answered"
+
+
+def code_of(text: str) -> Code:
+    """A code as another service wrote it. One that only a newer release knows is INTERNAL to its caller."""
+    return Code(text) if text in CODES else Code.INTERNAL
+
+
+CODES = frozenset(Code)
 
 
 class Retry(StrEnum):
@@ -88,8 +108,22 @@ what happened to the very step instead: one that was cancelled before it ran (`c
 many executors were lost with (`lost`, INTERNAL)."""
 
 
+REASONS = frozenset(OUTCOMES)
+TRY_LATER = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
+"""Codes that say what a caller can do where the reason does not."""
+
+
+def shortened(text: str, characters: int) -> str:
+    """The text with its middle left out, about so many characters. Of a traceback the end matters most, of other texts
+    the beginning."""
+    return text[: characters // 3] + ELLIPSIS + text[len(text) - 2 * characters // 3 :]
+
+
 def sendable(text: str) -> str:
-    """A text that UTF-8 has a form for: a model's may hold half surrogate pairs, from bytes that were no text."""
+    """A text that UTF-8 has a form for: a model's may hold half surrogate pairs, from bytes that were no text. Its
+    middle is left out where it is long: what a stranger sent is quoted in it."""
+    if len(text) > ERROR_CHARACTERS_MAX:
+        text = shortened(text, ERROR_CHARACTERS_MAX)
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -108,6 +142,11 @@ class MeshError(Exception):
         if code is not None:
             self.code = code
 
+    def released(self) -> Self:
+        """Itself, without what it came from: the frames of a traceback keep alive whatever the request had brought."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
+
 
 class RequestError(MeshError):
     """The request is wrong; sending it again unchanged will not help."""
@@ -118,19 +157,23 @@ class RequestError(MeshError):
 class SequenceError(RequestError):
     """A step was not done, for a reason that says what its caller can do.
 
+    reason     a `Reason`; or, from a service of a newer release, a word that this one does not know
     last_step  the last committed step of the sequence, 0 when there was none
     code       the reason's own (`OUTCOMES`) unless another one is given
     """
 
-    def __init__(self, message: str, reason: Reason, last_step: int = 0, code: Code | None = None) -> None:
-        super().__init__(message, code or OUTCOMES[reason].code)
+    def __init__(self, message: str, reason: str, last_step: int = 0, code: Code | None = None) -> None:
+        outcome = OUTCOMES.get(Reason(reason)) if reason in REASONS else None
+        code = code or (outcome.code if outcome else Code.INTERNAL)
+        super().__init__(message, code)
         self.reason = reason
         self.last_step = last_step
+        self._retry = outcome.retry if outcome else Retry.SAME if code in TRY_LATER else Retry.NO
 
     @property
     def facts(self) -> dict[str, str | int]:
         """What machines read of it, in both protocols: reason, last step, and whether to send it again."""
-        return {"reason": self.reason.value, "last_step": self.last_step, "retry": OUTCOMES[self.reason].retry.value}
+        return {"reason": str(self.reason), "last_step": self.last_step, "retry": self._retry.value}
 
 
 class UnavailableError(MeshError):

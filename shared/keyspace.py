@@ -16,10 +16,11 @@ from shared.ids import ExecutorId, GatewayId, SequenceId, ShardId, shard_of
 DEFAULT_PREFIX = "seqmesh"
 """What keys of a mesh begin with unless somebody says otherwise."""
 SCHEMA_VERSION = 1
-"""Grows when keys, fields or messages change their meaning; part of every key."""
+"""Grows when keys, fields or messages change their meaning; part of every key but one (`shared.release`)."""
+MESH = "{mesh}:mesh"
+"""That one, after the prefix: services of every schema find it."""
 
 PERMANENT = (
-    "{mesh}:mesh",
     "{mesh}:models",
     "{mesh}:terms",
     "{mesh}:executors",
@@ -28,6 +29,7 @@ PERMANENT = (
     "{mesh}:wanted",
     "{mesh}:kept",
     "{mesh}:settings",
+    "{mesh}:services",
     "*:epoch",
     "*:fence:*",
     # A queue's count of arrivals, and who has taken from it.
@@ -37,6 +39,8 @@ PERMANENT = (
     "*:feed:*",
     # A few numbers per shard and model.
     "*:line:*",
+    # A count and a name for each kind of key.
+    "*:unreadable",
 )
 """Key patterns (after prefix and version) without a TTL, for ever: counters and small tables of the mesh itself."""
 
@@ -50,6 +54,63 @@ SEQUENCE_BOUND = (
     "*:inbox:*",
 )
 """Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
+
+
+TYPES = {
+    "seq": "hash",
+    "idle": "string",
+    "parked": "stream",
+    "checkpoint": "hash",
+    "epoch": "string",
+    "fence": "string",
+    "starts": "stream",
+    "feed": "stream",
+    "wanted-slots": "string",
+    "line": "hash",
+    "deadlines": "zset",
+    "inbox": "stream",
+    "owned": "set",
+    "replies": "stream",
+    "work:queue": "zset",
+    "work:meta": "hash",
+    "work:messages": "hash",
+    "work:held": "hash",
+    "work:takers": "hash",
+    "work:deadlines": "zset",
+    "work:number": "string",
+    "work:wake": "list",
+    "work:order": "zset",
+    "work:early": "hash",
+    "cache:entries": "hash",
+    "cache:used": "zset",
+    "cache:about": "hash",
+    "tally": "list",
+    "counts": "hash",
+    "report": "string",
+    "mesh": "hash",
+    "executors": "hash",
+    "drained": "hash",
+    "executor-lease": "string",
+    "leader": "string",
+    "scheduler": "string",
+    "terms": "hash",
+    "models": "hash",
+    "control": "stream",
+    "wanted": "hash",
+    "kept": "hash",
+    "load": "hash",
+    "settings": "hash",
+    "gateway": "string",
+    "services": "hash",
+    "unreadable": "hash",
+}
+"""Every kind of key (`kind_of`), with its type in Redis."""
+
+
+def kind_of(key: str) -> str:
+    """The kind of a key of any mesh: the word behind its hash tag, of a group of keys also the last one."""
+    first, _, rest = key.partition("}:")[2].partition(":")
+    return f"{first}:{rest.rpartition(':')[2]}" if first in ("work", "cache") else first
 
 
 class WorkKeys(NamedTuple):
@@ -199,6 +260,11 @@ class Keyspace:
 
     # -- statistics -------------------------------------------------------------------------------------------------
 
+    def unreadable(self, shard: ShardId | None) -> str:
+        """Hash: of each kind of key, how many values could not be read, and the last one's name (`shared.reading`).
+        A shard's is written by scripts, the mesh's (None) by services; permanent."""
+        return f"{self.mesh_base if shard is None else self._shard_bases[shard]}unreadable"
+
     def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
         """What the tallies of a model's versions begin with; the version follows. generation "": of requests that were
         refused while they waited, by those who know of no load; they count for the one that is served."""
@@ -220,8 +286,13 @@ class Keyspace:
 
     @property
     def mesh(self) -> str:
-        """Hash: schema version and number of shards; permanent."""
-        return f"{self.mesh_base}mesh"
+        """Hash: schema version and number of shards; permanent. No schema is in its name."""
+        return f"{self.prefix}:{MESH}"
+
+    @property
+    def services(self) -> str:
+        """Hash: a service's name -> `company.ServiceLine`, written every few seconds; who is silent is removed."""
+        return f"{self.mesh_base}services"
 
     @property
     def executors(self) -> str:
@@ -269,6 +340,11 @@ class Keyspace:
     def kept(self) -> str:
         """Hash: model -> `ControlMessage`, the last that an executor carried out; permanent."""
         return f"{self.mesh_base}kept"
+
+    def load_attempts(self, model: str, load: str) -> str:
+        """Hash + TTL: the attempts of one load of a model that go on, or that ended their process
+        (`executor.models.loader`)."""
+        return f"{self.mesh_base}load:{model}:{load}"
 
     @property
     def settings(self) -> str:

@@ -33,6 +33,10 @@ CONTROL_BYTES_MAX = 512 << 20
 LABEL_FILE_BYTES_MAX = 1 << 20
 """A file with the names of an output's classes: it travels to every gateway."""
 
+ERROR_CHARACTERS_MAX = 16_000
+"""Of an error's text: it may quote what somebody sent, and of a failed load it stands in the executor's registration,
+which everybody reads every second. A python model's traceback has its place in it."""
+
 LOST_EXECUTORS_MAX = 3
 """Executors that may be lost while they run a stateless request: then it is what kills them, and it is answered."""
 

@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import hiredis
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
+from shared.mending import is_wrong_type, keys_of, mend
 from shared.redis_client import UnfitServerError
 
 SLOWEST_BYTES_S = 1 << 20
@@ -50,6 +52,8 @@ class Link:
         limit_s = connection.reply_timeout_s + blocking_s + sum(map(len, packed)) / SLOWEST_BYTES_S
         try:
             replies: list[Any] = await connection.exchange(packed, limit_s)
+            if ResponseError in map(type, replies):
+                await self._mend(commands, packed, replies, limit_s)
         except BaseException:
             # A half-read connection would give the next exchange this one's replies.
             await connection.disconnect(nowait=True)
@@ -57,6 +61,22 @@ class Link:
         if UnfitServerError in map(type, replies):
             await connection.disconnect(nowait=True)
         return replies
+
+    async def _mend(
+        self, commands: Sequence[Iterable[Any]], packed: Sequence[bytes], replies: list[Any], limit_s: float
+    ) -> None:
+        """Sends once more what met a key of another type, after its removal."""
+        wrong = [at for at, reply in enumerate(replies) if is_wrong_type(reply) and keys_of(tuple(commands[at]))]
+        if not wrong:
+            return
+
+        async def ask(questions: Sequence[Sequence[Any]]) -> list[Any]:
+            return await self._connection.exchange([hiredis.pack_command(tuple(one)) for one in questions], limit_s)
+
+        await mend(ask, [tuple(commands[index]) for index in wrong])
+        again = await self._connection.exchange([packed[index] for index in wrong], limit_s)
+        for index, reply in zip(wrong, again, strict=True):
+            replies[index] = reply
 
     async def close(self) -> None:
         """Closes the connection; the next `connect` makes a new one."""

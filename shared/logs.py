@@ -3,6 +3,9 @@
 Built on the standard library's logging, so that libraries' records come out in the same form. An event is a few words
 in lower case that never change ("lease lost"); what changes is in its fields. A disabled level costs one comparison;
 callers on a hot path that would have to build a field's value ask `enabled` first.
+
+A warning or an error that comes again with the same fields is written at growing intervals only, with the field
+`repeated`: how often it came in between. One cause must not fill a disk, or hide everything else.
 """
 
 from __future__ import annotations
@@ -16,18 +19,24 @@ from typing import Any, TextIO
 
 import orjson
 
+from shared.repeats import Repeats
+
 LOGGER = logging.getLogger("seqmesh")
 LOUD_LIBRARIES = ("asyncio", "hypercorn", "grpc", "opentelemetry", "urllib3")
 """Their records below warning say nothing that an operator can act on."""
 
 
 class Level(IntEnum):
-    """How much an event matters: for developers, for the record, to be looked at, broken."""
+    """How much an event matters: for developers, for the record, to be looked at, broken; written in any case."""
 
     DEBUG = logging.DEBUG
     INFO = logging.INFO
     WARNING = logging.WARNING
     ERROR = logging.ERROR
+    NOTICE = logging.CRITICAL + 10
+
+
+logging.addLevelName(Level.NOTICE, Level.NOTICE.name)
 
 
 def enabled(level: Level) -> bool:
@@ -66,6 +75,11 @@ def error(event: str, /, exc: BaseException | None = None, **fields: object) -> 
     log(Level.ERROR, event, exc, **fields)
 
 
+def notice(event: str, /, **fields: object) -> None:
+    """Writes an event whatever levels are chosen: of the choice itself, above all."""
+    log(Level.NOTICE, event, None, **fields)
+
+
 def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: object) -> None:
     """Sends every record of this process to `stream` (standard error); called once, before anything is logged.
 
@@ -75,6 +89,7 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(bound) if style == "json" else TextLines(bound))
+    handler.addFilter(WithoutRepeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -90,7 +105,29 @@ def choose(levels: Collection[Level]) -> None:
     LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
     ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, TextLines | JsonLines)]
     for handler in ours:
-        handler.filters[:] = [lambda record: record.levelno in chosen or record.levelno > Level.ERROR]
+        handler.filters[:] = [
+            lambda record: record.levelno in chosen or record.levelno > Level.ERROR,
+            *(each for each in handler.filters if isinstance(each, WithoutRepeats)),
+        ]
+
+
+class WithoutRepeats(logging.Filter):
+    """Lets a warning or an error pass when it is new, and at intervals with the number of those held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        if record.levelno < Level.WARNING:
+            return True
+        cause = record.exc_info[1] if record.exc_info else None
+        said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
+        held = self._repeats.held_back(said)
+        if held:
+            vars(record)["fields"] = {**fields_of(record), "repeated": held}
+        return held is not None
 
 
 class TextLines(logging.Formatter):

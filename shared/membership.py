@@ -2,10 +2,14 @@
 
 A registration says what an executor can do, its lease says that it lives. Only the lease's end (or a registration
 marked as leaving) makes a member dead; silence on a stream does not.
+
+A registration that cannot be read says nothing: its executor is taken for one that leaves, so its sequences go on
+elsewhere, and it registers anew (`is_known`). A model whose record cannot be read is none, until it is published again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +19,10 @@ from redis.asyncio import Redis
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.messages import ExecutorRegistration, ModelRecord
+from shared.reading import text_of, value_of
+
+UNKNOWN_PID = -1
+"""Process of a registration that could not be read."""
 
 _registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
 _record_decoder = msgspec.json.Decoder(ModelRecord)
@@ -40,8 +48,8 @@ class Membership:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast(Any, redis)
         self._keys = keys
-        self._read: dict[str, tuple[bytes, ModelRecord]] = {}
-        self._decoded: dict[bytes, ExecutorRegistration] = {}
+        self._read: dict[str, tuple[bytes, ModelRecord | None]] = {}
+        self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
         """Writes an executor's registration and takes its lease, both at once."""
@@ -70,7 +78,12 @@ class Membership:
     async def is_leaving(self, executor: ExecutorId) -> bool:
         """Whether an executor has said that it stops, and did not just end."""
         data: bytes | None = await self._redis.hget(self._keys.executors, executor)
-        return data is not None and _registration_decoder.decode(data).leaving
+        return data is not None and self._registration(executor.encode(), data).leaving
+
+    async def is_known(self, executor: ExecutorId) -> bool:
+        """Whether an executor is registered, and its registration can be read."""
+        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
+        return data is not None and not is_unknown(self._registration(executor.encode(), data))
 
     async def give_up(self, executor: ExecutorId) -> None:
         """Ends an executor's lease before its time: it is as good as dead, and others take over at once."""
@@ -86,7 +99,7 @@ class Membership:
 
     async def drained(self) -> list[str]:
         """Names and ids of executors that are to stay out of the mesh."""
-        return sorted(name.decode() for name in await self._redis.hkeys(self._keys.drained))
+        return sorted(text_of(name) for name in await self._redis.hkeys(self._keys.drained))
 
     async def is_drained(self, *names: str) -> bool:
         """Whether one of an executor's names is among them."""
@@ -104,32 +117,86 @@ class Membership:
         """Every registered executor, dead ones too, ordered by id."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
         # They are asked for many times a second, hold a line for each model, and hardly ever change.
-        self._decoded = {data: self._decoded.get(data) or _registration_decoder.decode(data) for data in raw.values()}
+        self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
         registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
         if not registrations:
             return []
-        leases = await self._redis.mget([self._keys.executor_lease(r.executor) for r in registrations])
-        return [Member(r, lease is not None) for r, lease in zip(registrations, leases, strict=True)]
+        pipe = self._redis.pipeline(transaction=False)
+        for registration in registrations:
+            pipe.exists(self._keys.executor_lease(registration.executor))
+        leases: list[int] = await pipe.execute()
+        return [
+            Member(registration, alive=lease == 1 and not is_unknown(registration))
+            for registration, lease in zip(registrations, leases, strict=True)
+        ]
+
+    def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
+        executor = ExecutorId(text_of(name))
+
+        def decode(data: bytes) -> ExecutorRegistration:
+            found = _registration_decoder.decode(data)
+            check_versions([*(served.version for served in found.models), *(line.version for line in found.repository)])
+            [int(part) for part in found.applied.split("-")]
+            if found.executor != executor:
+                raise ValueError(f"it is the one of {found.executor}")
+            return found
+
+        return value_of(self._keys.executors, data, decode, field=executor) or ExecutorRegistration(
+            executor, name=executor, host="", pid=UNKNOWN_PID, started_ms=0, leaving=True
+        )
 
     async def publish(self, record: ModelRecord) -> None:
         """Makes a loaded model's configuration known to the mesh."""
         await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
 
     async def model(self, name: str) -> ModelRecord | None:
-        """One model as it was published last; decoded once, however often it is asked for."""
+        """One model as it was published last; decoded once, however often it is asked for. None for one that nobody
+        published, or that cannot be read."""
         data: bytes | None = await self._redis.hget(self._keys.models, name)
         if data is None:
             self._read.pop(name, None)
             return None
         return self._record(name, data)
 
-    def _record(self, name: str, data: bytes) -> ModelRecord:
+    def _record(self, name: str, data: bytes) -> ModelRecord | None:
         known = self._read.get(name)
         if known is None or known[0] != data:
-            known = self._read[name] = (data, _record_decoder.decode(data))
+
+            def decode(data: bytes) -> ModelRecord:
+                record = _record_decoder.decode(data)
+                check_versions(record.versions)
+                if record.config.name != name:
+                    raise ValueError(f"it is the one of {record.config.name}")
+                return record
+
+            known = self._read[name] = (data, value_of(self._keys.models, data, decode, field=name))
         return known[1]
+
+    async def unknown(self, records: Sequence[ModelRecord]) -> list[ModelRecord]:
+        """Those of which the mesh has no record that can be read."""
+        if not records:
+            return []
+        found = await self._redis.hmget(self._keys.models, [record.config.name for record in records])
+        return [
+            record
+            for record, data in zip(records, found, strict=True)
+            if data is None or self._record(record.config.name, data) is None
+        ]
 
     async def models(self) -> dict[str, ModelRecord]:
         """Every model that was published, by name, decoded as by `model`. Whether somebody serves it, `members` say."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
-        return {(text := name.decode()): self._record(text, data) for name, data in raw.items()}
+        found = {(text := text_of(name)): self._record(text, data) for name, data in raw.items()}
+        return {name: record for name, record in found.items() if record is not None}
+
+
+def is_unknown(registration: ExecutorRegistration) -> bool:
+    """Whether it stands for one that could not be read."""
+    return registration.pid == UNKNOWN_PID
+
+
+def check_versions(versions: Iterable[str]) -> None:
+    """Raises ValueError for one that is no number; "" is none at all."""
+    for version in versions:
+        if version and not version.isdecimal():
+            raise ValueError(f"no version: {version}")

@@ -7,8 +7,9 @@ own, so that two changes at once never undo each other, and a change that is sen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast, get_type_hints
 
 import msgspec
 from redis.asyncio import Redis
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError, WatchError
 from shared import log_settings, logs
 from shared.keyspace import Keyspace
 from shared.log_settings import LogSettings
+from shared.reading import text_of, value_of
 from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl
 
@@ -24,10 +26,12 @@ POLL_INTERVAL_S = 0.5
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """What has been changed. logs: settings that were given; traces: by model, "" for the whole mesh."""
+    """What has been changed. logs: settings that were given; traces: by model, "" for the whole mesh; by: who changed
+    `logs` and `traces` last, when and where."""
 
     logs: dict[str, bool | int | str] = {}
     traces: dict[str, dict[str, tuple[str, ...] | int]] = {}
+    by: dict[str, str] = {}
 
 
 class MeshSettings:
@@ -39,16 +43,26 @@ class MeshSettings:
 
     async def read(self) -> Picture:
         """What has been changed so far."""
-        return picture_of(await self._redis.hgetall(self._key))
+        return picture_of(await self._redis.hgetall(self._key), self._key)
 
-    async def change_logs(self, changes: log_settings.Changes) -> None:
-        """Sets log settings; they were checked."""
+    async def change_logs(self, changes: log_settings.Changes, by: str = "") -> None:
+        """Sets log settings; they were checked. by: who does, for the log of every process."""
         known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
-        await self._write({f"log:{name}": value for name, value in known.items()})
+        await self._write({f"log:{name}": value for name, value in known.items()} | said("logs", by))
 
-    async def change_traces(self, model: str, changes: Mapping[str, tuple[str, ...] | int | None]) -> None:
-        """Sets a model's trace settings, or with model "" those of the mesh; None takes one back."""
-        await self._write({f"trace:{name}:{model}": value for name, value in changes.items()})
+    async def change_traces(
+        self, model: str, changes: Mapping[str, tuple[str, ...] | int | None], by: str = ""
+    ) -> None:
+        """Sets a model's trace settings, or with model "" those of the mesh; None takes one back. by: who does."""
+        await self._write({f"trace:{name}:{model}": value for name, value in changes.items()} | said("traces", by))
+
+    async def reset(self, by: str) -> None:
+        """Takes everything back: what holds is what each process was started with."""
+        marks = said("logs", by) | said("traces", by)
+        async with self._redis.pipeline(transaction=True) as together:
+            together.delete(self._key)
+            together.hset(self._key, mapping={name: msgspec.json.encode(value) for name, value in marks.items()})
+            await together.execute()
 
     async def count_traces(self, model: str, used: int) -> None:
         """Takes traced requests off a scope's `trace_count`, if it still has one: never below 0, as -1 means all."""
@@ -56,8 +70,8 @@ class MeshSettings:
         async with self._redis.pipeline(transaction=True) as together:
             while True:
                 await together.watch(self._key)
-                left = msgspec.json.decode(await together.hget(self._key, field) or b"0", type=int)
-                if left <= 0:
+                left = value_of(self._key, await together.hget(self._key, field) or b"0", _decode_number, field=field)
+                if left is None or left <= 0:
                     return
                 together.multi()
                 together.hset(self._key, field, msgspec.json.encode(max(0, left - used)))
@@ -78,22 +92,42 @@ class MeshSettings:
             await together.execute()
 
 
-def picture_of(fields: Mapping[bytes, bytes]) -> Picture:
-    """Reads the hash. A field that cannot be read is a newer release's: it is left out."""
+def said(what: str, by: str) -> dict[str, object]:
+    """The field that says who has changed something, and when: two changes by one are two changes."""
+    return {f"by:{what}": f"{by} at {datetime.now(UTC).isoformat(timespec='milliseconds')}"} if by else {}
+
+
+_decode_number = msgspec.json.Decoder(int).decode
+_decoders: dict[str, dict[str, Callable[[bytes], Any]]] = {
+    "log": {name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(LogSettings).items()},
+    "trace": {
+        name: msgspec.json.Decoder(kind).decode
+        for name, kind in get_type_hints(trace_settings.TraceSettings).items()
+        if name in trace_settings.NAMES
+    },
+    "by": {name: msgspec.json.Decoder(str).decode for name in ("logs", "traces")},
+}
+"""Of each setting, by the kind that its field begins with."""
+
+
+def picture_of(fields: Mapping[bytes, bytes], key: str) -> Picture:
+    """Reads the hash. A field that nobody knows here is a newer release's, and one that cannot be read has its default:
+    both are left out."""
     log_values: dict[str, Any] = {}
     traces: dict[str, dict[str, Any]] = {}
+    by: dict[str, str] = {}
     for field, encoded in fields.items():
-        kind, _, rest = field.decode().partition(":")
-        value = msgspec.json.decode(encoded)
-        if kind == "log" and rest in LogSettings.__struct_fields__:
-            log_values[rest] = value
-        elif kind == "trace":
-            name, _, model = rest.partition(":")
-            if name in trace_settings.NAMES:
-                traces.setdefault(model, {})[name] = (
-                    tuple(cast("list[str]", value)) if isinstance(value, list) else value
-                )
-    return Picture(log_values, traces)
+        kind, _, rest = (text := text_of(field)).partition(":")
+        name, _, model = rest.partition(":")
+        decode = _decoders.get(kind, {}).get(name)
+        value: Any = None if decode is None else value_of(key, encoded, decode, field=text)
+        if value is None:
+            continue
+        if kind == "by":
+            by[name] = value
+        else:
+            (log_values if kind == "log" else traces.setdefault(model, {}))[name] = value
+    return Picture(log_values, traces, by)
 
 
 class ProcessSettings:
@@ -127,10 +161,20 @@ class ProcessSettings:
             picture = await self._settings.read()
             self._control.counted(used)
             if picture != self._seen:
-                self._seen = picture
+                before, self._seen = self._seen, picture
                 self._control.apply(picture.traces)
                 logs.choose(self.logs.levels())
                 logs.debug("log settings", **msgspec.structs.asdict(self.logs))
+                for what, by in picture.by.items():
+                    if by != before.by.get(what):
+                        # Also where nothing is logged any more: that is when somebody will ask who it was.
+                        now = picture.logs if what == "logs" else picture.traces
+                        logs.notice(
+                            f"settings of {what} changed",
+                            by=by,
+                            now=now or "as started",
+                            back="seqmesh settings --reset",
+                        )
 
     @property
     def logs(self) -> LogSettings:

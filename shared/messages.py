@@ -1,12 +1,14 @@
 """What crosses streams: frozen structs, encoded as msgpack arrays. The only thing two services have in common.
 
-A message's fields are only ever appended (with a default); anything else is a new `keyspace.SCHEMA_VERSION`.
+A message's fields are only ever appended (with a default, and a new `release.REVISION`); anything else is a new
+`keyspace.SCHEMA_VERSION`. docs/security.md says how.
 Numbers that Lua scripts must see (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
 opaque message.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import IntFlag
 
@@ -14,7 +16,7 @@ import msgspec
 
 from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.model_config.values import ModelConfig
-from shared.tensors import Tensor
+from shared.tensors import Tensor, check_tensor
 
 
 class StepFlag(IntFlag):
@@ -75,7 +77,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one request, built once, by the executor.
 
-    error_code   a `shared.errors.Code`, "" for success; then `error` says what and `reason` (a `Reason` or "") why
+    error_code   a `shared.errors.Code`, "" for success; then `error` says what and `reason` (a `Reason` or "") why.
+                 Both may be words of a newer release: whoever reads them passes them on
     step         the step's number since its START; 0 for a stateless request
     """
 
@@ -121,9 +124,10 @@ class RepositoryEntry(msgspec.Struct, frozen=True):
 class LoadFailure(msgspec.Struct, frozen=True):
     """A control message that an executor could not carry out.
 
-    entry  the message's id in the control stream
-    code   a `shared.errors.Code`
-    found  False when this executor's repository has no such model; another one's may
+    entry       the message's id in the control stream; "" where it was found in what was asked before
+    code        a `shared.errors.Code`
+    found       False when this executor's repository has no such model; another one's may
+    generation  the message's
     """
 
     entry: str
@@ -131,6 +135,7 @@ class LoadFailure(msgspec.Struct, frozen=True):
     code: str
     error: str
     found: bool = True
+    generation: str = ""
 
 
 class ExecutorRegistration(msgspec.Struct, frozen=True):
@@ -198,6 +203,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
     given_up   too many executors were lost that had it: it is not to be run
     suspicion  owners that were lost with the sequence's next step, where they are enough to suspect it
+    unreadable  its message cannot be read: it fails without being run
     """
 
     entry: str
@@ -215,6 +221,7 @@ class InboxStep(msgspec.Struct, frozen=True):
     cancelled: bool = False
     given_up: bool = False
     suspicion: int = 0
+    unreadable: bool = False
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
@@ -266,7 +273,7 @@ InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated | InboxOwn
 
 
 def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
-    """Reads an inbox entry (see `submit.lua` for a step's fields)."""
+    """Reads an inbox entry (see `submit.lua` for a step's fields). Raises one of `shared.reading.FAILURES`."""
     sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
     match fields.get(b"k"):
         case b"expired":
@@ -285,8 +292,10 @@ def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
                 committed=StepNumber(int(fields[b"c"])),
                 version=fields[b"v"].decode(),
             )
-        case _:
+        case None:
             return _inbox_step(entry, sequence, epoch, fields)
+        case kind:
+            raise ValueError(f"a control message of an unknown kind: {kind!r}")
 
 
 def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mapping[bytes, bytes]) -> InboxStep:
@@ -309,6 +318,9 @@ def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mappin
     )
 
 
+UNREADABLE = "the request cannot be read where the mesh stored it: it was not run"
+"""What the caller of a request hears whose `InferMessage` cannot be decoded."""
+
 _infer_decoder = msgspec.msgpack.Decoder(InferMessage)
 _reply_decoder = msgspec.msgpack.Decoder(ReplyMessage)
 _tensor_decoder = msgspec.msgpack.Decoder(Tensor)
@@ -320,12 +332,27 @@ decode_infer = _infer_decoder.decode
 decode_reply = _reply_decoder.decode
 
 
+def read_reply(raw: bytes) -> ReplyMessage:
+    """A reply that a gateway can pass on. Raises what decoding raises, ValueError for one that breaks its promises."""
+    reply = decode_reply(raw)
+    if reply.reason and not REASON.fullmatch(reply.reason):
+        raise ValueError(f"no reason: {reply.reason[:64]!r}")
+    if not 0 <= reply.step < 1 << 63:
+        raise ValueError(f"no step: {reply.step}")
+    for output in reply.outputs:
+        check_tensor(output)
+    return reply
+
+
+REASON = re.compile(r"[a-z][a-z0-9_]{0,62}")
+"""The form of every reason, of newer releases too: it travels in headers, and in capitals in google.rpc.ErrorInfo."""
+
 STATE_FIELD = "s:"
 """What the fields of a checkpoint that hold state tensors begin with; the state's input name follows."""
 
 
 def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:
-    """The state tensors of a checkpoint (hash), by input name."""
+    """The state tensors of a checkpoint (hash), by input name. Raises one of `shared.reading.FAILURES`."""
     prefix = STATE_FIELD.encode()
     return {
         name.decode().removeprefix(STATE_FIELD): _tensor_decoder.decode(data)

@@ -1,5 +1,9 @@
 """Connections to Redis, and the check that this Redis can hold a mesh.
 
+Where Sentinels stand in the URL, each connection asks them for the primary when it is made, and looks whether that
+server takes itself for one. One that ceases to be is left with the first command that it refuses, or when it cuts its
+clients off, as Sentinels tell it to.
+
 Every service has a few connections with one use each: blocking reads must not hold up the commands of others.
 Lost connections are retried with jittered back-off; what a lost call had already done is for the scripts to know
 (each is safe to repeat, see `shared.scripts`).
@@ -11,15 +15,17 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
 import hiredis
 from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
-from redis.backoff import FullJitterBackoff
+from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
@@ -35,6 +41,11 @@ from shared import logs
 from shared.errors import MeshError
 from shared.keyspace import SCHEMA_VERSION, Keyspace
 from shared.limits import VALUE_BYTES_MAX
+from shared.mending import MendingRedis
+from shared.reading import value_of
+from shared.redis_url import Endpoint, Way, parse_redis_url, url_without_password
+from shared.release import RELEASE
+from shared.sentinels import Sentinels
 from shared.server_run import ServerRun
 
 RETRIES = 8
@@ -60,11 +71,12 @@ ENVELOPE_BYTES = 64 << 10
 REPLY_TIMEOUT_S = 10.0
 """How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
 connection looks alive, and only its silence tells."""
-CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, OSError)
-"""What a command raises when Redis cannot be reached, or cannot serve now."""
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
+"""What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
+protocol."""
 UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
 UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
-RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 READ_BYTES = 1 << 17
 """Taken from a stream at once: as much as asyncio's holds."""
 
@@ -160,11 +172,44 @@ class _UnixConnection(_Bound, UnixDomainSocketConnection):
     pass
 
 
-CONNECTIONS: dict[Any, Any] = {
-    Connection: _TcpConnection,
-    SSLConnection: _TlsConnection,
-    UnixDomainSocketConnection: _UnixConnection,
-}
+class _Discovered:
+    """A connection to the primary that Sentinels name. Mixed into those above."""
+
+    host: str
+    port: int
+
+    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
+        super().__init__(**options)
+        self._sentinels = sentinels
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._sentinels.primary()
+        await cast("Any", super())._connect()  # noqa: SLF001 -- redis-py's own
+
+    async def verify(self) -> None:
+        """Raises UnfitServerError when it is no primary: Sentinels may be wrong for a while."""
+        connection = cast("Any", self)
+        await connection.send_command("ROLE")
+        match await connection.read_response():
+            case [b"master", *_]:
+                return
+            case [bytes(role), *_]:
+                told = f"its role is {role.decode(errors='replace')}"
+            case _:
+                told = "it does not tell its role"
+        raise UnfitServerError(f"{self.host}:{self.port} was named as the primary, but {told}")
+
+
+class _DiscoveredTcpConnection(_Discovered, _TcpConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+class _DiscoveredTlsConnection(_Discovered, _TlsConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+CONNECTIONS: Mapping[Way, Any] = {"tcp": _TcpConnection, "tls": _TlsConnection, "unix": _UnixConnection}
+DISCOVERED_CONNECTIONS: Mapping[Way, Any] = {"tcp": _DiscoveredTcpConnection, "tls": _DiscoveredTlsConnection}
 
 
 def is_unfit(error: ResponseError) -> bool:
@@ -188,59 +233,151 @@ def connect(
     timeout_ms  how long the server may take to answer
     run         the server's run that the connections are bound to; None: they go to any
     """
-    # A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
-    # would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end
-    # would go on for ever.
-    keepalive: dict[str, Any] = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
-    pool: Any = ConnectionPool.from_url(  # its many keyword arguments are those of the connection, untyped
-        url,
-        decode_responses=False,
-        protocol=2,
-        client_name=NOT_IN_A_NAME.sub("-", name) or None,
-        socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        redis_connect_func=partial(_greet, timeout_ms / 1000, run),
-        **({} if url.startswith("unix:") else keepalive),
-        retry=Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
-        retry_on_error=list(CONNECTION_LOST),
-    )
-    pool.connection_class = CONNECTIONS[pool.connection_class]
-    return Redis.from_pool(pool)
+    address = parse_redis_url(url)
+    options: dict[str, Any] = {
+        **_socket_options(address.server),
+        "client_name": NOT_IN_A_NAME.sub("-", name) or None,
+        "redis_connect_func": partial(_greet, timeout_ms / 1000, run),
+        "retry": Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
+        "retry_on_error": list(CONNECTION_LOST),
+    }
+    kind = CONNECTIONS[address.server.way]
+    if address.sentinels:
+        kind = DISCOVERED_CONNECTIONS[address.server.way]
+        options["sentinels"] = Sentinels(
+            address.service, [partial(_sentinel_connection, endpoint) for endpoint in address.sentinels]
+        )
+    return MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options))
+
+
+def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
+    """What all our connections are made with.
+
+    A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
+    would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end
+    would go on for ever.
+    """
+    keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+    return {
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        **({} if endpoint.way == "unix" else keepalive),
+        **endpoint.options,
+    }
+
+
+def _sentinel_connection(endpoint: Endpoint) -> Any:
+    connection = CONNECTIONS[endpoint.way](**_socket_options(endpoint), retry=Retry(NoBackoff(), 0))
+    connection.reply_timeout_s = CONNECT_TIMEOUT_S
+    return connection
 
 
 async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
     """What is said on a new connection before anybody uses it."""
     connection.reply_timeout_s = reply_timeout_s
     await connection.on_connect()
+    if isinstance(connection, _Discovered):
+        await connection.verify()
     if run is not None:
-        run.meet(await _run_id(connection))
+        run.meet(await _run(connection))
 
 
-async def _run_id(connection: Any) -> str:
-    await connection.send_command("INFO", "server")
+async def _run(connection: Any) -> str:
+    """The server's run, for `ServerRun`: it is another one after a restart, and after a time as a replica (then what
+    the server holds was another's, though its process is the same)."""
+    await connection.send_command("INFO", "server", "replication")
     try:
         info: bytes = await connection.read_response()
     except NoPermissionError:
         return ""
-    found = RUN_ID.search(info)
-    return found[1].decode() if found else ""
+    return b" ".join(RUN.findall(info)).decode()
+
+
+@asynccontextmanager
+async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis]:
+    """A client for the start of a service, which waits about ten seconds for a Redis that is not there yet, and has
+    joined the mesh. Raises UnfitRedisError, as `join_mesh`, and when Redis is not there, or refuses to serve."""
+    async with connect(url, name=name) as redis:
+        try:
+            await join_mesh(redis, keys)
+            yield redis
+        except (AuthenticationError, NoPermissionError) as error:
+            raise UnfitRedisError(
+                f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
+            ) from error
+        except CONNECTION_LOST as error:
+            raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
 
 
 async def join_mesh(redis: Redis, keys: Keyspace) -> None:
     """Checks Redis and this process's view of the mesh, once at start.
 
-    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a number of shards
-    other than the mesh's (the first process to come fixes it); warns of what a restart or a failover would lose.
+    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a schema or number
+    of shards other than the mesh's (the first process to come fixes them); warns of what a restart or a failover would
+    lose.
     """
     await _check_policies(redis, replicas=await _check_server(redis))
-    await redis.hsetnx(keys.mesh, "shards", str(keys.shards))  # pyright: ignore[reportGeneralTypeIssues]
-    await redis.hsetnx(keys.mesh, "schema", str(SCHEMA_VERSION))  # pyright: ignore[reportGeneralTypeIssues]
-    shards = await redis.hget(keys.mesh, "shards")  # pyright: ignore[reportGeneralTypeIssues]
-    if shards is None or int(shards) != keys.shards:
+    await agree(redis, keys)
+
+
+async def agree(redis: Redis, keys: Keyspace) -> None:
+    """Compares what must be the same in all services. Raises UnfitRedisError with what to do instead."""
+    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
+    shards = await _fixed(redis, keys, "shards", keys.shards)
+    if shards != keys.shards:
         raise UnfitRedisError(
-            f"the mesh '{keys.prefix}' has {int(shards or 0)} shards, but this process was started with {keys.shards}: "
+            f"the mesh '{keys.prefix}' has {shards} shards, but this process was started with {keys.shards}: "
             "set SEQMESH_SHARDS to the mesh's number, or use another SEQMESH_KEY_PREFIX"
         )
+
+
+async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
+    """The keys of a mesh that is there, for who operates it; None where there is none.
+
+    Raises UnfitRedisError for one of another schema, and for a record that cannot be read.
+    """
+    keys = Keyspace(prefix)
+    record: dict[bytes, bytes] = await cast("Any", redis).hgetall(keys.mesh)
+    if b"shards" not in record:
+        return None
+    try:
+        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), int(record[b"shards"])
+    except ValueError as error:
+        raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
+    _refuse_another_schema(keys, schema)
+    return Keyspace(prefix, shards)
+
+
+def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
+    if schema == SCHEMA_VERSION:
+        return
+    remedy = "start a newer release"
+    if schema < SCHEMA_VERSION:
+        remedy = f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}'"
+    raise UnfitRedisError(
+        f"the mesh '{keys.prefix}' is of schema {schema}, but release {RELEASE} speaks {SCHEMA_VERSION}: {remedy}, "
+        "or use another SEQMESH_KEY_PREFIX"
+    )
+
+
+async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
+    """A number that the first process to come fixes for the mesh; one that cannot be read is fixed anew."""
+    commands = cast("Any", redis)
+    await commands.hsetnx(keys.mesh, field, str(own))
+    data: bytes | None = await commands.hget(keys.mesh, field)
+    found: int | None = None if data is None else value_of(keys.mesh, data, int, field=field)
+    if found is None:
+        await commands.hset(keys.mesh, field, str(own))
+    return own if found is None else found
+
+
+async def redis_now_ms(redis: Redis) -> int:
+    """The clock of the server, which stamps stream entries, and by which machines compare times."""
+    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+    seconds, microseconds = await cast("Any", redis).time()
+    return seconds * 1000 + microseconds // 1000
 
 
 async def _check_server(redis: Redis) -> int:

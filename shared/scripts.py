@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from importlib import resources
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,6 +24,7 @@ from shared.keyspace import Keyspace
 from shared.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.link import Link
 from shared.messages import ReplyMessage, StepFlag, encode
+from shared.reading import text_of, value_of
 from shared.statistics.tally import Load
 
 
@@ -279,6 +281,8 @@ NAMES = (
     "total",
     "vacate",
     "remove",
+    "sweep",
+    "lose",
     *WORK,
 )
 
@@ -561,7 +565,16 @@ class Scripts:
             self._keys.feed(shard, model),
             self._keys.line(shard, model),
         ]
-        args = [term, executor, count, tombstone_ms, self._keys.base(shard), LOST_OWNERS_MAX if lost else 0, *only]
+        args = [
+            term,
+            executor,
+            count,
+            tombstone_ms,
+            self._keys.base(shard),
+            LOST_OWNERS_MAX if lost else 0,
+            model,
+            *only,
+        ]
         return Call("reclaim", keys, args, int)
 
     def reload(
@@ -601,6 +614,16 @@ class Scripts:
             keys.append(self._keys.sequence(vacation.sequence).record)
             args += (vacation.sequence, vacation.epoch, "m" if vacation.moving else "p")
         return Call("vacate", keys, args, _read_vacated)
+
+    def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
+        """Ends a sequence whose record its owner cannot read; False when it is another's."""
+        return Call("lose", [self._keys.sequence(sequence).record], [executor, epoch], bool)
+
+    def sweep(self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
+        """Puts back what sequences' records say and is nowhere any more; 0 for each that is over, or was lost."""
+        keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.deadlines(shard, model)]
+        keys += [self._keys.sequence(sequence).record for sequence in sequences]
+        return Call("sweep", keys, [term, model, self._keys.base(shard), *sequences], list)
 
     def remove(
         self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
@@ -686,15 +709,18 @@ class Scripts:
             place = (shard, load.model, load.version, load.generation)
             refused = self._keys.tally(shard, load.model, load.version, "")
             keys += (self._keys.tally(*place), refused, self._keys.counts(*place))
-        return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], _read_totals)
+        return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], partial(_read_totals, keys[2::3]))
 
 
-def _read_totals(reply: list[Any]) -> Totals:
+def _read_totals(keys: Sequence[str], reply: list[Any]) -> Totals:
+    """keys: of the hashes."""
     added_up, *hashes = reply
-    return Totals(
-        int(added_up),
-        [{name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)} for flat in hashes],
-    )
+    return Totals(int(added_up), [_read_sums(key, flat) for key, flat in zip(keys, hashes, strict=False)])
+
+
+def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
+    sums = {text_of(name): value_of(key, data, int) for name, data in zip(flat[::2], flat[1::2], strict=True)}
+    return {name: number for name, number in sums.items() if number is not None}
 
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:

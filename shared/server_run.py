@@ -33,7 +33,7 @@ class ServerRun:
     def meet(self, run: str) -> None:
         """A connection has been made to this run. Raises AnotherRunError when it is not the one that is bound to.
 
-        run  INFO's run_id; "" where the server does not tell
+        run  the server's process and its time as a primary (INFO's run_id, master_replid); "" where it does not tell
         """
         self.met = run
         self.bound = self.bound or run

@@ -21,18 +21,21 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import click
+from click.core import ParameterSource
 
 from shared.keyspace import DEFAULT_PREFIX
+from shared.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
 from shared.statistics.metrics_config import parse_metrics_config
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"
 """Each program of the project names its settings class here, so that one program knows another's variables: they often
 share one environment file, and services may not import each other."""
-HIDDEN = "***"
+FILE_SUFFIX = "_FILE"
+"""SEQMESH_REDIS_URL_FILE names a file that holds what SEQMESH_REDIS_URL would: so with every secret. The
+variable itself counts more."""
 LIST_SEPARATOR = ","
 BYTE_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -92,7 +95,9 @@ class MeshSettings:
 
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
-        help="Redis or Valkey of the mesh: redis://, rediss:// or unix://.",
+        help="Redis or Valkey of the mesh: redis://[user:password@]host[:port][/db], rediss:// over TLS, or "
+        "unix:///path; behind Sentinels redis+sentinel://[user:password@]host,host,.../service[/db], with what is for "
+        "the Sentinels alone as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes (docs/redis.md).",
         unit="url",
         group="Mesh",
         secret=True,
@@ -196,13 +201,23 @@ class RedisUrl(click.ParamType[str]):
     """A URL whose password stays out of every message."""
 
     name = "url"
-    schemes = ("redis", "rediss", "unix")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The URL as given. "" is allowed where the default is ""."""
         url = str(value)
-        if url and urlsplit(url).scheme not in self.schemes:
-            self.fail(f"the URL must begin with one of {', '.join(s + '://' for s in self.schemes)}", param, ctx)
+        try:
+            if url or (param is not None and param.default):
+                parse_redis_url(url)
+        except RedisUrlError as wrong:
+            self.fail(str(wrong), param, ctx)
+        if (
+            param is not None
+            and ctx is not None
+            and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+            and has_password(url)
+        ):
+            said = f"everybody on this machine can read a command line, with its password: set {param.envvar} instead"
+            click.echo(f"warning: {said}", err=True)
         return url
 
 
@@ -216,7 +231,7 @@ def variable_name(field: str) -> str:
     return ENVIRONMENT_PREFIX + field.upper()
 
 
-def options(settings_type: type[SettingsClass]) -> list[click.Option]:
+def options(settings_type: type[SettingsClass]) -> list[SettingOption]:
     """One click option per field."""
     types = typing.get_type_hints(settings_type)
     defaults = {field.name: field.default for field in dataclasses.fields(settings_type)}
@@ -229,6 +244,19 @@ class SettingOption(click.Option):
     """A click option that knows under which heading of the help it belongs."""
 
     group: str = "Service"
+    secret: bool = False
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The variable's value; of a secret also what is in the file that its other variable names."""
+        value = super().resolve_envvar_value(ctx)
+        path = os.environ.get(f"{self.envvar}{FILE_SUFFIX}")
+        if value is not None or not path or not self.secret:
+            return value
+        try:
+            return Path(path).read_text().strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no text"
+            raise click.UsageError(f"{self.envvar}{FILE_SUFFIX}: cannot read {path} ({reason})", ctx) from None
 
 
 def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOption:
@@ -248,6 +276,7 @@ def option(name: str, kind: Any, default: Any, meaning: Meaning) -> SettingOptio
         metavar=meaning.unit.upper() or {int: "N", float: "X"}.get(kind),
     )
     made.group = meaning.group
+    made.secret = meaning.secret
     return made
 
 
@@ -281,13 +310,18 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes >> 20}MiB" if size_bytes and size_bytes % (1 << 20) == 0 else str(size_bytes)
 
 
+def variables_of(option: SettingOption) -> list[str]:
+    """The environment variables from which an option is read."""
+    return [str(option.envvar), *([f"{option.envvar}{FILE_SUFFIX}"] if option.secret else [])]
+
+
 class SettingsCommand(click.Command):
     """A command whose options are a settings class; the help lists them under their subjects."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuses unknown variables before anything else is looked at."""
         if "--help" not in args:
-            own = {parameter.envvar for parameter in self.params if isinstance(parameter.envvar, str)}
+            own = {name for one in self.params if isinstance(one, SettingOption) for name in variables_of(one)}
             refuse_unknown_variables(os.environ, own, ctx)
         return super().parse_args(ctx, args)
 
@@ -329,7 +363,7 @@ def complaint(name: str, known: Iterable[str]) -> str:
 def installed_variables() -> set[str]:
     """Variables of every settings class that an installed program has announced (entry points `seqmesh.settings`)."""
     classes = [entry.load() for entry in entry_points(group=ENTRY_POINTS)]
-    return {variable_name(field) for settings_type in classes for field in settings_fields(settings_type)}
+    return {name for settings_type in classes for one in options(settings_type) for name in variables_of(one)}
 
 
 def settings_command(
@@ -397,14 +431,6 @@ def shown_value(value: Any, meaning: Meaning) -> str:
     if meaning.secret:
         return HIDDEN if value else ""
     return ", ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else str(value)
-
-
-def url_without_password(url: str) -> str:
-    """The URL with its password replaced by stars."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
 
 
 def environment_of(settings: SettingsClass) -> dict[str, str]:

@@ -68,6 +68,18 @@ def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+def check_tensor(tensor: Tensor) -> None:
+    """Raises ValueError for a tensor whose bytes are not what its datatype and shape ask for; of BYTES, whose elements
+    are not looked at, for a shape that is none."""
+    size = ELEMENT_BYTES.get(tensor.datatype)
+    if size is None and tensor.datatype != "BYTES":
+        raise ValueError(f"tensor '{tensor.name}' has no known datatype: {tensor.datatype[:64]!r}")
+    if any(not 0 <= dim < 1 << 63 for dim in tensor.shape):
+        raise ValueError(f"tensor '{tensor.name}' has no shape: {tensor.shape}")
+    if size is not None and len(tensor.raw) != size * element_count(tensor.shape):
+        raise ValueError(f"tensor '{tensor.name}' has {len(tensor.raw)} bytes, which is not what {tensor.shape} takes")
+
+
 def to_numpy(tensor: Tensor) -> NDArray[Any]:
     """A read-only view on the bytes (BYTES: an object array of `bytes`; BF16: its bits as uint16)."""
     if tensor.datatype == "BYTES":

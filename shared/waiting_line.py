@@ -14,6 +14,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from shared.keyspace import Keyspace
+from shared.reading import text_of, value_of
 
 TAKEOVER_CAUSES = ("lost", "leaving", "moved")
 """Why a sequence was taken from its owner: that had died, or was leaving in order; or the slot was given up for one
@@ -66,7 +67,9 @@ async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dic
     for model, shard in asked:
         pipe.hgetall(keys.line(shard, model))
     replies: list[dict[bytes, bytes]] = await pipe.execute()
-    for (model, _), numbers in zip(asked, replies, strict=True):
-        for name, number in numbers.items():
-            lines[model].add(name.decode(), int(number))
+    for (model, shard), numbers in zip(asked, replies, strict=True):
+        for name, data in numbers.items():
+            number = value_of(keys.line(shard, model), data, int, field=text_of(name))
+            if number is not None:
+                lines[model].add(text_of(name), number)
     return lines

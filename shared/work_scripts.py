@@ -15,6 +15,7 @@ import msgspec
 from shared.ids import ExecutorId, GatewayId
 from shared.keyspace import Keyspace
 from shared.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
+from shared.reading import text_of
 from shared.scripts import Call
 from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.statistics.tally import Load
@@ -217,7 +218,7 @@ class WorkScripts:
         self, load: Load, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
     ) -> Call[tuple[tuple[RequestId, bytes], ...]]:
         """Takes exactly these requests; empty when one of them is not in the queue any more: look again."""
-        return Call("work_take", self._queue(load), [executor, tag, *ids], _read_messages)
+        return Call("work_take", self._queue(load), [executor, tag, *ids], _read_taken)
 
     def read(self, load: Load, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
         """Messages of waiting requests; those that are gone are left out."""
@@ -271,7 +272,7 @@ class WorkScripts:
 
 def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
     """The executors that may hold requests of a queue, from its hash of takers."""
-    return [ExecutorId(name.decode()) for name in takers]
+    return [ExecutorId(text_of(name)) for name in takers]
 
 
 def _fields(item: WorkItem) -> tuple[Any, ...]:
@@ -294,18 +295,22 @@ def _read_pulled(reply: list[Any]) -> Taken | Front:
     taken, queued, deadline, *rest = reply
     deadline_us = None if deadline < 0 else deadline
     if taken:
-        return Taken(queued, deadline_us, _read_messages(rest))
+        return Taken(queued, deadline_us, _read_taken(rest))
     if not rest:
         return Front(queued, deadline_us, 0, ())
     now_us, *flat = rest
     fields = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
-    front = tuple(Seen(id.decode(), rows, arrived, shape.decode()) for id, rows, arrived, shape in fields)
+    front = tuple(Seen(text_of(id), rows, arrived, text_of(shape)) for id, rows, arrived, shape in fields)
     return Front(queued, deadline_us, now_us, front)
 
 
+def _read_taken(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
+    """Also those whose message is gone, b"": whoever takes a request answers it."""
+    return tuple((text_of(id), message) for id, message in zip(flat[::2], flat[1::2], strict=True))
+
+
 def _read_messages(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
-    pairs = zip(flat[::2], flat[1::2], strict=True)
-    return tuple((id.decode(), message) for id, message in pairs if message)
+    return tuple((id, message) for id, message in _read_taken(flat) if message)
 
 
 def _read_finished(reply: list[int]) -> Finished:

@@ -22,6 +22,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
 from deploy.embedded import EmbeddedRedis
+from executor.engine.mkl import ask_for_fixed_products
 from shared.redis_client import connect
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
@@ -36,6 +37,9 @@ settings.load_profile("patient")
 # The developer's own mesh must not leak into the tests' settings (it would also be refused where it is unknown).
 for variable in [name for name in os.environ if name.startswith("SEQMESH_")]:
     del os.environ[variable]
+
+# Engines run in this process, too: as in an executor, this comes before anything is computed.
+ask_for_fixed_products()
 
 # Tests start hundreds of processes: where bytecode is not kept, each of them compiles every module anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

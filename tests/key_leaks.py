@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from shared.keyspace import PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND
+from shared.keyspace import MESH, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND
 
 
 class Keys(Protocol):
@@ -24,7 +24,7 @@ def leaked_keys(client: Keys, prefix: str, *, sequences_may_live: bool = False) 
     sequences_may_live  the keys of sequences that neither ended nor expired are no leak
     """
     allowed = PERMANENT + (SEQUENCE_BOUND if sequences_may_live else ())
-    patterns = [f"{prefix}:{SCHEMA_VERSION}:{pattern}" for pattern in allowed]
+    patterns = [f"{prefix}:{MESH}", *(f"{prefix}:{SCHEMA_VERSION}:{pattern}" for pattern in allowed)]
     leaked: list[str] = []
     for raw in keys_under(client, prefix):
         key = raw.decode(errors="replace")

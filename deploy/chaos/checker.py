@@ -5,6 +5,10 @@ in it (lost), twice in it (doubled), in another place (reordered), or it is noth
 allowed when something that the run did explains it: a fault at that time, an earlier step that is still open, a
 silence beyond the model's limit. A client's own leaving, and an answer that it did not wait for, need no explanation:
 what counts is that the step is answered in the end, rightly.
+
+A stale replica that was made primary takes steps back that were answered. Whoever numbers steps must be told so by an
+error, never by a wrong answer. Of a client that does not, the mesh cannot know that it goes on from elsewhere: its
+sequences are not judged beyond such a fault.
 """
 
 from __future__ import annotations
@@ -73,16 +77,20 @@ class Strikes:
 
 TRANSPORT = frozenset({Victim.GATEWAY, Victim.CLIENT_LINKS, Victim.CLIENTS})
 """What may break a client's connection."""
-SERVICE = frozenset({Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS, Victim.REDIS_LINKS})
+SERVICE = frozenset(
+    {Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS, Victim.REDIS_LINKS, Victim.REPLICA}
+)
 """What may leave a gateway unable to serve for a while, which it says."""
-UNSURE = frozenset({Victim.REDIS, Victim.REDIS_LINKS, Victim.GATEWAY})
+UNSURE = frozenset({Victim.REDIS, Victim.REDIS_LINKS, Victim.GATEWAY, Victim.REPLICA})
 """What may leave a gateway in doubt whether a step was accepted."""
 CROWD = frozenset({Victim.SLOTS})
+FORGETTING = frozenset({Victim.REPLICA})
+"""What may take steps back that were answered."""
 
 
 def check(told: Told, strikes: Strikes) -> list[Finding]:
     """What is wrong with one sequence: at most one finding about its answers, and one for each unexplained error."""
-    return [*answer_findings(told), *error_findings(told, strikes), *silence_findings(told)]
+    return [*answer_findings(told, strikes), *error_findings(told, strikes), *silence_findings(told)]
 
 
 def finding(told: Told, sort: Sort, step: int, at_s: float, story: str) -> Finding:
@@ -93,7 +101,7 @@ def finding(told: Told, sort: Sort, step: int, at_s: float, story: str) -> Findi
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer_findings(told: Told) -> list[Finding]:
+def answer_findings(told: Told, strikes: Strikes) -> list[Finding]:
     """The first wrong answer, explained by it and by those after it: later ones mostly follow from the first."""
     right = fold.answers(told.script.values)
     answered = sorted((a for a in told.attempts if a.outcome is Outcome.ANSWERED), key=lambda a: (a.step, a.done_s))
@@ -105,6 +113,8 @@ def answer_findings(told: Told) -> list[Finding]:
     if not wrong:
         return []
     first, last = wrong[0], wrong[-1]
+    if not told.script.numbered and strikes.victims(told.attempts[0].sent_s, first.done_s) & FORGETTING:
+        return []
     went_on_rightly = any(attempt.step > last.step for attempt in answered)
     mixed_up = all(State(attempt.fold, attempt.length) in right for attempt in wrong)
     sort, story = explained(told.script.values, first, right, state_was_right=went_on_rightly or mixed_up)
@@ -198,6 +208,8 @@ def is_explained(told: Told, attempt: Attempt, strikes: Strikes) -> bool:
     victims = strikes.victims(attempt.sent_s, attempt.done_s)
     if attempt.outcome is Outcome.BROKEN:
         return bool(victims & TRANSPORT)
+    if attempt.reason and strikes.victims(told.attempts[0].sent_s, attempt.done_s) & FORGETTING:
+        return True
     match attempt.reason:
         case "":
             return bool(victims & (SERVICE | TRANSPORT))

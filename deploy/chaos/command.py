@@ -26,7 +26,8 @@ from deploy.chaos.given_mesh import given_mesh, host_and_port
 from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import Mesh
 from deploy.chaos.models import write_repository
-from deploy.chaos.own_mesh import Fsync, Size, own_mesh
+from deploy.chaos.own_mesh import Size, own_mesh
+from deploy.chaos.own_redis import Fsync
 from deploy.chaos.report import Judgement, Report, judge, markdown, report_of
 from deploy.chaos.run import NotReadyError, Plan, Run, run
 
@@ -138,6 +139,12 @@ class Pids(click.ParamType[dict[Victim, list[int]]]):
     show_default=True,
     help="appendfsync of the private mesh's Redis. It is killed only where that loses nothing: with always.",
 )
+@click.option(
+    "--sentinels",
+    is_flag=True,
+    help="Private mesh: a primary, two replicas and three Sentinels. What hits Redis hits the primary. A replica that "
+    "lacks the last writes takes them back, which must be told: promote-replica.",
+)
 @click.option("--http", type=AddressList(), metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
 @click.option("--grpc", type=AddressList(), metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
 @click.option("--pids", type=Pids(), metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
@@ -182,6 +189,7 @@ def chaos(
     executors: int,
     lease_ms: int,
     fsync: Fsync,
+    sentinels: bool,
     http: list[str] | None,
     grpc: list[str] | None,
     pids: dict[Victim, list[int]] | None,
@@ -203,7 +211,14 @@ def chaos(
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     out.mkdir(parents=True, exist_ok=True)
-    size = Size(gateways=gateways, schedulers=schedulers, executors=executors, lease_ms=lease_ms, fsync=fsync)
+    size = Size(
+        gateways=gateways,
+        schedulers=schedulers,
+        executors=executors,
+        lease_ms=lease_ms,
+        fsync=fsync,
+        sentinels=sentinels,
+    )
     click.echo(f"seed {seed}; starting", err=True)
     with mesh_for(given, pids or {}, fault_command, recovery, size, out) as mesh:
         plan = Plan(
@@ -259,7 +274,7 @@ def allowed(wanted: Wanted | None, mesh: Mesh) -> list[str]:
     chosen = {name for names in wanted.values() for name in names}
     for word, names in wanted.items():
         if not chosen.intersection(names, mesh.kinds):
-            raise click.UsageError(f"not possible on this mesh: {word} (see --fsync, --pids)")
+            raise click.UsageError(f"not possible on this mesh: {word} (see --fsync, --sentinels, --pids)")
     left_out = [name for name in KINDS if name in chosen and name not in mesh.kinds]
     if left_out:
         click.echo(f"left out, because they are not possible on this mesh: {', '.join(left_out)}", err=True)

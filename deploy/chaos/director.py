@@ -79,7 +79,7 @@ class Director:
 
     async def _carry_out(self, fault: Fault, kind: Kind, strike: Strike) -> None:
         match kind.victim:
-            case victim if victim in PROCESSES:
+            case victim if victim in PROCESSES or victim is Victim.REPLICA:
                 strike.note = pick(fault, self.mesh.names(victim))
                 await self.mesh.strike(victim, strike.note, kind.act, fault.seconds)
             case Victim.REDIS_LINKS:

@@ -28,6 +28,7 @@ class Act(StrEnum):
     SLOW = "slow"
     DROP = "drop"
     FILL = "fill"
+    PROMOTE = "promote"
 
 
 class Victim(StrEnum):
@@ -37,6 +38,7 @@ class Victim(StrEnum):
     SCHEDULER = "scheduler"
     EXECUTOR = "executor"
     REDIS = "redis"
+    REPLICA = "replica"
     REDIS_LINKS = "redis-links"
     CLIENT_LINKS = "client-links"
     CLIENTS = "clients"
@@ -70,6 +72,7 @@ KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
         *(Kind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
+        Kind(Act.PROMOTE, Victim.REPLICA, "Redis' primary gets SIGKILL, and its replicas lack the last writes"),
         Kind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
         Kind(Act.STRAND, Victim.REDIS_LINKS, "connections of one or of all services to Redis go silent, then get RST"),
         Kind(Act.STALL, Victim.REDIS_LINKS, "bytes between one or all services and Redis wait longer than the lease"),
@@ -132,7 +135,7 @@ def lasting_s(chance: random.Random, act: Act, lease_s: float) -> float:
             return chance.uniform(1.3, 2.5) * lease_s
         case Act.BLINK:
             return chance.uniform(0.1, 0.6) * lease_s
-        case Act.SLOW | Act.FILL:
+        case Act.SLOW | Act.FILL | Act.PROMOTE:
             return chance.uniform(1.0, 3.0)
         case _:
             return 0.0

@@ -21,6 +21,8 @@ from deploy.chaos.history import Attempt, Outcome, Told
 from deploy.chaos.models import variant
 from deploy.chaos.scripts import IDLE_FACTOR, Script
 
+SET_BACK = "set back"
+"""Why a client leaves a sequence of which the mesh has forgotten steps that were answered."""
 BUDGET_S = 120.0
 """A step that is not answered for so long, however often it is sent, counts as lost: every fault is shorter."""
 RETRY_PAUSE_S = 0.4
@@ -190,9 +192,9 @@ class Player:
                 self.told.forsaken = "a step without a number was refused, and those behind it were not"
         self._open.clear()
 
-    def _was_known(self, attempt: Attempt) -> bool:
-        """Whether the step before this one was answered before it was sent: the mesh had the sequence."""
-        return self._done.get(attempt.step - 1, attempt.sent_s) < attempt.sent_s
+    def _was_known(self, attempt: Attempt, step: int) -> bool:
+        """Whether that step was answered before this attempt was sent: the mesh had it."""
+        return self._done.get(step, attempt.sent_s) < attempt.sent_s
 
     def _note(self, sent: Sent, otherwise: Outcome) -> Outcome:
         """Writes an attempt down. otherwise: what it is when there is no answer."""
@@ -228,8 +230,12 @@ class Player:
             if attempt.reason in ("wrong_step", "answered") and 0 < attempt.step <= attempt.last_step:
                 # It ran; its reply is kept no longer.
                 self._done[attempt.step] = attempt.done_s
-            elif attempt.reason in OVER or (attempt.reason == "never_seen" and self._was_known(attempt)):
+            elif attempt.reason in OVER or (
+                attempt.reason == "never_seen" and self._was_known(attempt, attempt.step - 1)
+            ):
                 self.told.forsaken = attempt.reason
+            elif attempt.reason == "wrong_step" and self._was_known(attempt, attempt.last_step + 1):
+                self.told.forsaken = SET_BACK
 
 
 @dataclass(eq=False)

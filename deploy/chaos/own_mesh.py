@@ -15,16 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-import redis
 from redis.exceptions import RedisError
 
 from deploy.chaos.clients import Addresses
-from deploy.chaos.faults import KINDS, Act, Victim
-from deploy.chaos.links import REDIS, Links, gateway_link
+from deploy.chaos.faults import Act, Victim
+from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send, until
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
+from deploy.chaos.own_redis import Fsync, OwnRedis, OwnReplicated, OwnServer
+from deploy.chaos.replicated import ReplicatedRedis
 from deploy.embedded import EmbeddedRedis
 from deploy.launcher import ChildState, LauncherError, MeshState, read_state, unreadiness
 from deploy.private_mesh import private_mesh
@@ -32,8 +32,8 @@ from shared.keyspace import Keyspace
 from shared.membership import Membership
 from shared.redis_client import connect
 
-Fsync = Literal["always", "everysec"]
 START_ATTEMPTS = 3
+REDIS_VICTIMS = (Victim.REDIS, Victim.REPLICA)
 PORT_TAKEN = "cannot listen on"
 """The words in which a gateway says so."""
 REFUSED_COMMIT = "commit refused"
@@ -49,6 +49,7 @@ class Size:
     executors: int
     lease_ms: int
     fsync: Fsync
+    sentinels: bool = False
 
 
 @contextmanager
@@ -59,13 +60,12 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
     with contextlib.ExitStack() as stack:
         # The server dies with the thread that started it, so that is one which lives as long as the mesh.
         thread = stack.enter_context(ThreadPoolExecutor(1, "redis"))
-        server = OwnServer(EmbeddedRedis(directory / "redis"), size.fsync, thread)
+        server = own_redis(size, directory / "redis", thread)
         stack.callback(lambda: thread.submit(server.stop).result())
         thread.submit(server.start).result()
         links = stack.enter_context(Links())
-        proxied = links.listen(REDIS, "127.0.0.1", server.port)
         settings = {
-            "SEQMESH_REDIS_URL": f"redis://{proxied}/0",
+            "SEQMESH_REDIS_URL": server.url_for_services(links),
             "SEQMESH_GATEWAYS": str(size.gateways),
             "SEQMESH_SCHEDULERS": str(size.schedulers),
             "SEQMESH_LEASE_MS": str(size.lease_ms),
@@ -84,6 +84,16 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
         yield mesh
 
 
+def own_redis(size: Size, directory: Path, thread: ThreadPoolExecutor) -> OwnRedis:
+    """The Redis of a private mesh, not yet started."""
+    if not size.sentinels:
+        return OwnServer(EmbeddedRedis(directory), size.fsync, thread)
+    servers = ReplicatedRedis(
+        directory, replicas=2, appendfsync=size.fsync, min_replicas=1, down_after_ms=size.lease_ms
+    )
+    return OwnReplicated(servers, size.fsync, thread)
+
+
 def started(stack: contextlib.ExitStack, start: Callable[[], AbstractContextManager[MeshState]]) -> MeshState:
     """Starts a mesh within the stack; again when a port that was free has been taken meanwhile."""
     for _ in range(START_ATTEMPTS - 1):
@@ -95,60 +105,13 @@ def started(stack: contextlib.ExitStack, start: Callable[[], AbstractContextMana
     return stack.enter_context(start())
 
 
-class OwnServer:
-    """The private mesh's Redis, started and stopped in a thread of its own."""
-
-    def __init__(self, server: EmbeddedRedis, fsync: Fsync, thread: ThreadPoolExecutor) -> None:
-        self._server = server
-        self._fsync = fsync
-        self._thread = thread
-        self._turn = asyncio.Lock()
-
-    @property
-    def port(self) -> int:
-        """Where it listens, also after a restart."""
-        return self._server.port
-
-    @property
-    def url(self) -> str:
-        """Directly, not by way of the proxy."""
-        return self._server.url
-
-    def start(self) -> None:
-        """Returns when it takes commands. Only in its thread."""
-        self._server.start()
-        with redis.Redis.from_url(self.url) as client:
-            client.config_set("appendfsync", self._fsync)
-
-    def stop(self) -> None:
-        """In order. Only in its thread."""
-        self._server.stop()
-
-    async def strike(self, act: Act, seconds: float) -> None:
-        """One fault at a time: of two that are due together, the second finds it running again."""
-        async with self._turn:
-            match act:
-                case Act.KILL:
-                    await self._restart(EmbeddedRedis.kill)
-                case Act.RESTART:
-                    await self._restart(EmbeddedRedis.stop)
-                case _:
-                    await frozen(self._server.pid, seconds)
-
-    async def _restart(self, end: Callable[[EmbeddedRedis], None]) -> None:
-        """Ends it that way and starts it again on the same data."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, lambda: (end(self._server), self.start()))
-
-
 class OwnMesh:
     """A private mesh: its launcher starts again whatever dies, except for Redis, which is ours."""
 
-    def __init__(self, size: Size, data_dir: Path, state: MeshState, server: OwnServer, links: Links) -> None:
+    def __init__(self, size: Size, data_dir: Path, state: MeshState, server: OwnRedis, links: Links) -> None:
         self.links = links
         self.slots = size.executors * variant(FILLED).slots
-        never = "kill-redis" if size.fsync == "everysec" else ""
-        self.kinds = [name for name in KINDS if name != never]
+        self.kinds = server.kinds
         self._data_dir = data_dir
         self._server = server
         self._host = state.host
@@ -160,23 +123,19 @@ class OwnMesh:
             )
             for number, child in enumerate(self._children("gateway"))
         ]
-        with redis.Redis.from_url(server.url) as client:
-            info: Any = client.info("server")
-        program = "Valkey" if "valkey_version" in info else "Redis"
-        version = info.get("valkey_version", info["redis_version"])
         self.about = {
             "mesh": f"private: {size.gateways} gateways, {size.schedulers} schedulers, {size.executors} executors, "
             f"lease {size.lease_ms} ms",
-            "redis": f"{program} {version}, one server, append-only file, appendfsync {size.fsync}",
+            "redis": server.about(),
         }
 
     def names(self, victim: Victim) -> Sequence[str]:
         """See `Mesh`."""
-        return ["redis"] if victim is Victim.REDIS else [child.name for child in self._children(victim)]
+        return ["redis"] if victim in REDIS_VICTIMS else [child.name for child in self._children(victim)]
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
         """See `Mesh`."""
-        if victim is Victim.REDIS:
+        if victim in REDIS_VICTIMS:
             await self._server.strike(act, seconds)
             return
         before = await self._running(name)

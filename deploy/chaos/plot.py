@@ -21,6 +21,7 @@ from deploy.chaos.report import Report, Timeline
 VICTIM_COLORS = {
     Victim.GATEWAY: "#0072b2", Victim.SCHEDULER: "#cc79a7", Victim.EXECUTOR: "#e69f00", Victim.REDIS: "#d55e00",
     Victim.REDIS_LINKS: "#a6761d", Victim.CLIENT_LINKS: "#56b4e9", Victim.CLIENTS: "#009e73", Victim.SLOTS: "#666666",
+    Victim.REPLICA: "#f0e442",
 }  # fmt: skip
 """Colours that people with the common forms of colour blindness can tell apart (Okabe and Ito)."""
 BINS = 240

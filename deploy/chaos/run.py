@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.chaos.checker import answer_findings
+from deploy.chaos.checker import Strikes, answer_findings
 from deploy.chaos.clients import Gateway
 from deploy.chaos.director import Director
 from deploy.chaos.faults import Fault
@@ -76,7 +76,7 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
 
     def keep(told: Told) -> None:
         nonlocal wrong
-        wrong += len(answer_findings(told))
+        wrong += len(answer_findings(told, Strikes(director.strikes)))
         history.add(told)
 
     gateways = [Gateway(addresses) for addresses in mesh.gateways]

@@ -180,6 +180,11 @@ class FixesShape(Protocol):
         """From now on. because: one line for the operator."""
         ...
 
+    def move_weights(self, offset_bytes: int) -> None:
+        """Lays each weight so many bytes (a multiple of 64, less than a page) behind the beginning of a page. Weights
+        that the engine cannot move stay."""
+        ...
+
 
 @runtime_checkable
 class HandsOutState(Protocol):

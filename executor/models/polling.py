@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 
 from executor.models.fingerprints import folder_fingerprint
+from executor.models.loader import Loader
 from executor.models.repository import Repository
 from shared import logs
 from shared.errors import MeshError
@@ -19,8 +20,9 @@ from shared.errors import MeshError
 class Polling:
     """Watches the folders. period_s: seconds between two looks; changed: set when the mesh should be told."""
 
-    def __init__(self, repository: Repository, period_s: float, changed: asyncio.Event) -> None:
+    def __init__(self, repository: Repository, loader: Loader, period_s: float, changed: asyncio.Event) -> None:
         self._repository = repository
+        self._loader = loader
         self._period_s = period_s
         self._changed = changed
         self._seen: Mapping[str, str] = {}
@@ -30,15 +32,15 @@ class Polling:
         while True:
             await asyncio.sleep(self._period_s)
             try:
-                if await asyncio.to_thread(self.look):
+                if await self.look():
                     self._changed.set()
             except OSError as error:
                 # A repository that cannot be read at the moment says nothing about its models.
                 logs.warning("models not looked at", cause=str(error))
 
-    def look(self) -> bool:
-        """Loads and unloads what has changed since the last look; whether there was anything. Blocks."""
-        now = self._fingerprints()
+    async def look(self) -> bool:
+        """Loads and unloads what has changed since the last look; whether there was anything."""
+        now = await asyncio.to_thread(self._fingerprints)
         before, self._seen = self._seen, now
         for name in sorted(before.keys() - now.keys()):
             self._repository.unload(name)
@@ -46,7 +48,7 @@ class Polling:
         for name in changed:
             logs.info("loading model", model=name)
             try:
-                self._repository.load(name, generation=now[name])
+                await self._loader.load(name, generation=now[name])
             except MeshError as error:
                 logs.error("model not loaded", model=name, cause=error.message)
         return bool(changed) or before.keys() != now.keys()

@@ -19,6 +19,7 @@ import msgspec
 from executor.devices import DeviceLostError, Devices
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
+from executor.engine.mkl import require_fixed_products
 from executor.engine.python.model_completion import LIMIT_S
 from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
@@ -35,7 +36,7 @@ from shared.ids import InstanceIndex
 from shared.limits import VALUE_BYTES_MAX
 from shared.messages import ModelRecord, RepositoryEntry, ServedModel
 from shared.model_config.load import LoadedConfig, load_model_config
-from shared.model_config.values import ModelConfig
+from shared.model_config.values import FixedShape, ModelConfig
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import Load
@@ -167,6 +168,12 @@ class Repository:
         """Where a model lies."""
         return next((path for root in self.folders for path in _model_folders(root) if path.name == name), None)
 
+    def mentions(self, word: str) -> bool:
+        """Whether a configuration file of any model has the word in it; files that cannot be read have none."""
+        folders = [folder for name in self.names() if (folder := self.folder(name)) is not None]
+        files = (path for folder in folders for path in (*folder.glob("*.pbtxt"), *folder.glob("configs/*.pbtxt")))
+        return any(word in _text(path) for path in files)
+
     def load(
         self,
         name: str,
@@ -199,6 +206,12 @@ class Repository:
             raise LoadError(message, Code.INTERNAL) from error
         finally:
             self.loading.discard(name)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """A load is not even tried; what was served before still is."""
+        self.loading.discard(name)
+        self.failures[name] = Failure("", reason)
+        logs.error("model given up", model=name, cause=reason)
 
     def unload(self, name: str) -> None:
         """Takes a model out of service. One that is not loaded is no error."""
@@ -394,6 +407,8 @@ class Repository:
         workers: list[EngineWorker] = []
         try:
             for name, device in self.devices.places(config):
+                if config.fixed_shape is not FixedShape.OFF and device == "cpu":
+                    require_fixed_products(config.name)
                 request = LoadRequest(
                     config=config,
                     config_json=loaded.json,
@@ -475,6 +490,13 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             raise LoadError(f"failed to load '{folder.name}', file '{name}' must not leave the model's directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _model_folders(root: Path) -> Iterable[Path]:

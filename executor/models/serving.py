@@ -349,6 +349,10 @@ class Serving:
         names = [owned.sequence for owned in wanted]
         found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
         for owned in wanted:
+            if owned.sequence not in found:
+                # It is another's by now; or nobody can read its record.
+                lost = self._connections.scripts.lose(owned.sequence, self._executor, owned.epoch)
+                await insist("restore", partial(self._connections.scripts.run, lost))
             if over := model.restored(owned, found.get(owned.sequence)):
                 shard = self._keys.shard_of(owned.sequence)
                 await insist("restore", partial(self.inbox.remove, shard, over))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -22,6 +23,7 @@ from executor.core.sequences import Restored, VoidCause
 from shared.ids import Epoch, SequenceId, StepNumber
 from shared.keyspace import Keyspace
 from shared.messages import STATE_FIELD, checkpointed_states, encode
+from shared.reading import text_of, value_of
 from shared.tensors import Tensor
 
 MODEL_FIELD = "m"
@@ -29,6 +31,7 @@ TRACE_FIELD = "t"
 LIVE = b"l"
 TOMBSTONES = frozenset((b"e", b"x", b"f", b"o", b"c"))
 """States of a record (`common.lua`)."""
+VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +65,41 @@ def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, tracepar
     return fields
 
 
-def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes]) -> Checkpoint | None:
+def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: str) -> Checkpoint | None:
+    """A state that cannot be read is lost. Raises one of `FAILURES` for a record that cannot be read.
+
+    key  the checkpoint's
+    """
     state = record[9]
     if state != LIVE and state not in TOMBSTONES:
         return None
     epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
-    void = VoidCause((record[5] or b"f").decode()) if record[4] is not None else None
+    void = VOID_CAUSES.get(record[5] or b"f", VoidCause.LOST) if record[4] is not None else None
     if int(record[8] or 0) == committed + 1:
         # The next step is not to be run: then nothing that could be what killed its owners is done for it.
         void = void or VoidCause.LOST
     if record[11] != b"1" and committed:
         # The state was its engine's alone, and that engine is not ours.
         void = void or VoidCause.LOST
+    states: Mapping[str, Tensor] | None = {}
+    if void is None:
+        states = value_of(key, fields, checkpointed_states)
+        void = VoidCause.LOST if states is None else None
     restored = Restored(
         Epoch(epoch),
         StepNumber(checkpointed),
         StepNumber(committed),
         StepNumber(start),
         void,
-        traceparent=fields.get(TRACE_FIELD.encode(), b"").decode(),
+        traceparent=text_of(fields.get(TRACE_FIELD.encode(), b"")),
         cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
         failed=tuple(_range(text) for text in (record[7] or b"").split()),
     )
     return Checkpoint(
         restored,
-        checkpointed_states(fields),
+        states or {},
         fields.get(MODEL_FIELD.encode()),
-        (record[10] or b"").decode(),
+        text_of(record[10] or b""),
         is_over=state != LIVE,
     )
 
@@ -101,8 +112,8 @@ def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
 async def read_checkpoints(
     redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]
 ) -> dict[SequenceId, Checkpoint]:
-    """Records and checkpoints of many sequences in one round trip; those that wait for an owner, and those that nobody
-    knows any more, are left out."""
+    """Records and checkpoints of many sequences in one round trip. Left out are those that wait for an owner, that
+    nobody knows any more, or whose record cannot be read."""
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
@@ -111,7 +122,9 @@ async def read_checkpoints(
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}
     for index, sequence in enumerate(sequences):
-        checkpoint = _read(replies[2 * index], replies[2 * index + 1])
+        own = keys.sequence(sequence)
+        record, fields = replies[2 * index : 2 * index + 2]
+        checkpoint = value_of(own.record, record, partial(_read, fields=fields, key=own.checkpoint))
         if checkpoint is not None:
             found[sequence] = checkpoint
     return found

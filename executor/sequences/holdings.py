@@ -8,12 +8,14 @@ What is newer there (a sequence that was moved, or ended) is nothing new: commit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
 from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.keyspace import Keyspace
+from shared.reading import value_of
 
 RECORDS_PER_READ = 512
 
@@ -36,8 +38,10 @@ async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings
         pipe = cast("Any", redis.pipeline(transaction=False))
         for holding in chunk:
             pipe.hmget(keys.sequence(holding.sequence).record, ["ow", "ep", "nx", "cm"])
-        if any(_lacks(record, executor, holding) for record, holding in zip(await pipe.execute(), chunk, strict=True)):
-            return True
+        for record, holding in zip(await pipe.execute(), chunk, strict=True):
+            lacks = partial(_lacks, executor=executor, holding=holding)
+            if value_of(keys.sequence(holding.sequence).record, record, lacks):
+                return True
     return False
 
 
@@ -46,5 +50,5 @@ def _lacks(record: Sequence[bytes | None], executor: ExecutorId, holding: Holdin
     if int(epoch or 0) != holding.epoch:
         return int(epoch or 0) < holding.epoch
     # The counter of epochs may have been set back as well: then another owner has got the same one.
-    is_others = owner is not None and owner.decode() != executor
+    is_others = owner is not None and owner != executor.encode()
     return is_others or int(committed or 0) < holding.committed or int(accepted or 0) < holding.accepted

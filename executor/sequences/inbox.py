@@ -17,10 +17,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
+from redis.exceptions import ResponseError
+
 from executor.connections import RETRY_DELAY_S, Connections
 from shared import logs
 from shared.ids import ExecutorId, ShardId
 from shared.link import Link
+from shared.reading import UnreadableError, note
 from shared.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
@@ -34,8 +37,9 @@ PATIENCE_S = 5.0
 """How long the inboxes may be left alone."""
 ROOM_POLL_S = 0.01
 
-Take = Callable[[bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
-"""Takes an entry in: (id, fields) -> the entries that may go now; itself, when that was all there is to do about it."""
+Take = Callable[[str, bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
+"""Takes an entry in: (key of the stream, id, fields) -> the entries that may go now; itself, when that was all there is
+to do about it. Raises UnreadableError for an entry that says nothing: it goes."""
 
 
 class Holder(Protocol):
@@ -121,7 +125,7 @@ class Inbox:
                     await self._room()
                     await link.connect()
                     await self._read(link)
-                except CONNECTION_LOST as error:
+                except (*CONNECTION_LOST, ResponseError) as error:
                     logs.warning("inbox reading delayed", executor=self._executor, cause=str(error))
                     await asyncio.sleep(RETRY_DELAY_S)
         finally:
@@ -156,14 +160,19 @@ class Inbox:
             # A step leaves the inbox with its checkpoint, a control message as soon as it was heard. What was heard and
             # not removed is kept in mind: when it is read again, nobody will know what else was to go with it.
             done = self._done.setdefault(stream, [])
+            name = stream.decode()
             for entry, flat in entries:
-                done += await self._take(entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+                try:
+                    done += await self._take(name, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
+                except UnreadableError as unreadable:
+                    note(unreadable)
+                    done.append(entry.decode())
             if done:
                 (removed,) = await link.exchange([("XDEL", stream, *done)])
                 if isinstance(removed, Exception):
                     raise removed
                 done.clear()
-            self._positions[stream.decode()] = entries[-1][0].decode()
+            self._positions[name] = entries[-1][0].decode()
 
 
 def next_count(count: int, largest: int, count_max: int) -> int:

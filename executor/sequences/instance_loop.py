@@ -27,7 +27,6 @@ from executor.sequences.rows import RowMaker
 from executor.sequences.step_commits import StepCommits
 from executor.worker import EngineWorker
 from shared import logs
-from shared.errors import Code
 from shared.ids import ExecutorId, SlotIndex
 from shared.messages import StepFlag
 from shared.model_config.values import ModelConfig, Oldest
@@ -96,7 +95,7 @@ class InstanceLoop:
                 self._answer_cancelled(owned)
             elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
                 self._answer_void(owned, owned.void)
-            elif problem := self._rows.problem(queued):
+            elif (problem := self._rows.problem(queued)) is not None:
                 self._answer_refused(queued, problem)
             else:
                 self._make_ready(owned, queued)
@@ -264,9 +263,9 @@ class InstanceLoop:
     def _put(self, commits: Sequence[StepCommit]) -> None:
         self._answered = self._lane.committer.put(self._lane.owner, commits)
 
-    def _answer_refused(self, queued: QueuedStep, problem: str) -> None:
+    def _answer_refused(self, queued: QueuedStep, row: RowError) -> None:
         """A step that the model cannot be given fails as if the model had failed it."""
-        member, row = self._begin(queued), RowError(Code.INVALID_ARG, problem)
+        member = self._begin(queued)
         if self._settle(member, row):
             self._put([self._commit(member, row, self._commits.refused(queued, Reason.OTHER))])
 

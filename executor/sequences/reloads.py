@@ -12,6 +12,7 @@ from executor.connections import Connections
 from executor.sequences.sequence_model import SequenceModel
 from shared.ids import ExecutorId, SequenceId, ShardId
 from shared.limits import SCRIPT_STEPS_MAX
+from shared.reading import text_of
 
 
 async def end_outdated(
@@ -41,4 +42,4 @@ async def _owned(connections: Connections, executor: ExecutorId, model: str) -> 
     for shard in shards:
         pipe.smembers(connections.keys.owned(shard, executor, model))
     found = zip(shards, await pipe.execute(), strict=True)
-    return {shard: [SequenceId(name.decode()) for name in sorted(names)] for shard, names in found}
+    return {shard: [SequenceId(text_of(name)) for name in sorted(names)] for shard, names in found}

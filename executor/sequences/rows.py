@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from executor.core.controls import ControlTensors
 from executor.core.sequences import QueuedStep
-from executor.engine.base import Row
+from executor.engine.base import Row, RowError
+from shared.errors import Code
 from shared.ids import SlotIndex
-from shared.messages import StepFlag
+from shared.messages import UNREADABLE, StepFlag
 from shared.model_config.values import ModelConfig
 
 
@@ -18,10 +19,13 @@ class RowMaker:
         self.null = Row(inputs={}, controls=self._controls.null_row, null=True)
         """A slot without a step of this batch: not ready, nobody's; the engine fills its inputs."""
 
-    def problem(self, queued: QueuedStep) -> str:
-        """Why no row can be made of a step; "" when one can. A gateway says the same before it takes the step, unless
-        what it knows of the model is older than what is loaded here."""
-        return self._controls.problem(queued.message.correlation_id)
+    def problem(self, queued: QueuedStep) -> RowError | None:
+        """Why no row can be made of a step; None when one can. Of a correlation id a gateway says the same before it
+        takes the step, unless what it knows of the model is older than what is loaded here."""
+        if queued.step.unreadable:
+            return RowError(Code.INTERNAL, UNREADABLE)
+        problem = self._controls.problem(queued.message.correlation_id)
+        return RowError(Code.INVALID_ARG, problem) if problem else None
 
     def of(self, queued: QueuedStep, slot: SlotIndex, *, passes: int) -> Row:
         """The row of a step. passes: how often it was run before without being answered.

@@ -177,7 +177,8 @@ def find_strategy(
 ) -> BatchStrategy | None:
     """A model version's batch strategy, loaded; None when it has none. Blocks. Raises LoadError.
 
-    The parameter TRITON_BATCH_STRATEGY_PATH names the file (relative to the model's directory); else `batchstrategy.py`
+    The parameter TRITON_BATCH_STRATEGY_PATH names the file, relative to the model's directory and inside the repository
+    or a backend directory: a load request may bring the parameter, but no code from elsewhere. Else `batchstrategy.py`
     is looked for in the version's, the model's and the backend's directory (`<backend dir>/<backend>`), in this order.
     A sequence model's is logged as an error and ignored, as in Triton.
     """
@@ -189,7 +190,10 @@ def find_strategy(
     if config.dynamic_batching is None:
         return None
     if named is not None:
-        return BatchStrategy(model_dir / named, config)
+        path = (model_dir / named).resolve()
+        if not any(path.is_relative_to(root.resolve()) for root in (model_dir.parent, model_dir, *backend_dirs)):
+            raise LoadError(f"batch strategy '{named}' of model '{config.name}' is not in the model repository")
+        return BatchStrategy(path, config)
     folders = (model_dir / version, model_dir, *(folder / config.backend for folder in backend_dirs))
     found = next((path for folder in folders if (path := folder / FILE_NAME).is_file()), None)
     if found is None:

@@ -35,7 +35,8 @@ from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
 from shared.limits import LOST_EXECUTORS_MAX, VALUE_BYTES_MAX
 from shared.link import Link
-from shared.messages import InferMessage, StepFlag, decode_infer
+from shared.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
+from shared.reading import value_of
 from shared.response_cache import entry_name
 from shared.scripts import Scripts
 from shared.statistics.tally import Reason
@@ -218,7 +219,11 @@ class WorkModel:
         known = self._messages
         unknown = [id for id in ids if id not in known]
         if unknown:
-            known |= {id: decode_infer(message) for id, message in await self._source.read(unknown)}
+            for id, data in await self._source.read(unknown):
+                message = self._read(id, data)
+                if message is None:
+                    raise StrategyError(UNREADABLE, id)
+                known[id] = message
         self._messages = {id: known[id] for id in ids if id in known}
         if len(self._messages) < len(ids):
             # Somebody took one of them since the look: look again.
@@ -228,11 +233,18 @@ class WorkModel:
     async def _refuse(self, error: StrategyError) -> None:
         """Answers the request that a strategy failed on; the others are looked at again."""
         logs.error("batch strategy failed", model=self.model, cause=error.message)
-        for id, message in await self._source.take([error.request]):
-            arrived_ns = decode_infer(message).arrived_ns
-            counts = self._statistics.refused(Reason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
-            reply = refusal(error.code, error.message, version=self.version, executor=self._executor)
-            await self._source.finish([WorkDone(id, reply, counts)])
+        for id, data in await self._source.take([error.request]):
+            message = self._read(id, data)
+            arrived_ns = message.arrived_ns if message is not None else time.time_ns()
+            await self._source.finish([self._refused(id, error.code, error.message, arrived_ns)])
+
+    def _refused(self, id: RequestId, code: Code, text: str, arrived_ns: int) -> WorkDone:
+        counts = self._statistics.refused(Reason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
+        return WorkDone(id, refusal(code, text, version=self.version, executor=self._executor), counts)
+
+    def _read(self, id: RequestId, data: bytes) -> InferMessage | None:
+        """A request's message; None for one that cannot be read."""
+        return value_of(self._keys.work_queue(self.model, self.version).messages, data, decode_infer, field=id)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -244,9 +256,17 @@ class WorkModel:
         self._group.create_task(self._run_batch(worker, taken), name=f"{worker.name} batch")
 
     async def _run_batch(self, worker: EngineWorker, taken: Sequence[tuple[RequestId, bytes]]) -> None:
-        batch = [(id, decode_infer(message)) for id, message in taken]
+        batch: list[tuple[RequestId, InferMessage]] = []
+        unreadable: list[WorkDone] = []
+        for id, data in taken:
+            message = self._read(id, data)
+            if message is not None:
+                batch.append((id, message))
+            else:
+                unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
         try:
-            done, execution = await self._compute(worker, batch)
+            done, execution = await self._compute(worker, batch) if batch else ([], b"")
+            done += unreadable
             looks = self._looks_first
             if looks:
                 # First the instance, then the answers: the look for its next batch leaves with them.

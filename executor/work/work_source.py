@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
 
+from redis.exceptions import ResponseError
+
 from shared import logs
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
@@ -198,7 +200,7 @@ class WorkSource:
             )
             if isinstance(popped, Exception):
                 raise popped
-        except CONNECTION_LOST as error:
+        except (*CONNECTION_LOST, ResponseError) as error:
             logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
             await asyncio.sleep(RETRY_DELAY_S)
             return False

@@ -16,14 +16,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.reply import Endpoint, Handler
+from gateway.rest.origins import Origins
+from gateway.rest.reply import Endpoint, Handler, send_error
 from gateway.rest.server import Server
 from gateway.rest.shared_memory import SharedMemory
-from gateway.restrictions import Restriction
+from gateway.restrictions import METRICS, Restriction, of_metrics
+from shared.errors import UnavailableError
 
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version:digits}"
 REPOSITORY = "/v2/repository"
+CROWDED = "the gateway has as many connections as it may: try again later"
 
 
 class Digits(Convertor[str]):
@@ -62,22 +65,29 @@ class Routes(Router):
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request whose path is none of ours."""
-        if scope["type"] != "http":
-            await super().not_found(scope, receive, send)
-            return
         await Response(b'{"error":"Not Found"}', 404, media_type="application/json")(scope, receive, send)
+
+
+class Crowded(Routes):
+    """The application of connections beyond the bound: whatever is not among its routes is refused."""
+
+    async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, whose rest is not waited for."""
+        await send_error(send, UnavailableError(CROWDED), (b"connection", b"close"))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """The routes as they are collected. restrictions: by category."""
 
+    origins: Origins
     restrictions: Mapping[str, Restriction]
     routes: list[Route] = field(default_factory=list[Route])
 
     def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
         """One route, which answers only these methods."""
-        endpoint = Endpoint(handler, self.restrictions.get(category))
+        restriction = of_metrics(self.restrictions) if category == METRICS else self.restrictions.get(category)
+        endpoint = Endpoint(handler, self.origins, restriction)
         route = Answering(path, endpoint, methods=list(methods))
         # Starlette answers HEAD where it answers GET; Triton answers 405.
         route.methods = set(methods)
@@ -89,14 +99,14 @@ def build_app(
     models: Models,
     server: Server,
     observability: Observability,
-    restrictions: Mapping[str, Restriction] | None = None,
+    origins: Origins,
+    restrictions: Mapping[str, Restriction],
 ) -> Router:
     """The application of the HTTP port."""
-    table = Table(restrictions or {})
+    table = Table(origins, restrictions)
     for model in (MODEL, VERSIONED):
         table.add("inference", f"{model}/infer", infer.handle, "POST")
-    table.add("health", "/v2/health/live", server.live, "GET")
-    table.add("health", "/v2/health/ready", server.ready, "GET")
+    _add_health(table, server)
     table.add("metadata", "/v2", server.metadata, "GET")
     table.add("statistics", "/v2/models/stats", models.stats, "GET")
     for model in (MODEL, VERSIONED):
@@ -110,20 +120,32 @@ def build_app(
     _add_observability(table, observability)
     for kind in ("system", "cuda"):
         _add_shared_memory(table, f"/v2/{kind}sharedmemory", SharedMemory(kind))
-    table.add("statistics", "/metrics", server.metrics, "GET")
+    table.add(METRICS, "/metrics", server.metrics, "GET")
     return _app(table)
 
 
-def build_metrics_app(server: Server) -> Router:
+def build_crowded_app(server: Server, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
+    """The application of the HTTP port for clients beyond the bound of connections."""
+    table = Table(origins, restrictions)
+    _add_health(table, server)
+    return Crowded(table.routes, redirect_slashes=False)
+
+
+def build_metrics_app(server: Server, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
     """The application of the metrics port."""
-    table = Table({})
-    table.add("statistics", "/metrics", server.metrics, "GET")
+    table = Table(origins, restrictions)
+    table.add(METRICS, "/metrics", server.metrics, "GET")
     return _app(table)
 
 
 def _app(table: Table) -> Router:
     # A path that ends with a slash is another path, not one to be sent elsewhere.
     return Routes(table.routes, redirect_slashes=False)
+
+
+def _add_health(table: Table, server: Server) -> None:
+    table.add("health", "/v2/health/live", server.live, "GET")
+    table.add("health", "/v2/health/ready", server.ready, "GET")
 
 
 def _add_repository(table: Table, models: Models) -> None:

@@ -8,21 +8,14 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope
 
-from gateway.rest.compression import PIECE_BYTES, BodyTooLargeError, is_packed, too_large, unpacked
-from gateway.rest.json_values import Json, parse_object
+from gateway.inflate import gathered
+from gateway.rest.compression import is_packed, too_large, unpacked
+from gateway.rest.json_values import Json, parse_object, parsing_bytes
 from gateway.room import Place, Room
-from shared.errors import Code, MeshError, RequestError, UnavailableError
+from shared.errors import Code, MeshError, RequestError
 
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
-PATIENCE_S = 30.0
-"""How long a body may take to come, on top of what SLOWEST_BYTES_S allows: nobody keeps room by sending nothing."""
-SLOWEST_BYTES_S = 64 << 10
-"""Bytes per second that a client sends at least."""
-SMALL_BYTES = 64 << 10
-"""A body that is announced with no more may take as long as it likes to come."""
-LINGER_S = 2.0
-"""How long a body may take to come that is too large."""
 NUMBER_DIGITS_MAX = 20
 TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
@@ -75,18 +68,6 @@ def _number(name: str, value: bytes, *, signed: bool = False) -> int:
     return int(value)
 
 
-class TooSlowError(RequestError):
-    """A body that does not come."""
-
-
-class UnreadBodyError(Exception):
-    """A request was refused, and part of its body is still to come: no other request can follow on this connection."""
-
-    def __init__(self, refusal: MeshError) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
     """How bodies are received. size_max: of one, unpacked, bytes; room: for all that are held."""
@@ -98,21 +79,15 @@ class BodyBounds:
 async def read_body(receive: Receive, headers: Headers, size_max: int, place: Place) -> bytes:
     """The whole body, unpacked; never more than `size_max` bytes of it are held, and each of them counts.
 
-    What is left of a body that is refused is read and thrown away, for a while: a connection that is closed with unread
-    data is reset, and a client that is still sending would lose the answer that says why.
+    How long it may take, and what becomes of the rest of one that is refused, is the connection's business.
 
     size_max  bytes
     place     what it takes of the gateway's room, until the caller leaves it
-    raises    RequestError for a larger one, UnavailableError where there is no room; UnreadBodyError where it was one
-              of these, or slowness, and the client goes on sending; ClientLeftError when it ends early
+    raises    RequestError for a larger one, UnavailableError where there is no room; ClientLeftError when it ends early
     """
-    length = headers.content_length
-    if length is not None and length <= min(SMALL_BYTES, size_max):
-        body = await _received_small(receive, length, place)
-    else:
-        body = await _received(receive, headers, size_max, place)
+    body = await _received(receive, headers.content_length, size_max, place)
     if is_packed(headers.content_encoding):
-        return await _unpacked(body, headers.content_encoding, size_max, place)
+        return await gathered(unpacked(body, headers.content_encoding, size_max=size_max), len(body), place)
     return body
 
 
@@ -125,82 +100,33 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
         body = await read_body(receive, read_headers(scope), bounds.size_max, place)
         if optional and not body.strip():
             return {}
-        return await asyncio.to_thread(parse_object, body) if len(body) > BULKY_BYTES else parse_object(body)
+        if len(body) <= BULKY_BYTES:
+            return parse_object(body)
+        async with bounds.room.decoding:
+            place.hold_decoded(len(body), parsing_bytes(body))
+            return await asyncio.to_thread(parse_object, body)
 
 
-async def _received_small(receive: Receive, length: int, place: Place) -> bytes:
-    """One that nobody needs to watch: it takes hardly any room, and a timer would take most of the time."""
-    refusal = _refusal(length, length, place)
-    body = b""
+async def _received(receive: Receive, length: int | None, size_max: int, place: Place) -> bytes:
+    _hold(length or 0, size_max, place)
+    # Not a list of parts: of chunks of a few bytes the objects would take many times as much.
+    body = bytearray()
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError("the client left before the request was complete")
-        body += message.get("body", b"")
+        part: bytes = message.get("body", b"")
+        if len(part) == length:
+            return part
         more = message.get("more_body", False)
-        if len(body) > length:
-            raise UnreadBodyError(RequestError("the request's body is longer than its Content-Length"))
-    if refusal is not None:
-        raise refusal
-    return body
-
-
-async def _received(receive: Receive, headers: Headers, size_max: int, place: Place) -> bytes:
-    # Not a list of parts: of chunks of a few bytes the objects would take many times as much.
-    body = bytearray()
-    size = 0
-    more = True
-    now = asyncio.get_running_loop().time
-    began = now()
-    refusal = _refusal(headers.content_length or 0, size_max, place)
-    try:
-        async with asyncio.timeout(LINGER_S if isinstance(refusal, BodyTooLargeError) else PATIENCE_S) as patience:
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeftError("the client left before the request was complete")
-                part: bytes = message.get("body", b"")
-                more = message.get("more_body", False)
-                size += len(part)
-                if refusal is None:
-                    body += part
-                    refusal = _refusal(size, size_max, place)
-                    if isinstance(refusal, BodyTooLargeError):
-                        patience.reschedule(now() + LINGER_S)
-                if refusal is not None:
-                    body.clear()
-                    place.leave()
-                if size > SLOWEST_BYTES_S and not isinstance(refusal, BodyTooLargeError):
-                    patience.reschedule(began + PATIENCE_S + size / SLOWEST_BYTES_S)
-    except TimeoutError:
-        slow = TooSlowError(f"the request's body does not come: {size} bytes in {now() - began:.1f} s")
-        raise UnreadBodyError(refusal or slow) from None
-    if refusal is not None:
-        raise refusal
+        _hold(len(body) + len(part), size_max, place)
+        body += part
     return bytes(body)
 
 
-def _refusal(size: int, size_max: int, place: Place) -> MeshError | None:
-    """Why a body of so many bytes is not taken; None: it has its place."""
+def _hold(size: int, size_max: int, place: Place) -> None:
+    """A body of so many bytes takes its place. Raises as `read_body`."""
     if size > size_max:
-        return too_large(size, size_max)
-    try:
-        place.hold(size)
-    except UnavailableError as full:
-        return full
-    return None
-
-
-async def _unpacked(body: bytes, encoding: str, size_max: int, place: Place) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    pieces = unpacked(body, encoding, size_max=size_max)
-    # Beside the loop: nobody else should wait for it.
-    while piece := await asyncio.to_thread(next, pieces, b""):
-        parts.append(piece)
-        size += len(piece)
-        place.hold(len(body) + size)
-        if len(piece) < PIECE_BYTES:
-            break
-    return b"".join(parts)
+        raise too_large(size, size_max)
+    place.hold(size)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from functools import partial
 
+from gateway.inflate import GZIP_WINDOW, RAW_WINDOW, ZLIB_WINDOW, inflated
 from shared.errors import Code, RequestError
 
-GZIP_WINDOW = 31
-ZLIB_WINDOW = 15
-RAW_WINDOW = -15
-PIECE_BYTES = 1 << 20
-"""What is unpacked at once: a few bytes may become many, which are counted before there are more."""
-STEP_BYTES = 1 << 16
 LEVEL = 1
 """Tensor data hardly shrinks more at higher levels, and the event loop waits for it."""
 
@@ -25,17 +21,18 @@ class UnsupportedEncodingError(RequestError):
 
 
 def unpacked(body: bytes, encoding: str, *, size_max: int) -> Iterator[bytes]:
-    """A request body without its Content-Encoding, in pieces: all but the last have PIECE_BYTES.
+    """A request body without its Content-Encoding, in pieces (`gateway.inflate`).
 
     size_max  bytes; larger content is refused before it is unpacked
     raises    RequestError for broken or too large data, UnsupportedEncodingError for another encoding
     """
+    refuse = partial(too_large, size_max=size_max)
     match encoding.strip().lower():
         case "gzip":
-            yield from _inflated(body, GZIP_WINDOW, size_max)
+            return inflated(body, GZIP_WINDOW, size_max, refuse)
         case "deflate":
             # Some clients send the stream without zlib's header, against the standard.
-            yield from _inflated(body, ZLIB_WINDOW if _has_zlib_header(body) else RAW_WINDOW, size_max)
+            return inflated(body, ZLIB_WINDOW if _has_zlib_header(body) else RAW_WINDOW, size_max, refuse)
         case _:
             raise UnsupportedEncodingError("Unsupported compression type")
 
@@ -45,41 +42,12 @@ def is_packed(encoding: str) -> bool:
     return encoding.strip().lower() not in ("", "identity")
 
 
-class BrokenDataError(RequestError):
-    """A body that is not what its Content-Encoding says."""
-
-
 def _has_zlib_header(body: bytes) -> bool:
     try:
         zlib.decompressobj(ZLIB_WINDOW).decompress(body[:2])
     except zlib.error:
         return False
     return True
-
-
-def _inflated(body: bytes, window: int, size_max: int) -> Iterator[bytes]:
-    reader = zlib.decompressobj(window)
-    rest, begin, size = b"", 0, 0
-    while True:
-        piece = bytearray()
-        while len(piece) < PIECE_BYTES and not reader.eof:
-            if not rest:
-                rest = body[begin : begin + STEP_BYTES]
-                begin += len(rest)
-            before, fed = len(piece), len(rest)
-            try:
-                piece += reader.decompress(rest, PIECE_BYTES - before)
-            except zlib.error as error:
-                raise BrokenDataError(f"failed to decompress the request body: {error}") from error
-            rest = reader.unconsumed_tail
-            if not fed and len(piece) == before and not reader.eof:
-                raise BrokenDataError("failed to decompress the request body: it ends in the middle")
-        size += len(piece)
-        if size > size_max:
-            raise too_large(size, size_max)
-        yield bytes(piece)
-        if len(piece) < PIECE_BYTES:
-            return
 
 
 class BodyTooLargeError(RequestError):

@@ -13,6 +13,7 @@ from gateway.catalog import Catalog
 from gateway.inference import Answer, Inference
 from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
+from gateway.rest.json_values import parsing_bytes
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
 from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
 from gateway.rest.response import encode_answer
@@ -44,7 +45,9 @@ class Infer:
         headers = read_headers(scope)
         with self._inference.room.place() as place:
             call, forms = await self._receive(scope, receive, headers, place)
-        answer = await answer_while_present(self._inference.submit(call), receive)
+        future = self._inference.submit(call)
+        del call  # it is not needed while the answer is awaited, and taken
+        answer = await answer_while_present(future, receive)
         if json_bytes(answer, forms) > BULKY_BYTES:
             content, header_length = await asyncio.to_thread(encode_answer, answer, forms)
         else:
@@ -58,6 +61,7 @@ class Infer:
         if encoding:
             content = await asyncio.to_thread(pack, content, encoding)
             extra.append((b"content-encoding", encoding.encode()))
+        del answer, future
         await send_bytes(send, 200, content, extra)
 
     async def refuse_generate(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +76,9 @@ class Infer:
         """Nothing of the body is kept but what is in the call."""
         body = await read_body(receive, headers, self._size_max, place)
         if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
-            call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
+            async with self._inference.room.decoding:
+                place.hold_decoded(len(body), parsing_bytes(body[: headers.header_length]))
+                call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
         else:
             call, forms = self._decode(scope, headers, body)
         if has_many_strings(call):

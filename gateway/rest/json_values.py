@@ -71,6 +71,13 @@ def parse(text: bytes) -> Any:
     return document
 
 
+def parsing_bytes(text: bytes) -> int:
+    """What the values of a document take at most, besides its text: a number 32 bytes and its place in an array 8, an
+    empty array 56, a string 56, an object 64 and 184 with a member; of letters beyond Latin-1 up to four bytes each."""
+    places = text.count(b",") * 64 + text.count(b"[") * 72 + text.count(b"{") * 256
+    return places if text.isascii() else places + 3 * len(text)
+
+
 def parse_object(text: bytes) -> Json:
     """The document's members; none for a document that is no object."""
     return object_of(parse(text))

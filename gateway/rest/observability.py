@@ -25,18 +25,24 @@ class Observability:
     async def trace_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET and POST /v2/trace/setting, and the same of one model."""
         changes = trace_changes(await self._document(scope, receive))
-        texts = await self._settings.traces(scope["path_params"].get("model", ""), changes)
+        texts = await self._settings.traces(scope["path_params"].get("model", ""), changes, caller_of(scope))
         await send_json(send, {name: words if name == "trace_level" else words[0] for name, words in texts.items()})
 
     async def log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET and POST /v2/logging."""
         changes = log_changes(await self._document(scope, receive))
-        await send_json(send, msgspec.to_builtins(await self._settings.logs(changes)))
+        await send_json(send, msgspec.to_builtins(await self._settings.logs(changes, caller_of(scope))))
 
     async def _document(self, scope: Scope, receive: Receive) -> Json:
         if scope["method"] == "GET":
             return {}
         return await read_object(scope, receive, self._bounds)
+
+
+def caller_of(scope: Scope) -> str:
+    """Whose request it is, as far as the connection tells."""
+    host, port = scope.get("client") or ("unknown", 0)
+    return f"HTTP client {host}:{port}"
 
 
 def trace_changes(document: Json) -> dict[str, list[str] | None]:

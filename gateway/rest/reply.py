@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.rest.body import ClientLeftError, TooSlowError, UnreadBodyError
+from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
+from gateway.rest.origins import Origins
 from gateway.restrictions import Restriction
 from gateway.status import http_error
 from shared import logs
@@ -19,7 +19,7 @@ from shared.errors import MeshError
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")
 BINARY: Header = (b"content-type", b"application/octet-stream")
-REQUEST_TIMEOUT = 408
+FORBIDDEN = 403
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -45,41 +45,37 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     if isinstance(error, ClientLeftError):
         return
     status, body = http_error(error)
-    if isinstance(error, TooSlowError):
-        status = REQUEST_TIMEOUT
     if isinstance(error, UnsupportedEncodingError):
         headers += ((b"accept-encoding", b"gzip, deflate"),)
     await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
 
 
-def is_open(scope: Scope, restriction: Restriction) -> bool:
-    """Whether a request carries the header that opens its route."""
-    given = [value for name, value in scope["headers"] if name == restriction.key.encode("latin-1")]
-    expected = restriction.value.encode()
-    return any(hmac.compare_digest(value, expected) for value in given)
-
-
 class Endpoint:
     """A handler as an ASGI application: errors become responses, and a mistake of ours a 500 that is logged.
 
+    origins      whose web pages are answered
     restriction  the header that a request must carry, if any
     """
 
-    def __init__(self, handler: Handler, restriction: Restriction | None = None) -> None:
+    def __init__(self, handler: Handler, origins: Origins, restriction: Restriction | None = None) -> None:
         self._handler = handler
+        self._origins = origins
         self._restriction = restriction
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if self._restriction is not None and not is_open(scope, self._restriction):
-                error = f"This API is restricted, expecting header '{self._restriction.key}'"
-                await send_json(send, {"error": error}, 403)
+            if refusal := self._origins.refusal(scope):
+                await send_json(send, {"error": refusal}, FORBIDDEN)
                 return
+            if self._restriction is not None:
+                name = self._restriction.key.encode("latin-1")
+                if not self._restriction.is_met(value for key, value in scope["headers"] if key == name):
+                    error = f"This API is restricted, expecting header '{self._restriction.key}'"
+                    await send_json(send, {"error": error}, FORBIDDEN)
+                    return
             await self._handler(scope, receive, send)
-        except UnreadBodyError as error:
-            await send_error(send, error.refusal, (b"connection", b"close"))
         except MeshError as error:
-            await send_error(send, error)
+            await send_error(send, error.released())
         except Exception as error:  # noqa: BLE001  the last place before the connection: the client must hear something
             logs.error("request failed unexpectedly", error, path=scope["path"])
             await send_json(send, {"error": f"internal error in the gateway: {type(error).__name__}"}, 500)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from gateway.catalog import Catalog
-from gateway.metadata import EXTENSIONS, SERVER_NAME, server_version
+from gateway.metadata import EXTENSIONS, SERVER_NAME
 from gateway.metrics import Metrics
 from gateway.rest.reply import send_bytes, send_json
 from shared.errors import UnavailableError
 from shared.lifecycle import Stop
+from shared.release import RELEASE
 
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -21,7 +22,7 @@ class Server:
         self._catalog = catalog
         self._metrics = metrics
         self._stop = stop
-        self._metadata = {"name": name, "version": server_version(), "extensions": EXTENSIONS}
+        self._metadata = {"name": name, "version": RELEASE, "extensions": EXTENSIONS}
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/live: this process works."""

@@ -17,6 +17,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +32,12 @@ Context = Any
 
 
 class Connections:
-    """The calls of one port, by connection."""
+    """The calls of one port, by connection. port: assigned when it is open."""
 
     def __init__(self) -> None:
         self._calls: set[Context] = set()
-        self._port = 0
+        self.port = 0
+        self._leaving = False
         self._files: dict[int, int] = {}
         self._closed: set[int] = set()
 
@@ -45,16 +47,22 @@ class Connections:
         context.add_done_callback(self._ended)
         return not self._closed or client_port(context) not in self._closed
 
-    async def leave(self, port: int) -> None:
+    async def leave(self) -> None:
         """Accepts no connection any more, and closes those there are as their calls end. Returns when none is left."""
-        self._port = port
+        self._leaving = True
         while self._close_quiet():  # noqa: ASYNC110 - nobody tells of a connection that comes or goes without a call
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def cut(self, client: int) -> None:
+        """Closes a connection now, with all of its calls: the transport gives back what it holds for it."""
+        for file, found in sockets_of(self.port):
+            if found == client:
+                shut(file, self.port, client, socket.SHUT_RDWR)
 
     def _ended(self, context: Context) -> None:
         # Told when the last byte of the answer was written: closing cuts off nothing.
         self._calls.discard(context)
-        if self._port:
+        if self._leaving:
             client = client_port(context)
             if client in self._files and client not in self._busy():
                 self._close(client, self._files[client])
@@ -63,7 +71,7 @@ class Connections:
         """Closes what has no call; whether any connection is still open."""
         busy = self._busy()
         self._files = {}
-        for file, client in sockets_of(self._port):
+        for file, client in sockets_of(self.port):
             if client == LISTENING:
                 close_listener(file)
             elif client not in self._closed:
@@ -76,12 +84,14 @@ class Connections:
     def _close(self, client: int, file: int) -> None:
         del self._files[client]
         self._closed.add(client)
-        shut(file, self._port, client)
+        shut(file, self.port, client)
 
     def _busy(self) -> set[int]:
         return {client_port(context) for context in self._calls}
 
 
+TCP_INFO = getattr(socket, "TCP_INFO", 11)
+TCP_INFO_BYTES = 232
 LISTENING = 0
 """In place of a client's port."""
 GONE = -1
@@ -115,14 +125,24 @@ def client_of(found: socket.socket, port: int) -> int | None:
     return found.getpeername()[1]
 
 
-def shut(file: int, port: int, client: int) -> None:
+def shut(file: int, port: int, client: int, how: int = socket.SHUT_WR) -> None:
     """Closes our side of a connection, if the file still is that one: its number may belong to another by now.
 
-    What the client has not read yet still reaches it, before the end.
+    how  SHUT_WR: what the client has not read yet still reaches it, before the end; SHUT_RDWR: the end, now
     """
     with contextlib.suppress(OSError), borrowed(file) as found:
         if client_of(found, port) == client:
-            found.shutdown(socket.SHUT_WR)
+            found.shutdown(how)
+
+
+def received_bytes(file: int) -> int:
+    """What has come over an open connection; 0 where the system does not say.
+
+    source  linux/tcp.h, struct tcp_info: tcpi_bytes_received
+    """
+    with contextlib.suppress(OSError, struct.error), borrowed(file) as found:
+        return struct.unpack_from("Q", found.getsockopt(socket.IPPROTO_TCP, TCP_INFO, TCP_INFO_BYTES), 128)[0]
+    return 0
 
 
 def close_listener(file: int) -> None:

@@ -15,7 +15,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from gateway.status import GRPC_STATUS, grpc_details
-from shared.errors import Code, MeshError, SequenceError
+from shared.errors import Code, MeshError, SequenceError, shortened
 
 DETAILS_BYTES_MAX = 4096
 """Longest status text, bytes as sent (percent-encoded). It travels in a header: clients refuse headers beyond 8 KiB,
@@ -25,14 +25,18 @@ RICH_BYTES_MAX = 1024
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "seqmesh"
 """Of the reasons in status details."""
-ELLIPSIS = " [...] "
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 STATUS: dict[Code, grpc.StatusCode] = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
 
 
 async def abort(context: Any, error: MeshError) -> NoReturn:
     """Ends a call with the status that an error stands for. Raises what grpc.aio raises to unwind a handler."""
     text = status_text(error.message)
-    await context.abort(STATUS[error.code], text, (*grpc_details(error), *status_details(error, text)))
+    try:
+        await context.abort(STATUS[error.code], text, (*grpc_details(error), *status_details(error, text)))
+    finally:
+        # The call keeps what is raised here, with this frame: it must not keep the call in turn.
+        del context, error
     raise AssertionError("context.abort returned")
 
 
@@ -51,10 +55,8 @@ def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]
 
 def status_text(message: str) -> str:
     """The message, with its middle left out when it is too long for a header."""
-    kept = len(message)
-    shortened = message
-    while len(quote(shortened, safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}")) > DETAILS_BYTES_MAX:
+    kept, text = len(message), message
+    while len(quote(text, safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}")) > DETAILS_BYTES_MAX:
         kept = kept * 3 // 4
-        # Of a traceback the end matters most, of other texts the beginning.
-        shortened = message[: kept // 3] + ELLIPSIS + message[len(message) - 2 * kept // 3 :]
-    return shortened
+        text = shortened(message, kept)
+    return text

@@ -14,8 +14,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.rpc.connections import Connections
-
 OVERALL = ""
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 SERVICES = frozenset({OVERALL, INFERENCE_SERVICE})
@@ -34,9 +32,8 @@ class Health(_base):
     is_ready  whether the gateway can serve requests now; asked at every Check, and at every `refresh` for Watch
     """
 
-    def __init__(self, is_ready: Callable[[], bool], connections: Connections) -> None:
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._is_ready = is_ready
-        self._connections = connections
         self._stopping = False
         self._told = self.status()
         self._changed = asyncio.Event()
@@ -64,14 +61,12 @@ class Health(_base):
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  (the rpc's name)
         """The status of a service; NOT_FOUND for one that is not here."""
-        self._connections.enter(context)
         if request.service not in SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
         return _messages.HealthCheckResponse(status=self.status())
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  (the rpc's name)
         """The status of a service now and after every change, until the client leaves or the server stops."""
-        self._connections.enter(context)
         known = request.service in SERVICES
         told: int | None = None
         while True:

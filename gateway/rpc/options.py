@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from gateway.restrictions import parse_restrictions
 from gateway.rpc.server import GrpcOptions, GrpcTls, Keepalive
 from gateway.settings import GatewaySettings
 
 
-def grpc_options(settings: GatewaySettings) -> GrpcOptions:
-    """What an operator has set; the settings have been checked when they were read."""
+def grpc_options(settings: GatewaySettings, connections_max: int | None = None) -> GrpcOptions:
+    """What an operator has set; the settings have been checked when they were read.
+
+    connections_max  of the port (`gateway.descriptors`)
+    """
     return GrpcOptions(
         receive_bytes=settings.grpc_max_input_size,
         rpcs_max=settings.grpc_max_concurrent_rpcs,
+        connections_max=connections_max,
         keepalive=Keepalive(
             time=settings.grpc_keepalive_time,
             timeout=settings.grpc_keepalive_timeout,
@@ -23,7 +26,7 @@ def grpc_options(settings: GatewaySettings) -> GrpcOptions:
             connection_age_grace=settings.grpc_max_connection_age_grace,
         ),
         tls=_tls(settings),
-        restrictions=parse_restrictions(settings.grpc_restricted_protocol),
+        restrictions=settings.grpc_restrictions,
     )
 
 

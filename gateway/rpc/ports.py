@@ -72,11 +72,11 @@ class Statistics(Protocol):
 class Settings(Protocol):
     """`gateway.runtime_settings.RuntimeSettings`."""
 
-    async def logs(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
+    async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
         """The log settings after the changes. Raises RequestError."""
         ...
 
-    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
         """The trace settings of a model, or of the mesh, after the changes. Raises RequestError."""
         ...
 

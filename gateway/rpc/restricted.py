@@ -1,4 +1,5 @@
-"""Parts of the gRPC protocol that answer only to those who send a metadata key (option `--grpc-restricted-protocol`).
+"""Parts of the gRPC protocol that answer only to those who send a metadata key (options `--restricted-api`,
+`--grpc-restricted-protocol`).
 
 The key is the option's with Triton's prefix before it. What is restricted is refused before a message is read.
 
@@ -60,7 +61,7 @@ class Restrictions(_aio.ServerInterceptor):
         if handler is None or restriction is None:
             return handler
         key = KEY_PREFIX + restriction.key
-        if (key, restriction.value) in tuple(details.invocation_metadata):
+        if restriction.is_met(value for name, value in details.invocation_metadata if name == key):
             return handler
         return refusing(handler, f"This protocol is restricted, expecting header '{key}'")
 
@@ -79,8 +80,7 @@ def refusing(handler: Handler, reason: str) -> Handler:
         await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
 
     make: Any = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     return make(refuse, handler.request_deserializer, handler.response_serializer)

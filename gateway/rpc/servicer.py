@@ -18,9 +18,12 @@ from typing import Any
 import grpc
 
 from gateway.admission import has_many_strings, with_strings_read
-from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL, server_version
+from gateway.memory import Memory
+from gateway.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL
+from gateway.room import Room
+from gateway.rpc.arrivals import Arrivals
 from gateway.rpc.codec import decode_request, encode_answer, requested_classes
-from gateway.rpc.connections import Connections
+from gateway.rpc.connections import Connections, client_port
 from gateway.rpc.descriptions import (
     check_unload_parameters,
     load_parameters,
@@ -28,20 +31,26 @@ from gateway.rpc.descriptions import (
     model_statistics,
     repository_index,
 )
-from gateway.rpc.errors import abort
+from gateway.rpc.errors import SHUTTING_DOWN
+from gateway.rpc.intake import Intake
 from gateway.rpc.metadata import SESSION_KEY, call_metadata
 from gateway.rpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
 from gateway.rpc.ports import Ports
 from gateway.rpc.settings import log_changes, log_response, trace_changes, trace_response
-from gateway.rpc.stream import SHUTTING_DOWN, InferStream
-from shared.errors import Code, MeshError, RequestError, UnavailableError
+from gateway.rpc.stream import InferStream
+from gateway.untaken import UNLIMITED, Untaken
+from shared.errors import Code, RequestError, UnavailableError
 from shared.model_config.proto import config_proto
+from shared.release import RELEASE
 
 # ruff: noqa: N802  (handlers are named by the protocol)
 
 OUTSTANDING_MAX = 1024
 """Unanswered requests of one stream. Above any sensible number of sequences that one client interleaves; 1024 waiting
 futures cost about a megabyte."""
+INT32_MAX = (1 << 31) - 1
+COUNTED_BYTES = 64 << 10
+"""An answer to a unary call up to this size is not counted until it is taken: calls are bounded themselves."""
 COMPRESSION: dict[str, grpc.Compression | None] = {
     "none": None,
     "low": grpc.Compression.Gzip,
@@ -56,34 +65,21 @@ Handler = Callable[[Any, Any, Any], Awaitable[Any]]
 _base: Any = pb_grpc.GRPCInferenceServiceServicer
 
 
-def served(handler: Handler) -> Handler:
-    """A handler, of a unary call or of a stream, whose call is known to its connection, and whose MeshErrors become the
-    call's status."""
-
-    @functools.wraps(handler)
-    async def serving(self: Any, request: AnyMessage, context: Context) -> AnyMessage:
-        try:
-            if not self.connections.enter(context):
-                raise UnavailableError(SHUTTING_DOWN)
-            return await handler(self, request, context)
-        except MeshError as error:
-            await abort(context, error)
-
-    return serving
-
-
 def refuses(reason: str) -> Handler:
     """A handler for an rpc that is not served, with the reason."""
 
     async def refusing(_self: Any, _request: AnyMessage, _context: Context) -> None:
         raise RequestError(reason, Code.UNSUPPORTED)
 
-    return served(refusing)
+    return refusing
 
 
 class InferenceServicer(_base):
     """Answers for one gateway.
 
+    room, memory     for what is received; by default as much as comes
+    untaken          counts answers until they are taken; by default as many as there are
+    message_bytes_max  largest request, unpacked
     outstanding_max  unanswered requests of one stream
     forward          metadata keys that it finds become parameters of the requests
     compression      level at which answers to inference are compressed: none, low, medium or high
@@ -93,6 +89,10 @@ class InferenceServicer(_base):
         self,
         ports: Ports,
         *,
+        room: Room | None = None,
+        memory: Memory | None = None,
+        untaken: Untaken | None = None,
+        message_bytes_max: int = INT32_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
         forward: re.Pattern[str] | None = None,
         compression: str = "none",
@@ -102,6 +102,11 @@ class InferenceServicer(_base):
         self._forward = forward
         self._compression = COMPRESSION[compression]
         self.connections = Connections()
+        memory = memory or Memory()
+        arrivals = Arrivals(self.connections)
+        memory.reliefs.append(arrivals.relieve)
+        self.intake = Intake(room or Room(UNLIMITED), memory, arrivals, message_bytes_max=message_bytes_max)
+        self._untaken = untaken or Untaken(UNLIMITED)
         self._streams: set[InferStream] = set()
         self._leaving = False
         self._refuses = False
@@ -125,28 +130,32 @@ class InferenceServicer(_base):
 
     # -- inference --------------------------------------------------------------------------------------------------
 
-    @served
     async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
         """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
+        del request  # its tensors are in the call
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
         answer = await self._ports.inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
         response = encode_answer(answer, classes)
+        size = sum([len(output.raw) for output in answer.message.outputs])
+        del answer
+        if size > COUNTED_BYTES:
+            self._untaken.add(context, size, functools.partial(self._cut, context))
+            context.add_done_callback(functools.partial(self._untaken.took, size=size))
         if self._compression is not None:
             context.set_compression(self._compression)
             # grpc.aio forgets the algorithm of a unary call when it sends the metadata together with the message.
             await context.send_initial_metadata(())
         return response
 
-    @served
-    async def ModelStreamInfer(self, requests: object, context: Context) -> None:
-        """Any number of requests, for any models; see `gateway.rpc.stream`. Reads by `context.read`."""
+    async def ModelStreamInfer(self, context: Context) -> None:
+        """Any number of requests, for any models; see `gateway.rpc.stream`."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         if self._compression is not None:
@@ -154,7 +163,15 @@ class InferenceServicer(_base):
         metadata = call_metadata(context.invocation_metadata(), self._forward)
         connection = self._ports.inference.connection()
         submit = functools.partial(self._ports.inference.submit, connection=connection)
-        stream = InferStream(context, submit, metadata, outstanding_max=self._outstanding_max)
+        stream = InferStream(
+            context,
+            functools.partial(self.intake.next_message, context, pb.ModelInferRequest),
+            submit,
+            metadata,
+            untaken=self._untaken,
+            cut=functools.partial(self._cut, context),
+            outstanding_max=self._outstanding_max,
+        )
         self._streams.add(stream)
         try:
             await stream.run()
@@ -162,54 +179,48 @@ class InferenceServicer(_base):
             self._streams.discard(stream)
             connection.end()
 
+    def _cut(self, context: Context) -> None:
+        self.connections.cut(client_port(context))
+
     # -- server and models ------------------------------------------------------------------------------------------
 
-    @served
     async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Whether this process runs its loop, which it does when it answers."""
         return pb.ServerLiveResponse(live=True)
 
-    @served
     async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Whether the mesh behind this gateway can serve."""
         return pb.ServerReadyResponse(ready=self.is_ready())
 
-    @served
     async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
         """An unknown model is not ready; that is no error."""
         ready = not self._leaving and self._ports.catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
-    @served
     async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Name, version and extensions."""
-        return pb.ServerMetadataResponse(name=self._ports.server_name, version=server_version(), extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=self._ports.server_name, version=RELEASE, extensions=EXTENSIONS)
 
-    @served
     async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Inputs and outputs as clients see them."""
         return model_metadata(*self._ports.catalog.record(request.name, request.version))
 
-    @served
     async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
         """The configuration as the executor completed it."""
         record, _ = self._ports.catalog.record(request.name, request.version)
         return pb.ModelConfigResponse(config=config_proto(record.config_json))
 
-    @served
     async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Counters of READY versions, summed over the executors."""
         return model_statistics(await self._ports.statistics.read(request.name, request.version))
 
     # -- repository -------------------------------------------------------------------------------------------------
 
-    @served
     async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Every model version that an executor knows of."""
         refuse_repository_name(request)
         return repository_index(self._ports.repository.index(ready_only=request.ready))
 
-    @served
     async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when every executor has loaded the model."""
         refuse_repository_name(request)
@@ -217,7 +228,6 @@ class InferenceServicer(_base):
         await self._ports.repository.load(request.model_name, config_json=config_json, files=files)
         return pb.RepositoryModelLoadResponse()
 
-    @served
     async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when no executor has the model any more."""
         refuse_repository_name(request)
@@ -227,24 +237,20 @@ class InferenceServicer(_base):
 
     # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
 
-    @served
     async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
         """No region, of whatever name."""
         refuse_region("system", request.name)
         return pb.SystemSharedMemoryStatusResponse()
 
-    @served
     async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Nothing to do, as in Triton for a region that is not registered."""
         return pb.SystemSharedMemoryUnregisterResponse()
 
-    @served
     async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
         """No region, of whatever name."""
         refuse_region("cuda", request.name)
         return pb.CudaSharedMemoryStatusResponse()
 
-    @served
     async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Nothing to do, as in Triton for a region that is not registered."""
         return pb.CudaSharedMemoryUnregisterResponse()
@@ -254,15 +260,14 @@ class InferenceServicer(_base):
 
     # -- settings of the whole mesh ---------------------------------------------------------------------------------
 
-    @served
     async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
-        return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request)))
+        by = f"gRPC client {context.peer()}"
+        return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request), by))
 
-    @served
     async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
-        return log_response(await self._ports.settings.logs(log_changes(request)))
+        return log_response(await self._ports.settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
 
 
 def refuse_region(kind: str, name: str) -> None:

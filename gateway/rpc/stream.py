@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import grpc
 import msgspec
 
 from gateway.admission import InferCall, has_many_strings, with_strings_read
+from gateway.rpc.arrivals import END_OF_REQUESTS
 from gateway.rpc.codec import (
     NO_CLASSES,
     decode_request,
@@ -41,20 +41,22 @@ from gateway.rpc.codec import (
     encode_stream_error,
     requested_classes,
 )
-from gateway.rpc.errors import abort
+from gateway.rpc.errors import SHUTTING_DOWN, abort
 from gateway.rpc.metadata import CallMetadata
-from gateway.rpc.pb import InferRequest, StreamInferResponse
+from gateway.rpc.pb import AnyMessage, InferRequest, StreamInferResponse
+from gateway.untaken import Untaken
 from gateway.waiting import Answer
-from shared.errors import MeshError, UnavailableError
+from shared import logs
+from shared.errors import MeshError, ModelError, UnavailableError
 
 OUTSTANDING_BYTES_MAX = 256 << 20
 """Tensors of one stream's unanswered requests, and of its unwritten answers; a request that is larger by itself is let
 through alone."""
-SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+ENTRY_BYTES = 2048
+"""What an answer takes besides its tensors."""
 
 Submit = Callable[[InferCall], asyncio.Future[Answer]]
-_aio: Any = grpc.aio  # the checker does not see all that it exports
-END_OF_REQUESTS = _aio.EOF
+Read = Callable[[], Awaitable[AnyMessage]]
 StreamContext = Any
 """grpc.aio.ServicerContext[ModelInferRequest, ModelStreamInferResponse]; its methods carry no types."""
 
@@ -65,6 +67,7 @@ class Outstanding(msgspec.Struct):
     answer   its answer to come, or the error that it never got beyond
     classes  its outputs that are to be classified
     size     of its tensors, and of its answer's once there is one, bytes
+    untaken  of its answer, as it counts until it is written, bytes
     """
 
     request_id: str
@@ -72,21 +75,32 @@ class Outstanding(msgspec.Struct):
     answer: asyncio.Future[Answer] | MeshError
     classes: Mapping[str, int]
     size: int
+    untaken: int = 0
 
 
 class InferStream:
-    """State of one stream, between its reader and its writer."""
+    """State of one stream, between its reader and its writer.
+
+    read     gives the next request, or END_OF_REQUESTS (`gateway.rpc.intake`)
+    untaken  counts the answers until they are written; cut: closes the stream's connection
+    """
 
     def __init__(
         self,
         context: StreamContext,
+        read: Read,
         submit: Submit,
         metadata: CallMetadata,
         *,
+        untaken: Untaken,
+        cut: Callable[[], None],
         outstanding_max: int,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
         self._context = context
+        self._read = read
+        self._untaken = untaken
+        self._cut = cut
         self._submit = submit
         self._metadata = metadata
         self._outstanding_max = outstanding_max
@@ -135,12 +149,16 @@ class InferStream:
     # -- reader -----------------------------------------------------------------------------------------------------
 
     async def _read_requests(self) -> None:
-        read, outstanding = self._context.read, self._outstanding
+        read, outstanding = self._read, self._outstanding
         while not (self._closed or self._stopping):
             if len(outstanding) >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
                 await self._wait_for_room()
                 continue
-            request = await read()
+            try:
+                request = await read()
+            except UnavailableError as full:
+                self._queue("", "", full.released(), NO_CLASSES, 0)
+                continue
             self._half_closed = request is END_OF_REQUESTS
             if self._half_closed or self._closed or self._stopping:
                 return
@@ -161,8 +179,18 @@ class InferStream:
                     return
             answer = self._submit(call)
         except MeshError as error:
-            answer = error
-        outstanding = Outstanding(request.id, request.model_name, answer, classes, size)
+            answer = error.released()
+        self._queue(request.id, request.model_name, answer, classes, size)
+
+    def _queue(
+        self,
+        request_id: str,
+        model: str,
+        answer: asyncio.Future[Answer] | MeshError,
+        classes: Mapping[str, int],
+        size: int,
+    ) -> None:
+        outstanding = Outstanding(request_id, model, answer, classes, size)
         self._outstanding.append(outstanding)
         self._outstanding_bytes += size
         if isinstance(answer, asyncio.Future):
@@ -178,6 +206,9 @@ class InferStream:
             size = sum([len(output.raw) for output in answer.result().message.outputs])
             request.size += size
             self._outstanding_bytes += size
+            if not self._closed:
+                request.untaken = size + ENTRY_BYTES
+                self._untaken.add(self, request.untaken, self._cut)
 
     async def _wait_for_room(self) -> None:
         self._room = self._loop.create_future()
@@ -198,9 +229,13 @@ class InferStream:
         while True:
             if outstanding:
                 response = await self._response_to(outstanding[0])
-                self._outstanding_bytes -= outstanding.popleft().size
+                request = outstanding.popleft()
+                self._outstanding_bytes -= request.size
                 wake(self._room)
-                await write(response)
+                try:
+                    await write(response)
+                finally:
+                    self._untaken.took(self, request.untaken)
             elif reader.done():
                 reader.result()
                 break
@@ -212,16 +247,20 @@ class InferStream:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
     async def _response_to(self, request: Outstanding) -> StreamInferResponse:
-        try:
-            if isinstance(request.answer, MeshError):
-                raise request.answer
-            # Shielded: a cancelled handler would cancel the head alone, a turn of the loop before `_abandon` takes the
-            # rest. What is queued could be sent in between, and a sequence would go on without that step.
-            return encode_stream_answer(await asyncio.shield(request.answer), request.classes)
-        except MeshError as error:
-            if error.accepted and self._metadata.status_on_error:
-                await abort(self._context, error)
-            return encode_stream_error(error, request.request_id, request.model)
+        error = request.answer
+        if not isinstance(error, MeshError):
+            try:
+                # Shielded: a cancelled handler would cancel the head alone, a turn of the loop before `_abandon` takes
+                # the rest. What is queued could be sent in between, and a sequence would go on without that step.
+                return encode_stream_answer(await asyncio.shield(error), request.classes)
+            except MeshError as failure:
+                error = failure.released()
+            except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
+                logs.error("request failed unexpectedly", failure, model=request.model)
+                error = ModelError(f"internal error in the gateway: {type(failure).__name__}")
+        if error.accepted and self._metadata.status_on_error:
+            await abort(self._context, error)
+        return encode_stream_error(error, request.request_id, request.model)
 
     async def _wait_for_work(self) -> None:
         self._work = self._loop.create_future()
@@ -234,6 +273,7 @@ class InferStream:
             answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
                 answer.exception()  # as above: nobody else will ask
+            self._untaken.took(self, request.untaken)
         self._outstanding.clear()
 
 

@@ -45,6 +45,8 @@ from shared.ids import ExecutorId, SequenceId
 
 PAGED = "p"
 """Kind of a `SequenceOver` (`commit.lua`)."""
+UNREADABLE = "u"
+"""Likewise (`lose` in common.lua): every epoch of the sequence up to this one is over."""
 EXPIRED = "x"
 """Kind of a `WaitEnded` (`expire.lua`)."""
 LOOK_MS_MAX = 10_000
@@ -146,7 +148,7 @@ def assigned(state: State, event: Assigned) -> list[Action]:
         return end(state, sequence, "refused", event.cause)
     move(state, sequence, "confirmed", event.cause)
     sequence.epoch = event.epoch
-    if sequence.over_epoch == event.epoch:
+    if sequence.over_epoch >= event.epoch:
         return end(state, sequence, "over", event.cause)
     return []
 
@@ -163,7 +165,8 @@ def sequence_over(state: State, event: SequenceOver) -> list[Action]:
     if sequence.phase is SequencePhase.ASSIGNING:
         sequence.over_epoch = max(sequence.over_epoch, event.epoch)
         return []
-    if sequence.phase not in CONFIRMED or sequence.epoch != event.epoch:
+    is_older = event.kind == UNREADABLE and sequence.epoch < event.epoch
+    if sequence.phase not in CONFIRMED or not (sequence.epoch == event.epoch or is_older):
         return []
     return end(state, sequence, "paged" if is_paged else "over", event.cause)
 

@@ -13,6 +13,10 @@ if fenced then return fenced end
 
 local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
   local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk')
+  if got[1] and not is_sound(got[1], tonumber(got[8]), tonumber(got[3]), 0, got[4])
+    or not got[1] and redis.call('EXISTS', parked) == 1 then
+    error('the record of a sequence cannot be read')
+  end
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
@@ -55,7 +59,10 @@ end
 local epochs = {}
 for i = 1, (#KEYS - 4) / 4 do
   local k, a = 4 + (i - 1) * 4, 1 + (i - 1) * 5
-  epochs[i] = assign(KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
+  local done, epoch = for_one(KEYS[k + 1], assign, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
     ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
+  epochs[i] = done and epoch or 0
+  -- Nobody waits by that entry (any more).
+  if epochs[i] == 0 and string.find(ARGV[a + 2], '^%d+%-%d+$') then redis.call('XDEL', KEYS[3], ARGV[a + 2]) end
 end
 return epochs

@@ -45,6 +45,11 @@ local function cache_put(cache, name, reply, bound, now)
   redis.call('ZADD', cache.used, string.format('%.0f', now), name)
   while total > bound do
     local oldest = redis.call('ZRANGE', cache.used, 0, 0)[1]
+    if not oldest then
+      -- What it says to hold is not there.
+      redis.call('DEL', cache.entries, cache.used, cache.about)
+      return
+    end
     total = redis.call('HINCRBY', cache.about, 'bytes', -cache_size(cache, oldest))
     redis.call('HINCRBY', cache.about, 'evicted', 1)
     redis.call('HDEL', cache.entries, oldest)

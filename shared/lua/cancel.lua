@@ -55,10 +55,11 @@ end
 local results = {}
 for i = 1, #KEYS / 7 do
   local k, a = (i - 1) * 7, 4 + (i - 1) * 6
-  results[i] = cancel({ record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
+  local done, code = for_one(KEYS[k + 1], cancel, { record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
     starts = KEYS[k + 5], feed = KEYS[k + 6], line = KEYS[k + 7] },
     { sid = ARGV[a + 1], birth = ARGV[a + 2], n = tonumber(ARGV[a + 3]), gateway = ARGV[a + 4], token = ARGV[a + 5],
       tallies = ARGV[a + 6] })
+  results[i] = done and code or 0
 end
 tally_all()
 return results

@@ -109,7 +109,7 @@ end
 local wanted = nil
 
 local function is_slot_wanted(key)
-  wanted = wanted or number(redis.call('GET', key))
+  wanted = wanted or number(string.match(redis.call('GET', key) or '', '^%d+$'))
   if wanted <= 0 then return false end
   wanted = redis.call('DECR', key)
   return true
@@ -119,10 +119,20 @@ local refused = 0
 -- Whether this call makes any step final, and whether a call before it did so with one of the same steps.
 local commits, has_committed = false, false
 
+-- Also one that is gone while its owner has it: it was removed, and not ended.
+local function is_unreadable(keys, step, got)
+  if not got[1] then return redis.call('SREM', keys.owned, step.sid) == 1 end
+  if not is_sound(got[1], tonumber(got[3]), tonumber(got[4]), tonumber(got[6]), got[15]) then return true end
+  -- Epochs only grow.
+  if got[1] ~= 'l' or got[12] == EXECUTOR and (tonumber(got[2]) or -1) >= step.epoch then return false end
+  return redis.call('SISMEMBER', keys.owned, step.sid) == 1
+end
+
 local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
     'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
+  if is_unreadable(keys, step, got) then error('the record of a sequence cannot be read') end
   -- Only the owner of an epoch commits in it. What was its own request's is gone, perhaps, as soon as it is over.
   local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
   has_committed = has_committed or before
@@ -198,7 +208,15 @@ for i = 1, (#KEYS - 7) / 4 do
     keep = fixed[9] == '1', counts = fixed[10], base = tonumber(fixed[11]), recoverable = fixed[12] }
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
-  results[i] = commit(keys, step)
+  local done, result = for_one(keys.record, commit, keys, step)
+  if not done then
+    redis.call('SREM', keys.owned, step.sid)
+    if not result[step.gateway .. ' ' .. step.token] then
+      answer(step.gateway ~= '' and step.gateway, step.token, LOST_REPLY)
+    end
+    for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
+  end
+  results[i] = done and result or -1
 end
 if commits and not has_committed then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end

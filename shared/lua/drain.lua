@@ -57,7 +57,10 @@ local last, left = ARGV[2], 0
 local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', ARGV[3])
 for _, entry in ipairs(entries) do
   last = entry[1]
-  if stays(entry[2]) then
+  -- What cannot be read is nobody's.
+  local is_read, is_kept = pcall(stays, entry[2])
+  if not is_read then count_unreadable(KEYS[1], 'an entry that cannot be read') end
+  if is_read and is_kept then
     left = left + 1
   else
     redis.call('XDEL', KEYS[1], entry[1])

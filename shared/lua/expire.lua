@@ -13,6 +13,10 @@ if fenced then return fenced end
 local function expire(keys, sid)
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be')
   local state = got[1]
+  if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6])
+    or state == 'l' and redis.call('SISMEMBER', ARGV[4] .. (got[2] or '') .. ':' .. ARGV[5], sid) == 0 then
+    error('the record of a sequence cannot be read')
+  end
   if (state ~= 'l' and state ~= 'p' and state ~= 'm') or got[4] ~= got[5] then
     redis.call('ZREM', keys.deadlines, sid)
     return 0
@@ -39,7 +43,10 @@ end
 local results = {}
 for i = 1, (#KEYS - 5) / 4 do
   local k = 5 + (i - 1) * 4
-  results[i] = expire({ deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
+  local done, ended = for_one(KEYS[k + 1], expire, { deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
     parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
+  -- Whatever it is: in this place there is nothing more to look for.
+  if not done then redis.call('ZREM', KEYS[2], ARGV[5 + i]) end
+  results[i] = done and ended or 0
 end
 return results

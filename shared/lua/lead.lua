@@ -6,15 +6,16 @@
 -- atomic a term is given with the lease it belongs to. Terms only grow, whatever becomes of the leases.
 
 local function lead(lease, model, term)
-  local holder = redis.pcall('GET', lease)
-  if type(holder) == 'table' then return holder end
+  local holder = redis.call('GET', lease)
   if term ~= '0' then
     if holder ~= ARGV[1] .. ' ' .. term then return 0 end
     redis.call('PEXPIRE', lease, ARGV[2])
     return tonumber(term)
   end
-  -- A lease of its own that it has not heard of is as good as free: nobody acts by that term.
-  if holder and string.match(holder, '^(.*) %d+$') ~= ARGV[1] then return 0 end
+  -- A lease of its own that it has not heard of is as good as free: nobody acts by that term. So is one that cannot be
+  -- read, or that would never end.
+  local other = string.match(holder or '', '^(.*) %d+$')
+  if other and other ~= ARGV[1] and redis.call('PTTL', lease) > 0 then return 0 end
   term = redis.call('HINCRBY', KEYS[1], model, 1)
   redis.call('SET', lease, ARGV[1] .. ' ' .. term, 'PX', ARGV[2])
   return term

@@ -9,7 +9,7 @@
 
 local function orphan(keys, sid, user, grace_ms)
   local got = redis.call('HMGET', keys.record, 'la', 'cl', 'nx', 'cm', 'og')
-  if got[2] ~= '0' or got[5] or string.match(got[1], '%S+ %S+$') ~= user then return 0 end
+  if got[2] ~= '0' or got[5] or string.match(got[1] or '', '%S+ %S+$') ~= user then return 0 end
   if got[3] ~= got[4] then
     redis.call('HSET', keys.record, 'og', grace_ms)
     return 1
@@ -25,7 +25,8 @@ end
 local results = {}
 for i = 1, #KEYS / 3 do
   local k, a = (i - 1) * 3, 1 + (i - 1) * 3
-  results[i] = orphan({ record = KEYS[k + 1], idle = KEYS[k + 2], deadlines = KEYS[k + 3] },
+  local done, limited = for_one(KEYS[k + 1], orphan, { record = KEYS[k + 1], idle = KEYS[k + 2], deadlines = KEYS[k + 3] },
     ARGV[a + 1], ARGV[1] .. ' ' .. ARGV[a + 2], tonumber(ARGV[a + 3]))
+  results[i] = done and limited or 0
 end
 return results

@@ -6,7 +6,7 @@
 --        5 deadlines   6 feed   7 what the waiting line amounts to
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
 --        6 owners that may be lost with the same next step, then it is given up (0: this executor leaves, it is not lost)
---        then, to take some of them only: versions
+--        7 model   then, to take some of them only: versions
 -- reply  number of sequences taken or looked at; 0 when the executor owns none (of those) any more
 -- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
 
@@ -14,7 +14,7 @@ local fenced = fence(KEYS[1], tonumber(ARGV[1]))
 if fenced then return fenced end
 
 local versions = nil
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   versions = versions or {}
   versions[ARGV[i]] = true
 end
@@ -34,7 +34,13 @@ local function reclaim(sid)
   local keys = { record = p .. 'seq:' .. sid, idle = p .. 'idle:' .. sid, parked = p .. 'parked:' .. sid,
     checkpoint = p .. 'checkpoint:' .. sid, owned = KEYS[4], deadlines = KEYS[5], feed = KEYS[6] }
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr', 'pg')
-  if got[1] ~= 'l' or got[2] ~= ARGV[2] then return end
+  if got[1] ~= 'l' then return end
+  if got[2] ~= ARGV[2] and redis.call('SISMEMBER', p .. 'owned:' .. (got[2] or '') .. ':' .. ARGV[7], sid) == 1 then
+    return
+  end
+  if got[2] ~= ARGV[2] or not is_sound(got[1], tonumber(got[4]), tonumber(got[5]), tonumber(got[6]), got[8]) then
+    error('the record of a sequence cannot be read')
+  end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
   -- State that only the dead process held is gone, unless the next step is a START anyway.
   local lost = got[7] ~= '1' and start ~= committed + 1
@@ -57,9 +63,9 @@ if versions then
   local taken = 0
   for _, sid in ipairs(redis.call('SMEMBERS', KEYS[4])) do
     if taken == tonumber(ARGV[3]) then break end
-    if versions[redis.call('HGET', ARGV[5] .. 'seq:' .. sid, 'vr')] then
+    if versions[redis.call('HGET', ARGV[5] .. 'seq:' .. sid, 'vr') or ''] then
       redis.call('SREM', KEYS[4], sid)
-      reclaim(sid)
+      for_one(ARGV[5] .. 'seq:' .. sid, reclaim, sid)
       taken = taken + 1
     end
   end
@@ -67,5 +73,5 @@ if versions then
 end
 
 local members = redis.call('SPOP', KEYS[4], ARGV[3])
-for _, sid in ipairs(members) do reclaim(sid) end
+for _, sid in ipairs(members) do for_one(ARGV[5] .. 'seq:' .. sid, reclaim, sid) end
 return #members

@@ -24,7 +24,8 @@ for i = 1, (#KEYS - 3) / 4 do
   local k, a = 3 + (i - 1) * 4, 3 + (i - 1) * 2
   local keys = { record = KEYS[k + 1], parked = KEYS[k + 2], idle = KEYS[k + 3], checkpoint = KEYS[k + 4],
     starts = KEYS[2], line = KEYS[3] }
-  results[i] = reject(keys, ARGV[a + 1], ARGV[a + 2])
+  local done, answered = for_one(keys.record, reject, keys, ARGV[a + 1], ARGV[a + 2])
+  results[i] = done and answered or -1
 end
 tally_all()
 return results

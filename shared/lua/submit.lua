@@ -28,8 +28,16 @@
 local GONE = { e = -2, x = -3, f = -4, o = -5, c = -9 }
 
 local function deliver(step, record, n, flags)
-  redis.call('XADD', ARGV[1] .. record.ow, '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep, 'i', record.instance,
-    'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token, 'm', step.message)
+  local inbox = ARGV[1] .. record.ow
+  local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep,
+    'i', record.instance, 'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token,
+    'm', step.message)
+  if delivered then return end
+  -- An owner's first step; or one that is nobody.
+  local owned = base_of(step.record) .. 'owned:' .. record.ow .. ':' .. string.match(step.sid, '^[^|]*')
+  if redis.call('SISMEMBER', owned, step.sid) == 0 then error('the owner of a sequence cannot be read') end
+  redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
+  deliver(step, record, n, flags)
 end
 
 local function park(step, n, flags, version)
@@ -229,9 +237,13 @@ local function submit(step, flags)
     if begins or has(flags, IMPLICIT) then return create(step, flags, 0) end
     return { -1, 0, '' }
   end
-  local record = { state = state, ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = number(got[6]),
-    cm = number(got[7]), closed = got[8] == '1', start = number(got[9]), version = got[11],
+  local record = { state = state, ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = tonumber(got[6]),
+    cm = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]), version = got[11],
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
+  if not is_sound(state, record.nx, record.cm, record.start, record.version)
+    or state == 'l' and not (record.ow and tonumber(record.ep) and tonumber(record.instance) and tonumber(record.slot)) then
+    error('the record of a sequence cannot be read')
+  end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent
   -- A START that is accepted and not committed has no committed step yet, whatever came before it.
@@ -296,12 +308,16 @@ end
 local replies = {}
 for i = 1, #KEYS / 3 - #models do
   local k, a = 3 * (#models + i - 1), 9 + (i - 1) * 11
-  replies[i] = submit({
+  local step = {
     record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], model = models[tonumber(ARGV[a + 1])],
     sid = ARGV[a + 2], digest = ARGV[a + 4], expected = ARGV[a + 5], version = ARGV[a + 6],
     gateway = ARGV[a + 7], token = ARGV[a + 8], timeout = ARGV[a + 9], message = ARGV[a + 10],
     since = tonumber(ARGV[a + 11]),
-  }, tonumber(ARGV[a + 3]))
+  }
+  local flags = tonumber(ARGV[a + 3])
+  local done, reply = for_one(step.record, submit, step, flags)
+  -- One that was lost just now refuses the step, or begins anew with it.
+  replies[i] = done and reply or submit(step, flags)
 end
 send_answers(ARGV[7])
 return replies

@@ -14,14 +14,24 @@ local function add_up(tally, counts, room)
   if #packed == 0 then return 0 end
   local sums, last = {}, 0
   for _, one in ipairs(packed) do
-    local fields = cmsgpack.unpack(one)
+    local read, fields = pcall(cmsgpack.unpack, one)
+    if not read or type(fields) ~= 'table' or #fields % 2 == 1 then
+      count_unreadable(tally, 'no counts')
+      fields = {}
+    end
     for i = 1, #fields, 2 do
-      local field, by = fields[i], fields[i + 1]
-      if field == LAST then last = math.max(last, by) else sums[field] = (sums[field] or 0) + by end
+      local field, by = fields[i], tonumber(fields[i + 1])
+      if type(field) ~= 'string' or not by or number(by) ~= by then
+        count_unreadable(tally, 'no count')
+      elseif field == LAST then
+        last = math.max(last, by)
+      else
+        sums[field] = (sums[field] or 0) + by
+      end
     end
   end
   for field, by in pairs(sums) do
-    redis.call('HINCRBY', counts, field, string.format('%.0f', by))
+    redis.call('HINCRBY', counts, field, string.format('%.0f', number(by)))
   end
   if last > number(redis.call('HGET', counts, LAST)) then
     redis.call('HSET', counts, LAST, string.format('%.0f', last))

@@ -37,6 +37,7 @@ end
 local results = {}
 for i = 1, #KEYS - 4 do
   local a = 4 + (i - 1) * 3
-  results[i] = vacate(KEYS[4 + i], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+  local done, code = for_one(KEYS[4 + i], vacate, KEYS[4 + i], ARGV[a + 1], ARGV[a + 2], ARGV[a + 3])
+  results[i] = done and code or 0
 end
 return results

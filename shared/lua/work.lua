@@ -13,6 +13,7 @@
 -- An id is `<gateway>/<token>`: it says where the answer goes, and a request that is sent again is known by it.
 
 local WORK_KEYS = 10
+local PLACE_LENGTH = 39
 local META = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) (%d+) ?(.*)$'
 
 local function work_keys(index)
@@ -26,8 +27,10 @@ local function now_us()
   return now[1] * 1000000 + now[2]
 end
 
+-- nil for what cannot be read.
 local function meta_of(text)
-  local place, arrived, deadline, action, rows, ordered, lost, shape = string.match(text, META)
+  local place, arrived, deadline, action, rows, ordered, lost, shape = string.match(text or '', META)
+  if not (place and #place == PLACE_LENGTH and tonumber(arrived) and tonumber(deadline)) then return nil end
   return { place = place, arrived = tonumber(arrived), deadline = deadline, action = action, rows = tonumber(rows),
     ordered = ordered == '1', lost = tonumber(lost), shape = shape }
 end
@@ -67,11 +70,12 @@ local function send(id, reply)
   answer(gateway, token, reply)
 end
 
--- Sends what was held back for the order and may leave now.
+-- Sends what was held back for the order and may leave now. Nobody waits for an answer that cannot come.
 local function send_ordered(keys)
   while true do
     local first = redis.call('ZRANGE', keys.order, 0, 0)[1]
     local reply = first and redis.call('HGET', keys.early, first)
+    if first and not reply and redis.call('HEXISTS', keys.meta, first) == 0 then reply = UNREADABLE_REPLY end
     if not reply then return end
     send(first, reply)
     redis.call('ZREM', keys.order, first)
@@ -90,6 +94,45 @@ local function give_up(keys, id, meta, reply)
   if meta.ordered then send_ordered(keys) end
 end
 
+-- A request of which the meta cannot be read: it leaves every key, and the caller hears it. member: its place in the
+-- queue, if that is known.
+local function give_up_unreadable(keys, id, member)
+  count_unreadable(keys.meta, id)
+  if member then redis.call('ZREM', keys.queue, member) end
+  for _, key in ipairs({ keys.deadlines, keys.order }) do redis.call('ZREM', key, id) end
+  for _, key in ipairs({ keys.meta, keys.messages, keys.held, keys.early }) do redis.call('HDEL', key, id) end
+  send(id, UNREADABLE_REPLY)
+  send_ordered(keys)
+end
+
+-- Makes a queue, or its list of who holds what, again from what is known of its requests: one that was being run may run
+-- twice, but is answered once. Who held something is looked at when it is dead.
+local function requeue_all(keys)
+  local all = redis.call('HGETALL', keys.meta)
+  for i = 1, #all, 2 do
+    local meta = meta_of(all[i + 1])
+    if not meta then
+      give_up_unreadable(keys, all[i])
+    elseif redis.call('HEXISTS', keys.held, all[i]) == 0 then
+      redis.call('ZADD', keys.queue, 0, member_of(meta, all[i]))
+    end
+  end
+  local held = redis.call('HGETALL', keys.held)
+  for i = 2, #held, 2 do redis.call('HSETNX', keys.takers, held[i], '') end
+end
+
+on_removed = function(key)
+  for i = 1, math.floor(#KEYS / WORK_KEYS) do
+    local keys = work_keys(i)
+    if key == keys.queue or key == keys.held or key == keys.takers then requeue_all(keys) end
+    if key == keys.order then
+      local early = redis.call('HGETALL', keys.early)
+      for e = 1, #early, 2 do send(early[e], early[e + 1]) end
+      redis.call('DEL', keys.early)
+    end
+  end
+end
+
 -- -- deadlines --------------------------------------------------------------------------------------------------------
 
 local EXPIRED_MAX = 128
@@ -101,7 +144,10 @@ local function expire(keys, now, reply, counts)
   local late = redis.call('ZRANGEBYSCORE', keys.deadlines, '-inf', string.format('%.0f', now), 'LIMIT', 0, EXPIRED_MAX)
   for _, id in ipairs(late) do
     local meta = meta_of(redis.call('HGET', keys.meta, id))
-    if meta.action == 'D' then
+    if not meta then
+      -- If it is in the queue, whoever comes to it answers it.
+      redis.call('ZREM', keys.deadlines, id)
+    elseif meta.action == 'D' then
       redis.call('ZREM', keys.queue, member_of(meta, id))
       redis.call('ZREM', keys.deadlines, id)
       meta.place = string.sub(meta.place, 1, 21) .. '1' .. string.sub(meta.place, 23)
@@ -152,9 +198,10 @@ local function hold(keys, executor, tag, ids, members, has_deadlines)
     held[2 * i - 1] = id
     held[2 * i] = executor
   end
+  -- First, because what makes it again (see above) puts what is not held into the queue.
+  redis.call('HSET', keys.held, unpack(held))
   redis.call('ZREM', keys.queue, unpack(members))
   if has_deadlines then redis.call('ZREM', keys.deadlines, unpack(ids)) end
-  redis.call('HSET', keys.held, unpack(held))
   redis.call('HSET', keys.takers, executor, tag .. ' ' .. table.concat(ids, ' '))
   return messages_of(keys, ids), wake_next(keys)
 end

@@ -27,12 +27,25 @@ local has_deadlines = expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 
-local members = redis.call('ZRANGE', keys.queue, 0, most)
+local members, ids, metas = {}, {}, {}
+local function look()
+  members, ids = redis.call('ZRANGE', keys.queue, 0, most), {}
+  if #members == 0 then return true end
+  for i, member in ipairs(members) do ids[i] = id_of(member) end
+  metas = redis.call('HMGET', keys.meta, unpack(ids))
+  local is_readable = true
+  for i, member in ipairs(members) do
+    local meta = meta_of(metas[i])
+    if not meta or member_of(meta, ids[i]) ~= member then
+      is_readable = false
+      give_up_unreadable(keys, ids[i], member)
+    end
+    metas[i] = meta
+  end
+  return is_readable
+end
+while not look() do end
 if #members == 0 then return finish({ 0, 0, -1, now }) end
-local ids = {}
-for i, member in ipairs(members) do ids[i] = id_of(member) end
-local metas = redis.call('HMGET', keys.meta, unpack(ids))
-for i, text in ipairs(metas) do metas[i] = meta_of(text) end
 
 local count, rows, closed = 0, 0, false
 for i, meta in ipairs(metas) do

@@ -10,8 +10,12 @@ local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[3]) - 1)
 for _, member in ipairs(members) do
   local id = id_of(member)
   local meta = meta_of(redis.call('HGET', keys.meta, id))
-  give_up(keys, id, meta, ARGV[2])
-  tally_refused(KEYS[WORK_KEYS + 1], 'OTHER', math.floor((now - meta.arrived) / 1000))
+  if meta and member_of(meta, id) == member then
+    give_up(keys, id, meta, ARGV[2])
+    tally_refused(KEYS[WORK_KEYS + 1], 'OTHER', math.floor((now - meta.arrived) / 1000))
+  else
+    give_up_unreadable(keys, id, member)
+  end
 end
 redis.call('DEL', keys.wake)
 send_answers(ARGV[1])

@@ -35,7 +35,9 @@ for i = 1, #held, 2 do
     local meta = meta_of(redis.call('HGET', keys.meta, id))
     redis.call('HDEL', keys.held, id)
     count = count + 1
-    if lost_max == 0 or survives(id, meta) then
+    if not meta then
+      give_up_unreadable(keys, id)
+    elseif lost_max == 0 or survives(id, meta) then
       redis.call('ZADD', keys.queue, 0, member_of(meta, id))
       queued = queued + 1
     end

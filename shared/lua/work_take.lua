@@ -11,7 +11,8 @@ if again then return again end
 local ids, members = {}, {}
 for i = 3, #ARGV do ids[i - 2] = ARGV[i] end
 for i, text in ipairs(redis.call('HMGET', keys.meta, unpack(ids))) do
-  members[i] = text and member_of(meta_of(text), ids[i])
-  if not text or not redis.call('ZSCORE', keys.queue, members[i]) then return {} end
+  local meta = meta_of(text)
+  members[i] = meta and member_of(meta, ids[i])
+  if not meta or not redis.call('ZSCORE', keys.queue, members[i]) then return {} end
 end
 return (hold(keys, ARGV[1], ARGV[2], ids, members, true))

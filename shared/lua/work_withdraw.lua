@@ -8,8 +8,8 @@ local keys, now, results = work_keys(1), now_us(), {}
 for i = 3, #ARGV do
   local id = ARGV[i]
   local text = redis.call('HGET', keys.meta, id)
-  if text and redis.call('HEXISTS', keys.held, id) == 0 then
-    local meta = meta_of(text)
+  local meta = meta_of(text)
+  if meta and redis.call('HEXISTS', keys.held, id) == 0 then
     give_up(keys, id, meta, ARGV[2])
     tally_refused(KEYS[WORK_KEYS + 1], 'CANCELED', math.floor((now - meta.arrived) / 1000))
     results[i - 2] = 1

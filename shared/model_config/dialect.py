@@ -54,9 +54,12 @@ def sequence_timeout_action(config: ConfigMessage) -> TimeoutAction:
 def translate_dialect(config: ConfigMessage) -> list[str]:
     """Fills Triton's fields from the dialect's, in place; returns what was read, as notes.
 
-    raises  ConfigError where the dialect's fields contradict Triton's
+    raises  ConfigError where the dialect's fields contradict Triton's, and for a number that no timeout action has
     """
     notes: list[str] = []
+    for batching in (config.dynamic_batching, config.sequence_batching):
+        if batching.timeout_action not in _ACTION_NAMES:
+            raise ConfigError(f"there is no timeout_action {batching.timeout_action} for {config.name}")
     if config.model_transaction_policy.HasField("stateful_model_policy"):
         notes.extend(_translate_policy(config))
     if not config.HasField("sequence_batching"):

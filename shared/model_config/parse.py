@@ -50,10 +50,12 @@ def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMes
         fields: object = json.loads(text, object_pairs_hook=_without_repeats)
         if not isinstance(fields, dict):
             raise ConfigError(f"failed to parse {source}: expected a JSON object")
+        # Half a surrogate pair is no text: protobuf, asked for a field of that name, raises SystemError.
+        json.dumps(fields, ensure_ascii=False).encode()
         upper = _with_upper_enums(cast("dict[str, Any]", fields), CONFIG_DESCRIPTOR)
         return json_format.ParseDict(upper, new_config(), descriptor_pool=POOL)
-    except (ValueError, TypeError, RecursionError, json_format.ParseError) as error:
-        # Beside its own ParseError, json_format lets TypeError and ValueError through for values of odd types.
+    except (ArithmeticError, ValueError, TypeError, RecursionError, json_format.ParseError) as error:
+        # Beside its own ParseError, json_format lets these through for values of odd types and sizes.
         raise ConfigError(f"failed to parse {source}: {error}") from error
 
 

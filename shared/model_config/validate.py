@@ -8,6 +8,10 @@ Source: triton-spec sections 1.1, 1.2, 2, 3.1 and 4; Triton core, model_config_u
 
 from __future__ import annotations
 
+import math
+
+from google.protobuf.message import Message
+
 from shared.errors import ConfigError
 from shared.model_config.batch_io import check_batch_io
 from shared.model_config.batching_rules import check_batching
@@ -58,7 +62,19 @@ def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[st
     notes += check_instance_groups(config, dialect=dialect, gpu_count=gpu_count)
     notes += check_parameters(config)
     notes += check_warmup(config)
+    _check_numbers(config, config.name)
     return notes
+
+
+def _check_numbers(message: Message, model: str) -> None:
+    """No infinities and no NaN: JSON, in which gateways hear of a model, has no form for them."""
+    for field, value in message.ListFields():
+        of_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        for element in value.values() if of_map else value if field.is_repeated else (value,):
+            if isinstance(element, Message):
+                _check_numbers(element, model)
+            elif isinstance(element, float) and not math.isfinite(element):
+                raise ConfigError(f"'{field.name}' must be finite, not {element}, for {model}")
 
 
 def _check_filename(config: ConfigMessage) -> None:

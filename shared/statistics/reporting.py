@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
+from shared.reading import value_of
 from shared.statistics.reports import ExecutorReport, decode_report, encode_report
 
 REPORT_TTL_MS = 10_000
@@ -32,4 +33,9 @@ class Reports:
         names = [self._keys.report(executor) for executor in executors]
         if not names:
             return []
-        return [decode_report(data) for data in await self._redis.mget(names) if data is not None]
+        found = [
+            value_of(name, data, decode_report)
+            for name, data in zip(names, await self._redis.mget(names), strict=True)
+            if data is not None
+        ]
+        return [report for report in found if report is not None]

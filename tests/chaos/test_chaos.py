@@ -12,25 +12,37 @@ import pytest
 from deploy.chaos.command import Document
 
 KINDS = "kill-executor,kill-gateway,kill-redis,freeze-executor,cut-redis-links,cut-client-links,drop-clients,fill-slots"
+FAILOVERS = "kill-executor,kill-redis,freeze-redis,promote-replica"
+
+
+def run_chaos(out: Path, kinds: str, *options: str) -> tuple[Document, str]:
+    """What a run has left, and what it has said. It must have been whole, and the faults of every kind."""
+    command = [sys.executable, "-m", "deploy.cli", "chaos", "--kinds", kinds, "--out", str(out), "--minutes", "8"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = msgspec.json.decode((out / "report.json").read_bytes(), type=Document)
+    assert document.report.verdict == "whole"
+    assert {strike.kind for strike in document.strikes} == set(kinds.split(","))
+    return document, done.stdout
 
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
     """A finding names the step; `seqmesh chaos --seed 4 ...` as the report says repeats the plan."""
-    command = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24", "--minutes", "8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "chaos", *command, "--kinds", KINDS, "--out", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24"]
+    document, said = run_chaos(tmp_path, KINDS, *options)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    document = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Document)
-    assert document.report.verdict == "whole"
-    assert {strike.kind for strike in document.strikes} == set(KINDS.split(","))
     assert document.report.attempts["answered"] >= document.report.steps >= 600
     assert sum(document.report.attempts.values()) > document.report.steps, "steps were sent again"
     assert "appendfsync always" in document.report.about["redis"]
     assert (tmp_path / "timeline.png").exists()
-    assert (tmp_path / "report.md").read_text() in done.stdout
+    assert (tmp_path / "report.md").read_text() in said
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_while_redis_fails_over_but_what_a_stale_replica_lacks_and_that_is_told(tmp_path: Path) -> None:
+    options = ["--seed", "7", "--steps", "400", "--faults", "4", "--clients", "16", "--sentinels"]
+    document, _ = run_chaos(tmp_path, FAILOVERS, *options)
+
+    assert "three Sentinels" in document.report.about["redis"]

@@ -92,6 +92,18 @@ def test_state_that_goes_back_many_steps_is_found(values: list[int], data: st.Da
     assert [Sort.LOST] == sorts(history(values, states))
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_after_a_stale_replica_wrong_answers_are_found_where_the_mesh_could_know_better(*, numbered: bool) -> None:
+    """Who numbers steps must be told that some are gone; who does not goes on from another state unawares."""
+    states = states_of([1, 2, 3])
+    states[-1] = fold.folded([1, 3])
+    told = history([1, 2, 3], states, numbered=numbered)
+    promoted = Strikes([Strike(0, "promote-replica", 2.6, 2.8)])
+
+    assert ([Sort.LOST] if numbered else []) == sorts(told, promoted)
+    assert [Sort.LOST] == sorts(told, Strikes([Strike(0, "kill-redis", 2.6, 2.8)]))
+
+
 def test_a_step_that_is_never_answered_is_lost() -> None:
     told = history([1, 2, 3])
     told.attempts[2] = Attempt(3, 1, 0, 3.0, 8.0, Outcome.LATE)
@@ -129,6 +141,11 @@ BROKEN = Attempt(2, 1, 0, 1.6, 1.7, Outcome.BROKEN, text="connection lost")
         (refused(2, "cancelled"), "kill-gateway", False),
         (refused(2, "lost"), "kill-executor", False),
         (refused(2, "exists"), "kill-gateway", False),
+        (refused(2), "promote-replica", True),
+        (refused(2, "lost"), "promote-replica", True),
+        (refused(2, "wrong_step", last_step=0), "promote-replica", True),
+        (refused(2, "wrong_step", last_step=0), "kill-redis", False),
+        (BROKEN, "promote-replica", False),
     ],
 )
 def test_an_error_is_allowed_only_where_a_fault_of_the_right_kind_explains_it(

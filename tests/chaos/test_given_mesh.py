@@ -40,7 +40,8 @@ def test_without_names_only_what_is_outside_is_struck() -> None:
     assert OUTSIDE | {f"{act}-executor" for act in ("kill", "restart", "freeze", "blink")} == set(
         mesh({Victim.EXECUTOR: [1]}).kinds
     )
-    assert set(KINDS) - {name for name in KINDS if name.endswith("redis-links")} == set(mesh(command="x").kinds)
+    private = {name for name in KINDS if name.endswith(("redis-links", "-replica"))}
+    assert set(KINDS) - private == set(mesh(command="x").kinds)
 
 
 def test_of_an_act_those_faults_are_taken_that_are_possible(capsys: pytest.CaptureFixture[str]) -> None:

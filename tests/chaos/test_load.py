@@ -15,7 +15,7 @@ from deploy.chaos.checker import Sort, Strikes, check
 from deploy.chaos.clients import BrokenError, Gateway, RefusedError
 from deploy.chaos.fold import BEGINNING, State, after
 from deploy.chaos.history import Outcome, Strike, Told
-from deploy.chaos.load import Clock, Load
+from deploy.chaos.load import SET_BACK, Clock, Load
 from deploy.chaos.scripts import Script
 from tests.chaos.histories import script
 
@@ -144,6 +144,23 @@ async def test_a_sequence_that_the_mesh_says_is_lost_is_given_up_and_found(monke
 
     assert "lost" == told.forsaken
     assert [Sort.LOST] == [found.sort for found in check(told, ALL_ALONG)]
+
+
+async def test_a_sequence_that_the_mesh_has_set_back_is_given_up_and_allowed_only_after_a_stale_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SetBack(MeshInMemory):
+        def accept(self, told: Script, step: int) -> State:
+            if step == 5:
+                del self.states[told.correlation_id][3:]
+            return super().accept(told, step)
+
+    (told,) = await played(SetBack(random.Random(1), mishaps=0.0), [script(range(9))], monkeypatch)
+    promoted = Strikes([Strike(0, "promote-replica", 0.0, 1e9)])
+
+    assert SET_BACK == told.forsaken
+    assert [Sort.UNEXPLAINED] == [found.sort for found in check(told, ALL_ALONG)]
+    assert [] == check(told, promoted)
 
 
 async def test_a_run_that_ends_closes_its_sequences_with_their_next_step() -> None:

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 import redis
 
-from deploy.chaos.faults import Act
-from deploy.chaos.own_mesh import START_ATTEMPTS, OwnServer, started
+from deploy.chaos.faults import KINDS, Act
+from deploy.chaos.own_mesh import START_ATTEMPTS, Size, own_redis, started
+from deploy.chaos.own_redis import Fsync, OwnServer
 from deploy.embedded import EmbeddedRedis
 from deploy.launcher import LauncherError
 
@@ -63,3 +64,21 @@ async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_bac
                 assert client.ping()
         finally:
             thread.submit(server.stop).result()
+
+
+def test_faults_are_those_that_this_redis_can_take(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        kinds = {
+            (fsync, sentinels): set(own_redis(size(fsync, sentinels=sentinels), tmp_path, thread).kinds)
+            for fsync in ("always", "everysec")
+            for sentinels in (False, True)
+        }
+
+    links = {name for name in KINDS if name.endswith("redis-links")}
+    assert set(KINDS) - {"promote-replica"} == kinds["always", False]
+    assert set(KINDS) - {"promote-replica", "kill-redis"} == kinds["everysec", False]
+    assert set(KINDS) - links == kinds["always", True] == kinds["everysec", True]
+
+
+def size(fsync: Fsync, *, sentinels: bool) -> Size:
+    return Size(gateways=1, schedulers=1, executors=1, lease_ms=1000, fsync=fsync, sentinels=sentinels)

@@ -22,6 +22,7 @@ values = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
 name = values["name"]
 print(f"2026-01-01T00:00:00.000Z INFO    quiet name={name}", flush=True)
 print(f"2026-01-01T00:00:00.000Z WARNING loud name={name} url={os.environ['SEQMESH_REDIS_URL']}", flush=True)
+print(f"umask={os.umask(0)}", flush=True)
 if os.environ.get("FAKE_FAILS") == name:
     print("the reason of the failure", file=sys.stderr, flush=True)
     sys.exit(1)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from deploy import embedded
-from deploy.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, local_url
+from deploy.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, socket_path
+from deploy.launcher import LauncherError, locked
+from deploy.private_files import make_private
 
 
 def client_of(server: EmbeddedRedis) -> Redis:
@@ -106,14 +110,63 @@ def fake_server(directory: Path, name: str, version: str) -> Path:
     return directory
 
 
-def test_the_server_listens_on_a_unix_socket_where_the_path_is_short_enough(tmp_path: Path) -> None:
-    directory = Path(tempfile.mkdtemp(dir="/tmp"))
-    try:
-        with EmbeddedRedis(directory) as server, Redis.from_url(local_url(directory, server.port)) as client:
-            assert local_url(directory, server.port).startswith("unix:///")
-            assert client.ping()
-    finally:
-        shutil.rmtree(directory)
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    assert local_url(deep, 7) == "redis://127.0.0.1:7/0"
+def test_a_socket_lies_with_the_data_or_where_the_path_is_too_long_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    with socket_path(Path("/tmp/mesh")) as near:
+        assert Path("/tmp/mesh").resolve() / "redis.sock" == near
+
+    with socket_path(tmp_path / ("x" * 100)) as far:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(far))
+        assert 0o700 == mode(far.parent)
+    assert not far.parent.exists()
+
+
+def test_nobody_gets_in_without_the_password_which_no_list_of_processes_shows(private_server: EmbeddedRedis) -> None:
+    with (
+        Redis(host=private_server.host, port=private_server.port) as stranger,
+        pytest.raises(AuthenticationError),
+    ):
+        stranger.ping()
+
+    assert private_server.password in private_server.url
+    assert private_server.password not in " ".join(psutil.Process(private_server.pid).cmdline())
+
+
+def test_what_the_server_keeps_is_its_owners_alone(private_server: EmbeddedRedis) -> None:
+    with client_of(private_server) as client:
+        client.set("kept", "1")
+
+    kept = [private_server.data_dir, *private_server.data_dir.rglob("*")]
+
+    assert {"appendonlydir", "redis.conf", "redis.log"} <= {path.name for path in kept}
+    assert dict.fromkeys(kept, 0) == {path: mode(path) & 0o077 for path in kept}
+
+
+def mode(path: Path) -> int:
+    """Who may do what with a file."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_directory_that_is_there_keeps_its_mode_and_it_is_said_who_else_may_read_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert (
+        make_private(tmp_path)
+        == f"{tmp_path} is open to other users of this machine (mode 755): chmod -R go= {tmp_path}"
+    )
+    assert 0o755 == mode(tmp_path)
+
+    tmp_path.chmod(0o700)
+    assert make_private(tmp_path) == ""
+    assert make_private(tmp_path / "new" / "newer") == ""
+    assert 0o700 == mode(tmp_path / "new" / "newer")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 54321, -1)
+
+    with pytest.raises(PermissionError, match=r"belongs to another user \(54321\)"):
+        make_private(tmp_path)
+    with pytest.raises(LauncherError, match="--data-dir"), locked(tmp_path):
+        pass
+    assert [] == list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -137,7 +138,41 @@ def test_a_child_that_is_killed_is_reported_and_comes_back_under_the_same_name(l
     assert launcher.comes_back("executor-1", before)
 
 
-def test_a_server_that_is_killed_comes_back_on_the_same_port(launch: Launch) -> None:
+def test_nothing_of_a_mesh_is_open_to_other_users_but_what_its_services_write_themselves(launch: Launch) -> None:
+    launcher = launch()
+    line = launcher.reads_until("ready: ")
+
+    kept = [launcher.data_dir, *launcher.data_dir.rglob("*")]
+
+    assert {"mesh.json", "lock", "redis.sock", "appendonlydir", "executor-1.log"} <= {path.name for path in kept}
+    assert dict.fromkeys(kept, 0) == {path: path.stat().st_mode & 0o077 for path in kept}
+    server = psutil.Process(launcher.children()["redis"].pid)
+    assert [] == [
+        at for at in server.net_connections() if at.status == psutil.CONN_LISTEN and at.family != socket.AF_UNIX
+    ]
+    assert f"redis unix://{launcher.data_dir}/redis/redis.sock" in line
+    (umask,) = re.findall(r"umask=(\d+)", (launcher.data_dir / "logs" / "executor-1.log").read_text())
+    assert usual_umask() == int(umask)
+
+
+def usual_umask() -> int:
+    """Of this process."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_data_directory_that_others_can_read_is_used_and_warned_of(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "mesh").mkdir()
+    (tmp_path / "mesh").chmod(0o755)
+
+    launcher = launch()
+
+    assert "mode 755" in launcher.reads_until("warning: ")
+    launcher.reads_until("ready: ")
+
+
+def test_a_server_that_is_killed_comes_back_at_the_same_address(launch: Launch) -> None:
     launcher = launch()
     launcher.reads_until("ready: ")
     url, before = launcher.state().redis_url, launcher.children()["redis"].pid
@@ -232,12 +267,22 @@ def test_a_log_shows_warnings_with_their_tracebacks_once_and_only_whole_lines(tm
     assert log.new_important_lines() == []
 
 
+def test_a_log_shows_what_a_process_says_at_each_of_its_ends_once(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "a.log")
+    with log.open_for_child() as file:
+        for second in range(9):
+            file.write(b"2026-01-01T00:00:0%d.000Z ERROR   no redis\n    Traceback\n" % second)
+            file.flush()
+
+            assert [2, 0][second > 0] == len(log.new_important_lines())
+
+
 def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.launcher.LOG_BYTES_MAX", 100)
     log = LogFile(tmp_path / "a.log")
     with log.open_for_child() as file:
-        for _ in range(3):
-            file.write(b"2026-01-01T00:00:00.000Z WARNING " + b"x" * 100 + b"\n")
+        for number in range(3):
+            file.write(b"2026-01-01T00:00:00.000Z WARNING %d " % number + b"x" * 100 + b"\n")
             file.flush()
 
             assert len(log.new_important_lines()) == 1

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from deploy.launcher import MeshState
 from deploy.operating import found_mesh
 from deploy.settings import OperatorSettings
-from shared.keyspace import Keyspace
+from shared.keyspace import SCHEMA_VERSION, Keyspace
 
 
 @pytest.mark.parametrize("by", ["data_dir", "redis_url"])
@@ -39,3 +39,22 @@ async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
     if by == "data_dir":
         assert (own.prefix, 2) == await found()
     await redis.delete(own.mesh, other.mesh)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"shards": "2", "schema": str(SCHEMA_VERSION + 1)}, "start a newer release"),
+        ({"shards": "2", "schema": str(SCHEMA_VERSION - 1)}, "which are older"),
+        ({"shards": "many"}, "cannot be read"),
+    ],
+)
+async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
+    redis: Redis, redis_url: str, key_prefix: str, record: dict[str, str], told: str
+) -> None:
+    keys = Keyspace(key_prefix)
+    await cast(Any, redis).hset(keys.mesh, mapping=record)
+
+    with pytest.raises(click.ClickException, match=told):
+        async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)):
+            pass

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -16,6 +17,7 @@ from redis.retry import Retry
 from deploy.chaos.proxy import Loss, Proxy, Way
 from shared.redis_client import connect
 from tests.mesh.running_mesh import wait
+from tests.redis_proxy import RedisProxy
 
 SOON_S = 60.0
 """Generous: the machine may be busy."""
@@ -24,9 +26,8 @@ A_MOMENT_S = 0.2
 
 
 @pytest.fixture
-def proxy(redis_server: str) -> Iterator[Proxy]:
-    host, _, port = redis_server.removeprefix("redis://").removesuffix("/0").partition(":")
-    with Proxy(host, int(port)) as proxy:
+def proxy(redis_server: str) -> Iterator[RedisProxy]:
+    with RedisProxy(redis_server) as proxy:
         yield proxy
 
 
@@ -42,10 +43,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def client(proxy: Proxy, name: str = "") -> Redis:
+def client(proxy: RedisProxy, name: str = "") -> Redis:
     """One that repeats nothing and keeps to one connection, connected."""
-    host, _, port = proxy.address.partition(":")
-    made = Redis(host, int(port), client_name=name or None, retry=Retry(NoBackoff(), 0), single_connection_client=True)
+    options: Any = {"client_name": name or None, "retry": Retry(NoBackoff(), 0), "single_connection_client": True}
+    made = Redis.from_url(proxy.url, **options)
     made.ping()
     return made
 
@@ -58,13 +59,13 @@ def counts(direct: Redis, key: str) -> int:
     return int(direct.get(key) or 0)  # pyright: ignore[reportArgumentType]
 
 
-def test_passes_everything_on_while_nobody_asks_for_a_fault(proxy: Proxy, key_prefix: str) -> None:
+def test_passes_everything_on_while_nobody_asks_for_a_fault(proxy: RedisProxy, key_prefix: str) -> None:
     with client(proxy) as through:
         through.set(key_prefix, b"x" * (3 << 20), px=60_000)
         assert b"x" * (3 << 20) == through.get(key_prefix)
 
 
-def test_cuts_those_of_one_name_and_serves_their_new_connections(proxy: Proxy) -> None:
+def test_cuts_those_of_one_name_and_serves_their_new_connections(proxy: RedisProxy) -> None:
     with client(proxy, "executor-1") as one, client(proxy, "gateway-1") as other:
         assert ["executor-1", "gateway-1"] == proxy.names
 
@@ -76,7 +77,7 @@ def test_cuts_those_of_one_name_and_serves_their_new_connections(proxy: Proxy) -
         assert one.ping()
 
 
-def test_holds_and_releases_in_order(proxy: Proxy, pool: ThreadPoolExecutor, key_prefix: str) -> None:
+def test_holds_and_releases_in_order(proxy: RedisProxy, pool: ThreadPoolExecutor, key_prefix: str) -> None:
     with client(proxy) as through:
         proxy.hold(way=Way.REPLIES)
         pushed: Future[object] = pool.submit(lambda: [through.rpush(key_prefix, n) for n in (1, 2)])
@@ -90,7 +91,7 @@ def test_holds_and_releases_in_order(proxy: Proxy, pool: ThreadPoolExecutor, key
 
 
 def test_a_held_request_arrives_after_its_client_has_heard_of_the_loss(
-    proxy: Proxy, direct: Redis, pool: ThreadPoolExecutor, key_prefix: str
+    proxy: RedisProxy, direct: Redis, pool: ThreadPoolExecutor, key_prefix: str
 ) -> None:
     with client(proxy, "late") as through:
         proxy.hold("late", Way.REQUESTS)
@@ -108,7 +109,7 @@ def test_a_held_request_arrives_after_its_client_has_heard_of_the_loss(
         direct.delete(key_prefix)
 
 
-def test_delays_each_way(proxy: Proxy, pool: ThreadPoolExecutor) -> None:
+def test_delays_each_way(proxy: RedisProxy, pool: ThreadPoolExecutor) -> None:
     with client(proxy) as through:
         proxy.delay(3600.0, way=Way.REPLIES)
         ping = pool.submit(pinged, through)
@@ -124,7 +125,7 @@ def test_delays_each_way(proxy: Proxy, pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_half_open_connection_hears_nothing_of_the_other_ends_death(
-    proxy: Proxy, direct: Redis, pool: ThreadPoolExecutor
+    proxy: RedisProxy, direct: Redis, pool: ThreadPoolExecutor
 ) -> None:
     with client(proxy, "stranded") as through, client(proxy, "other") as other:
         assert 1 == proxy.strand("stranded")
@@ -143,7 +144,7 @@ def test_a_half_open_connection_hears_nothing_of_the_other_ends_death(
         assert through.ping()
 
 
-def test_refuses_one_name_until_it_is_admitted_again(proxy: Proxy) -> None:
+def test_refuses_one_name_until_it_is_admitted_again(proxy: RedisProxy) -> None:
     with client(proxy, "executor-1") as one, client(proxy, "gateway-1") as other:
         assert 1 == proxy.refuse("executor-1")
 
@@ -158,7 +159,7 @@ def test_refuses_one_name_until_it_is_admitted_again(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize(("loss", "carried_out"), [(Loss.UNSENT, 0), (Loss.PARTIAL, 0), (Loss.UNKNOWN, 1)])
 def test_a_trap_loses_one_request_in_the_way_asked_for(
-    proxy: Proxy, direct: Redis, key_prefix: str, loss: Loss, carried_out: int
+    proxy: RedisProxy, direct: Redis, key_prefix: str, loss: Loss, carried_out: int
 ) -> None:
     with client(proxy, "caught") as through:
         trap = proxy.trap(key_prefix.encode(), loss, of="caught")
@@ -175,7 +176,7 @@ def test_a_trap_loses_one_request_in_the_way_asked_for(
 
 
 def test_a_target_that_is_not_there_ends_the_connection(private_port: int) -> None:
-    with Proxy("127.0.0.1", private_port) as proxy, pytest.raises(RedisConnectionError):
+    with RedisProxy(f"redis://127.0.0.1:{private_port}") as proxy, pytest.raises(RedisConnectionError):
         client(proxy)
 
 
@@ -186,15 +187,15 @@ def private_port() -> int:
         return placeholder.port
 
 
-def test_a_taken_port_is_reported_and_nothing_is_left_behind(proxy: Proxy) -> None:
+def test_a_taken_port_is_reported_and_nothing_is_left_behind(proxy: RedisProxy) -> None:
     with pytest.raises(OSError, match="address already in use"), Proxy("127.0.0.1", 1, port=proxy.port):
         pass
 
     assert 1 == sum(thread.name == "proxy" for thread in threading.enumerate())
 
 
-async def test_every_service_names_its_connections(proxy: Proxy) -> None:
-    redis = connect(f"redis://{proxy.address}/0", name="gateway of the \u00e9lite")
+async def test_every_service_names_its_connections(proxy: RedisProxy) -> None:
+    redis = connect(proxy.url, name="gateway of the \u00e9lite")
     await redis.ping()  # pyright: ignore[reportGeneralTypeIssues]
 
     assert ["gateway-of-the--lite"] == proxy.names

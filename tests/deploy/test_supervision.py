@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from deploy.supervision import (
+    CRASHES_MAX,
     GRACE_MS,
     QUICK_FAILURES_MAX,
     STEADY_MS,
@@ -25,6 +26,7 @@ from deploy.supervision import (
     Supervision,
     Tick,
 )
+from shared.errors import FAILED
 
 LONGEST_PAUSE_MS = 5_000
 CHILDREN = [("redis", "redis"), ("scheduler-1", "scheduler"), ("executor-1", "executor"), ("gateway-1", "gateway")]
@@ -98,6 +100,20 @@ def test_pauses_double_up_to_a_bound_and_a_mesh_that_served_is_never_given_up() 
     assert pauses[-1] == LONGEST_PAUSE_MS
 
 
+def test_of_a_child_that_fails_again_and_again_a_few_ends_are_told_and_each_time_it_is_killed() -> None:
+    def told(code: int) -> list[int]:
+        supervision = ready()
+        ends: list[int] = []
+        for time in range(1, 20):
+            if reports(supervision.handle(Exited("executor-1", code), 10_000 * time)):
+                ends.append(time)
+            supervision.handle(Tick(), 10_000 * time + LONGEST_PAUSE_MS)
+        return ends
+
+    assert [1, 2, 3, 4, 8, 16] == told(1)
+    assert list(range(1, 20)) == told(-signal.SIGKILL)
+
+
 def test_a_child_that_ran_steadily_starts_again_with_the_shortest_pause() -> None:
     supervision = ready()
     supervision.handle(Exited("executor-1", 1), 0)
@@ -131,6 +147,23 @@ def test_a_few_quick_failures_before_the_mesh_is_ready_end_the_start_with_code_1
     for name in ("executor-1", "scheduler-1", "redis"):
         actions = supervision.handle(Exited(name, 0), now_ms)
     assert actions == [Finish(1)]
+
+
+@pytest.mark.parametrize(
+    ("code", "failures"), [(FAILED, QUICK_FAILURES_MAX), (1, CRASHES_MAX), (-signal.SIGSEGV, CRASHES_MAX)]
+)
+def test_an_executor_that_does_not_say_why_it_ends_may_give_models_up_before_it_is_given_up(
+    code: int, failures: int
+) -> None:
+    """A model that ends its process takes three of them with it."""
+    supervision = begun()
+    now_ms = 0
+    for _ in range(failures - 1):
+        assert effects(supervision.handle(Exited("executor-1", code), now_ms)) == []
+        now_ms = supervision.wake_ms() or 0
+        supervision.handle(Tick(), now_ms)
+
+    assert ShowLog("executor-1") in supervision.handle(Exited("executor-1", code), now_ms)
 
 
 def test_a_stop_goes_from_the_edge_to_the_server_one_stage_after_the_other() -> None:

@@ -156,7 +156,8 @@ class ComposeMesh:
 
     def redis(self, *commands: str) -> list[str]:
         """The answers to Redis commands, each a word or a number on one line."""
-        return self.compose("exec", "-T", "redis", "redis-cli", given="\n".join(commands)).splitlines()
+        client = "REDISCLI_AUTH=$(cut -d ' ' -f 2 /secret/redis.conf) exec redis-cli"
+        return self.compose("exec", "-T", "redis", "sh", "-c", client, given="\n".join(commands)).splitlines()
 
     def executors(self) -> list[ExecutorRegistration]:
         """The executors that have registered and not gone, dead ones too."""

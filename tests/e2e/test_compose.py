@@ -50,6 +50,41 @@ def test_images_hold_what_their_service_needs_and_containers_may_do_little(mesh:
     assert {"gateway": False, "scheduler": False, "executor": True} == {s: probe["torch"] for s, probe in found.items()}
 
 
+def test_every_container_is_bounded_and_sees_only_what_it_needs(mesh: ComposeMesh) -> None:
+    services = json.loads(mesh.compose("config", "--format", "json"))["services"]
+
+    for service, said in services.items():
+        assert ["ALL"] == said["cap_drop"], service
+        assert ["no-new-privileges:true"] == said["security_opt"], service
+        assert said["read_only"], service
+        assert int(said["mem_limit"]) > 0, service
+        assert int(said["pids_limit"]) > 0, service
+    networks = {service: set(said.get("networks") or {}) for service, said in services.items()}
+    assert {"gateway"} == {service for service, seen in networks.items() if "front" in seen}
+    assert {"redis", "gateway", "scheduler", "executor"} == {name for name, seen in networks.items() if "back" in seen}
+    assert {"traces"} == networks["collector"]
+    assert "none" == services["secret"]["network_mode"]
+
+
+def test_redis_wants_its_password_and_keeps_its_files_to_itself(mesh: ComposeMesh) -> None:
+    said = mesh.compose("exec", "-T", "redis", "redis-cli", "ping")
+    modes = mesh.compose("exec", "-T", "redis", "sh", "-c", "stat -c %a /data/appendonlydir /data/appendonlydir/*")
+    environment = docker("inspect", "--format", "{{.Config.Env}} {{.Args}}", mesh.container("scheduler"))
+    (password,) = mesh.compose("exec", "-T", "redis", "sh", "-c", "cut -d ' ' -f 2 /secret/redis.conf").split()
+
+    assert "NOAUTH" in said
+    assert 48 == len(password)
+    assert password not in environment
+    assert {"700", "600"} == set(modes.split())
+
+
+def test_an_executor_reaches_nothing_outside(mesh: ComposeMesh) -> None:
+    """Of its networks none has a way out: not to this machine either."""
+    program = "import json; print(json.dumps([line.split()[1] for line in open('/proc/net/route')][1:]))"
+
+    assert "00000000" not in mesh.python("executor", program)
+
+
 def test_the_file_for_gpus_asks_for_all_of_them_and_changes_nothing_else(mesh: ComposeMesh) -> None:
     plain, with_gpus = (
         json.loads(mesh.compose("-f", "compose.yaml", *more, "config", "--format", "json"))

@@ -13,10 +13,12 @@ from redis.asyncio import Redis
 from executor.connections import Connections
 from executor.devices import Devices
 from executor.incarnation import Applied, Incarnation
+from executor.models.loader import Loader
 from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
 from shared.ids import ExecutorId
 from shared.keyspace import Keyspace
+from shared.lifecycle import Stop
 from shared.membership import Membership
 from shared.redis_client import connect, value_bytes_max
 from shared.traces.tracing import Tracing
@@ -48,6 +50,16 @@ async def scripted(redis: Redis, key_prefix: str, model: str) -> AsyncGenerator[
     membership = Membership(redis, mesh.keys)
     for member in await membership.members():
         await membership.remove(member.registration.executor)
+
+
+@asynccontextmanager
+async def loading(
+    redis_url: str, key_prefix: str, repository: Repository, name: str = "a", stop: Stop | None = None
+) -> AsyncGenerator[Loader]:
+    """What loads the models of an executor of that name."""
+    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
+    yield Loader(repository, connections, name, stop or Stop())
+    await connections.close()
 
 
 @asynccontextmanager

@@ -44,6 +44,18 @@ def test_the_parameter_then_the_versions_then_the_models_then_the_backends_direc
     assert absolute == found(configured(str(absolute)), tmp_path)
 
 
+def test_a_named_file_lies_in_the_repository_or_a_backends_directory(tmp_path: Path) -> None:
+    """A load request may bring the parameter; what it names is run."""
+    here, outside = tmp_path / "models", put(tmp_path / "outside.py")
+    (here / "m" / "1").mkdir(parents=True)
+    (here / "m" / "link.py").symlink_to(outside)
+    for name in ("../../outside.py", str(outside), "link.py", "/etc/hosts.py", "../../models/../outside.py"):
+        with pytest.raises(LoadError, match="is not in the model repository"):
+            found(configured(name), here)
+    beside = put(here / "shared.py")
+    assert beside == found(configured("../shared.py"), here)
+
+
 def test_a_sequence_models_is_named_in_the_log_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     named = put(tmp_path / "m" / "own.py", "raise RuntimeError")
     sequences = ModelConfig(

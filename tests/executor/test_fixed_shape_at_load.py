@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from executor.devices import Devices
 from executor.engine.base import FixesShape
-from executor.models.fixed_shape import settle_shape
+from executor.engine.pytorch.relocation import relocated
+from executor.models.fixed_shape import ROUNDS, Finding, settle_shape, trials
 from executor.models.repository import LoadedModel, Repository
 from shared.errors import LoadError
 from tests.executor.engine import torch_modules
@@ -88,6 +90,56 @@ def test_a_model_whose_rows_meet_runs_each_alone(tmp_path: Path, strategy: str) 
     model = loaded(tmp_path, torch_modules.Coupled(), strategy=strategy)
 
     assert (1, "results depend on the other rows of a batch") == form(model)
+
+
+def test_a_place_that_shows_in_few_rows_only_is_found(tmp_path: Path) -> None:
+    assert (1, "results depend on the other rows of a batch") == form(loaded(tmp_path, torch_modules.RarelyPlaced()))
+
+
+def test_weights_lie_elsewhere_from_round_to_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do in another executor. In the end they begin at a page."""
+    addresses: list[int] = []
+
+    def noted(tensor: torch.Tensor, offset_bytes: int) -> torch.Tensor:
+        addresses.append(offset_bytes)
+        return relocated(tensor, offset_bytes)
+
+    monkeypatch.setattr("executor.engine.pytorch.engine.relocated", noted)
+    module = torch_modules.Weighted()
+    model = loaded(tmp_path, module)
+    (worker,) = model.versions[0].workers
+    engine: Any = worker._engine
+    weight: torch.Tensor = next(iter(engine._forward.parameters()))
+
+    assert (64, "") == form(model)
+    assert len(set(addresses)) == len(addresses) == ROUNDS + 1
+    assert 0 == addresses[-1] == weight.data_ptr() % mmap.PAGESIZE
+    assert torch.equal(module.factor, weight)
+
+
+def test_a_result_that_depends_on_the_weights_addresses_is_found(tmp_path: Path) -> None:
+    model = loaded(tmp_path, torch_modules.Weighted())
+    (worker,) = model.versions[0].workers
+    engine: Any = worker._engine
+
+    def moved(offset_bytes: int) -> None:
+        engine._forward.factor.data = torch.tensor([1.0 + offset_bytes * 1e-6])
+
+    engine.move_weights = moved
+
+    assert Finding.DIFFERENT is trials(engine, model.versions[0].config, 8)
+
+
+def test_configurations_are_looked_through_before_anything_is_loaded(tmp_path: Path) -> None:
+    """So that an executor asks for reproducible kernels before it computes."""
+    repository = Repository([tmp_path], Devices())
+    (tmp_path / "m" / "configs").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('name: "m"')
+    (tmp_path / "odd" / "config.pbtxt").mkdir(parents=True)
+
+    assert not repository.mentions("fixed_shape")
+    (tmp_path / "m" / "configs" / "exact.pbtxt").write_bytes(b"\xff" + CONFIG.encode())
+    assert repository.mentions("fixed_shape")
 
 
 def test_a_model_without_room_for_a_padded_batch_runs_each_row_alone(tmp_path: Path) -> None:

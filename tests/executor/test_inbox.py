@@ -33,7 +33,7 @@ class Held:
     def held_bytes(self) -> int:
         return sum(self.sizes)
 
-    async def take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
+    async def take(self, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
         if b"k" in fields:
             return [entry.decode()]
         self.sizes.append(len(fields[b"m"]))

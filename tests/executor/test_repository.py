@@ -13,9 +13,11 @@ import pytest
 from executor.devices import DeviceLostError, Devices
 from executor.engine.pytorch import devices
 from executor.models.fingerprints import folder_fingerprint
+from executor.models.loader import Loader
 from executor.models.polling import Polling
 from executor.models.repository import NoSuchModelError, Repository
 from shared.errors import Code, LoadError
+from tests.executor.living import loading
 from tests.mesh.model_repository import SAMPLES
 
 CODE = (SAMPLES / "running_sum" / "1" / "model.py").read_text()
@@ -38,6 +40,12 @@ async def repository(folder: Path) -> AsyncIterator[Repository]:
     repository = Repository((folder,), Devices())
     yield repository
     await repository.close()
+
+
+@pytest.fixture
+async def loader(repository: Repository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
+    async with loading(redis_url, key_prefix, repository) as loader:
+        yield loader
 
 
 def change_config(folder: Path, old: str, new: str) -> None:
@@ -150,25 +158,25 @@ async def test_override_files_take_the_place_of_the_folder_until_the_version_is_
     assert not place.exists()
 
 
-async def test_polling_follows_the_folders(repository: Repository, folder: Path) -> None:
-    polling = Polling(repository, 15.0, asyncio.Event())
+async def test_polling_follows_the_folders(repository: Repository, loader: Loader, folder: Path) -> None:
+    polling = Polling(repository, loader, 15.0, asyncio.Event())
 
-    assert polling.look()
-    assert not polling.look()
+    assert await polling.look()
+    assert not await polling.look()
     (one,) = repository.loaded["running_sum"].versions
     shutil.copytree(folder / "running_sum", folder / "other")
     change_config(folder, 'name: "running_sum"', "")
     (folder / "other" / "config.pbtxt").write_text("this is no configuration")
-    assert polling.look()
+    assert await polling.look()
     assert [one] == repository.loaded["running_sum"].versions
     assert ["running_sum"] == list(repository.loaded)
     # It is not tried again before it changes.
-    assert not polling.look()
+    assert not await polling.look()
     shutil.copy(folder / "running_sum" / "config.pbtxt", folder / "other" / "config.pbtxt")
-    assert polling.look()
+    assert await polling.look()
     assert ["running_sum", "other"] == list(repository.loaded)
     shutil.rmtree(folder / "running_sum")
-    assert polling.look()
+    assert await polling.look()
     assert ["other"] == list(repository.loaded)
     assert [one] == repository.retired
 
@@ -197,10 +205,10 @@ async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
 
 
 async def test_polling_outlives_a_repository_that_cannot_be_read(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = asyncio.Event()
-    polling = Polling(repository, 0.01, changed)
+    polling = Polling(repository, loader, 0.01, changed)
     looks = 0
 
     def names(_self: Repository) -> list[str]:

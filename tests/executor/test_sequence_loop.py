@@ -382,6 +382,29 @@ class TestOwnership:
             await until(lambda: on.commits.outcome(2) is not None)
             assert [3] == [commit.epoch for commit in on.commits.steps]
 
+    async def test_what_ran_while_its_sequence_was_taken_away_is_not_answered(self) -> None:
+        """It came back before the batch had ended: the step is still to be run for its present owner."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, epoch=1)
+            await on.begun(1)
+            on.step(1, START, epoch=3)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+            assert [3] == [commit.epoch for commit in on.commits.steps]
+
+    async def test_what_ran_while_its_sequence_went_elsewhere_is_not_answered(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1)
+            await on.begun(1)
+            (gone,) = on.model.table.all
+            on.model.forget(gone)
+            on.step(1, START, correlation_id=2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert on.commits.outcome(1, 1) is None
+
     async def test_a_sequence_that_comes_back_in_another_slot_leaves_nothing_in_the_old_one(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.step(1, START, correlation_id=1, slot=0)
@@ -611,6 +634,18 @@ class TestControls:
             assert "INVALID_ARG" == first.error_code
             assert "the sequence's START failed" in second.error
             assert not on.engines[0].batches
+
+
+class TestIdle:
+    async def test_an_instance_that_has_nothing_to_do_is_woken_by_the_next_step(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.engines[0].let_go(3)
+            for number, flags in ((1, START), (2, NONE), (3, END)):
+                on.step(number, flags)
+                await until(lambda step=number: on.commits.outcome(step) is not None)
+                # The loop goes to sleep before anything else comes.
+                for _ in range(10):
+                    await asyncio.sleep(0)
 
 
 class TestOrder:

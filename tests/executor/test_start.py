@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from executor.devices import Devices
+from executor.models.loader import Loader
 from executor.models.repository import Repository
 from executor.service import load_models
 from executor.settings import ExecutorSettings
 from shared.errors import MeshError
+from tests.executor.living import loading
 from tests.mesh.model_repository import SAMPLES
 
 
@@ -30,8 +32,14 @@ async def repository(tmp_path: Path) -> AsyncIterator[Repository]:
     await repository.close()
 
 
-async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repository: Repository) -> None:
-    load_models(repository, ExecutorSettings(models=tuple(repository.folders)))
+@pytest.fixture
+async def loader(repository: Repository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
+    async with loading(redis_url, key_prefix, repository) as loader:
+        yield loader
+
+
+async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repository: Repository, loader: Loader) -> None:
+    await load_models(repository, loader, ExecutorSettings(models=tuple(repository.folders)))
 
     assert ["good"] == list(repository.loaded)
     (line,) = [line for line in repository.index() if line.model == "broken"]
@@ -39,25 +47,29 @@ async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repositor
     assert "it is broken" in line.reason
 
 
-async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(repository: Repository) -> None:
+async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
+    repository: Repository, loader: Loader
+) -> None:
     settings = ExecutorSettings(models=tuple(repository.folders))
     with pytest.raises(MeshError, match=r"failed to load all models: broken: .*it is broken"):
-        load_models(repository, replace(settings, exit_on_error=True))
+        await load_models(repository, loader, replace(settings, exit_on_error=True))
 
     repository.unload("good")
     shutil.rmtree(repository.folders[0] / "good")
     with pytest.raises(MeshError, match="could be loaded"):
-        load_models(repository, settings)
+        await load_models(repository, loader, settings)
 
 
-async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(repository: Repository) -> None:
+async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(
+    repository: Repository, loader: Loader
+) -> None:
     settings = ExecutorSettings(models=tuple(repository.folders), model_control_mode="explicit", load_model=("good",))
-    load_models(repository, settings, but={"good"})
+    await load_models(repository, loader, settings, but={"good"})
     assert [] == list(repository.loaded)
 
-    load_models(repository, replace(settings, load_model=()))
+    await load_models(repository, loader, replace(settings, load_model=()))
     assert [] == list(repository.loaded)
-    load_models(repository, settings)
+    await load_models(repository, loader, settings)
     assert ["good"] == list(repository.loaded)
-    load_models(repository, replace(settings, load_model=("*",)), but={"good"})
+    await load_models(repository, loader, replace(settings, load_model=("*",)), but={"good"})
     assert ["broken"] == list(repository.failures)

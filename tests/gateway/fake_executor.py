@@ -117,6 +117,7 @@ MODELS = (
 class FakeExecutor:
     """Scheduler and executor in one, for tests of the gateway: assigns every start at once and runs steps one by one.
 
+    encoded   makes the bytes of a reply
     paused    while set, steps and work are left where they are; `pause` also waits for what is being done
     received  every message that was run, in order
     """
@@ -125,6 +126,7 @@ class FakeExecutor:
     keys: Keyspace
     models: tuple[ModelConfig, ...] = MODELS
     control_mode: str = "explicit"
+    encoded: Callable[[ReplyMessage], bytes] = encode
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     received: list[InferMessage] = field(default_factory=list[InferMessage])
     resting: asyncio.Event = field(default_factory=asyncio.Event)
@@ -231,7 +233,7 @@ class FakeExecutor:
             outcome,
             step.gateway,
             step.token,
-            encode(reply),
+            self.encoded(reply),
             keep_reply=True,
             entries=(step.entry,),
         )
@@ -274,7 +276,7 @@ class FakeExecutor:
         for request, raw in taken.requests:
             message = decode_infer(raw)
             self.received.append(message)
-            done.append(WorkDone(request, encode(ReplyMessage("1", self.outputs(message)))))
+            done.append(WorkDone(request, self.encoded(ReplyMessage("1", self.outputs(message)))))
         await self.scripts.run(work.finish(load, self.executor, done))
         return len(done)
 

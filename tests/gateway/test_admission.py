@@ -130,6 +130,13 @@ def test_session_id_in_digits_serves_a_model_with_integer_ids():
     assert made.flags == StepFlag.START | StepFlag.IMPLICIT
 
 
+def test_a_sequence_may_be_named_twice_by_the_same_name_only():
+    twice = admitted(call(correlation_id=17, session_id="17"), model(controls=corrid("UINT64")))
+
+    assert "m||i17" == twice.sequence
+    assert refused(call(correlation_id=17, session_id="18"), model()).endswith("session '18': name one of them")
+
+
 def test_request_without_any_id_is_refused_unless_the_model_starts_sequences_by_itself():
     assert refused(call(), model()) == (
         "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
@@ -216,6 +223,24 @@ def test_a_request_may_only_lower_its_levels_timeout(default: int, may_lower: bo
     assert timeout == entered.queueing.timeout_us
 
 
+@pytest.mark.parametrize("action", TimeoutAction)
+def test_what_becomes_of_a_request_that_is_late_is_its_own_levels_policy(action: TimeoutAction):
+    """Its neighbour's in the batch may be another."""
+    (other,) = set(TimeoutAction) - {action}
+    policies = {2: QueuePolicy(timeout_action=action, max_queue_size=5)}
+    batching = DynamicBatching(
+        priority_levels=2,
+        default_priority_level=1,
+        default_queue_policy=QueuePolicy(timeout_action=other),
+        priority_queue_policies=policies,
+    )
+
+    queueings = [admitted(call(priority=level), stateless(dynamic_batching=batching)).queueing for level in (1, 2)]
+
+    assert [other, action] == [TimeoutAction.DELAY if one.delays else TimeoutAction.REJECT for one in queueings]
+    assert [0, 5] == [one.level_bound for one in queueings]
+
+
 def test_without_dynamic_batching_there_are_no_levels_and_no_policies():
     queueing = admitted(call(priority=1, timeout_us=5), stateless(dynamic_batching=None)).queueing
 
@@ -238,6 +263,20 @@ def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
     # In Triton, which only counts, it passes.
     extra = msgspec.structs.replace(call(), inputs=(msgspec.structs.replace(INT, name="EXTRA"),))
     assert "but missing required input(s) ['INPUT']" in refused(extra, config)
+
+
+def test_outputs_that_are_asked_for_must_be_the_models():
+    assert ("OUTPUT",) == tuple(admitted(call(outputs=("OUTPUT",)), stateless()).message.outputs)
+    unknown = refused(call(outputs=("OUTPUT", "NOTHING")), stateless())
+
+    assert "unexpected inference output 'NOTHING' for model 'm'" == unknown
+
+
+def test_a_tensor_has_as_many_bytes_as_its_elements():
+    short = refused(call(Tensor("INPUT", "INT32", (2, 1), bytes(7)), request_id="r"), stateless())
+
+    assert short.startswith("[request id: r] ")
+    assert short.endswith("byte size mismatch for input 'INPUT' for model 'm'. Expected 8, got 7")
 
 
 def test_what_stands_twice_in_a_request_is_refused_by_its_id():

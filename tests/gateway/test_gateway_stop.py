@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
+from gateway.replies import Replies
 from gateway.settings import GatewaySettings
 from shared.ids import sequence_id
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
@@ -159,3 +160,34 @@ async def test_process_says_where_it_listens_and_ends_with_code_0_on_sigterm(
 
     assert process.returncode == 0, rest.decode()
     assert b"http=" in line
+
+
+async def test_who_is_in_flight_when_a_loop_of_the_gateway_fails_is_told_what_to_do(
+    gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    async def fail(_: Replies) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    with pytest.raises(ExceptionGroup):  # noqa: PT012 - what is raised is the gateway's end, of which the rest hears
+        async with gateway_running(gateway_settings) as gateway:
+            await executor.pause()
+            async with (
+                aiohttp.ClientSession(f"http://{gateway.url}") as session,
+                grpc_client.InferenceServerClient(f"127.0.0.1:{gateway.addresses.grpc_port}") as client,
+            ):
+                value = grpc_client.InferInput("INPUT", [1, 1], "INT32")
+                value.set_data_from_numpy(np.ones((1, 1), np.int32))
+                over_grpc = asyncio.create_task(
+                    client.infer("running_sum", [value], sequence_id=2, sequence_start=True)
+                )
+                over_http = asyncio.create_task(session.post(SUM, json=step(1, start=True)))
+                page = ""
+                while "seqmesh_gateway_requests_in_flight 2\n" not in page:
+                    async with session.get("/metrics") as response:
+                        page = await response.text()
+                monkeypatch.setattr(Replies, "_read", fail)
+
+                answer = await over_http
+                assert (503, True) == (answer.status, "ended before its time" in (await answer.json())["error"])
+                with pytest.raises(InferenceServerException, match="ended before its time"):
+                    await over_grpc

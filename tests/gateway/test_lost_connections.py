@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
+import gateway.dispatch
 import gateway.replies
-from deploy.embedded import EmbeddedRedis
+from deploy.embedded import EmbeddedRedis, through
 from gateway.admission import InferCall
 from gateway.catalog import Catalog
 from gateway.service import Core, running_core
@@ -33,7 +35,8 @@ from tests.gateway.fake_executor import FakeExecutor, RunningGateway
 class Proxy:
     """A TCP proxy before Redis that can be told to break connections.
 
-    cut_after  called with what a client sends; True: it is passed on, but the connection is cut before the reply
+    cut_after   called with what a client sends; True: it is passed on, but the connection is cut before the reply
+    cut_before  as cut_after, but it is not passed on
     """
 
     def __init__(self, url: str) -> None:
@@ -41,6 +44,7 @@ class Proxy:
         self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
         self._open: set[asyncio.StreamWriter] = set()
         self.cut_after: Callable[[bytes], bool] = lambda _: False
+        self.cut_before: Callable[[bytes], bool] = lambda _: False
         self.refuses = False
         self.port = 0
 
@@ -62,6 +66,9 @@ class Proxy:
         replies = asyncio.create_task(self._copy(there, writer))
         try:
             while chunk := await reader.read(1 << 16):
+                if self.cut_before(chunk):
+                    self.cut_before = lambda _: False
+                    break
                 back.write(chunk)
                 if self.cut_after(chunk):
                     self.cut_after = lambda _: False
@@ -97,7 +104,7 @@ async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncGenera
     """A gateway without ports."""
     async with (
         asyncio.TaskGroup() as group,
-        running_core(settings, "core", keys, Tracing(), Tasks(group)) as core,
+        running_core(settings.bounded(), "core", keys, Tracing(), Tasks(group)) as core,
     ):
         yield core
 
@@ -112,7 +119,8 @@ async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: Fake
 async def behind_proxy(
     gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy
 ) -> AsyncIterator[Core]:
-    settings = dataclasses.replace(gateway_settings, redis_url=f"redis://127.0.0.1:{proxy.port}/0")
+    behind = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
+    settings = dataclasses.replace(gateway_settings, redis_url=behind)
     async with core_running(settings, keys) as running:
         yield running
 
@@ -165,6 +173,19 @@ async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence
     assert "give every step a request id" in caught.value.message
     # The proxy did pass it on, so it counts.
     assert total(await behind_proxy.inference.submit(step(4))) == 7
+
+
+async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: Core, proxy: Proxy):
+    """Nothing had been sent: even a step that cannot be told from its first attempt is sent on a new one."""
+    await behind_proxy.inference.submit(step(1, start=True))
+    for value in (2, 4):
+        idle: Any = behind_proxy.dispatch._link
+        proxy.cut_all()
+        async with asyncio.timeout(60):
+            while not idle._connection._reader.at_eof():
+                await asyncio.sleep(0.005)
+
+        assert (1 if value == 2 else 3) + value == total(await behind_proxy.inference.submit(step(value)))
 
 
 async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Core, proxy: Proxy):
@@ -325,9 +346,12 @@ async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_reques
     await redis.aclose()
 
 
+@pytest.mark.parametrize("cut_again", [False, True], ids=["cut once", "cut twice"])
 @pytest.mark.parametrize("ids_remembered", [64, 1], ids=["remembered", "forgotten"])
 async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
+    *,
     ids_remembered: int,
+    cut_again: bool,
     behind_proxy: Core,
     proxy: Proxy,
     gateway_settings: GatewaySettings,
@@ -336,7 +360,8 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Its first attempt was accepted and answered, the answer was lost, and the sequence went on elsewhere. It hears
-    its stored reply; and when so many steps came in that its request id may be forgotten, that nobody knows."""
+    its stored reply; and when so many steps came in that its request id may be forgotten, that nobody knows. However
+    many attempts are lost: what counts is when the first one was made."""
     monkeypatch.setattr("shared.scripts.RETRY_IDS", ids_remembered)
     monkeypatch.setattr("gateway.dispatch.LATE_PATIENCE_S", 0.05)
     await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
@@ -360,6 +385,8 @@ async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
             await elsewhere.inference.submit(step(0, request_id=name))
         async for stream in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
             await executor.commands.xtrim(stream, maxlen=0)
+        if cut_again:
+            proxy.cut_before = is_submit
         proxy.refuses = False
 
         if ids_remembered > 1:
@@ -398,6 +425,32 @@ async def test_steps_sent_together_and_sent_again_together_run_once(
     assert [3, 7] == [total(answer) for answer in await asyncio.gather(*again)]
     assert 3 == len(executor.received)
     assert total(await behind_proxy.inference.submit(step(8, request_id="d"))) == 15
+
+
+@pytest.mark.parametrize("survives", [True, False], ids=["its record is as new", "its record is older"])
+async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_does_not_know_it(
+    core: Core, executor: FakeExecutor, redis: Redis, keys: Keyspace, *, survives: bool
+):
+    """It is the newest step of its sequence; so its number is just what an intact record shows."""
+    await core.inference.submit(step(1, start=True))
+    await executor.pause()
+    open_step = core.inference.submit(step(2))
+    while not core.dispatch.sent > 1:
+        await asyncio.sleep(0.005)
+    if not survives:
+        (waiting,) = core.replies.waiting
+        record = keys.sequence(gateway.dispatch.sequence_of(waiting)).record
+        await executor.commands.hincrby(record, "nx", -1)
+
+    await core.dispatch.ask_again(redis, [])
+
+    assert open_step.done() != survives
+    if survives:
+        executor.paused.clear()
+        assert 3 == total(await open_step)
+    else:
+        with pytest.raises(UnavailableError, match="Redis was restarted and has lost data"):
+            await open_step
 
 
 async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
@@ -468,6 +521,19 @@ async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_num
             await core.inference.submit(InferCall("echo", inputs=(tensor,)))
         async with asyncio.timeout(60):
             while await executor.commands.xlen(stream):
+                await asyncio.sleep(0.01)
+
+
+async def test_small_replies_that_were_read_leave_redis_with_the_next_heartbeat(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """They are too few to be trimmed by a read: a gateway with little to do would keep them for ever."""
+    monkeypatch.setattr(gateway.replies, "HEARTBEAT_S", 0.05)
+    async with core_running(gateway_settings, keys) as core:
+        for number in range(1, 9):
+            await core.inference.submit(step(1, number, start=True))
+        async with asyncio.timeout(60):
+            while sum([await executor.commands.xlen(stream) for stream in core.replies._streams.values()]):
                 await asyncio.sleep(0.01)
 
 

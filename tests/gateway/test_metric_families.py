@@ -14,6 +14,7 @@ from gateway.metric_families import (
     hardware_families,
     inference_families,
     shown,
+    unreadable_families,
 )
 from gateway.observation import CacheUse, Observed, memory_of
 from shared.messages import ModelRecord
@@ -337,3 +338,13 @@ def test_full_logs_are_counted_of_models_that_replay() -> None:
 
     (family,) = [each for each in families if each.name == "seqmesh_sequence_log_full"]
     assert [({"model": "replaying", "version": "1"}, 3)] == [(each.labels, each.value) for each in family.samples]
+
+
+def test_what_could_not_be_read_is_counted_by_kind_of_key() -> None:
+    (family,) = unreadable_families(Observed((), {}, unreadable={"seq": 2, "checkpoint": 1}))
+
+    assert ["seqmesh_unreadable_values_total", [{"kind": "checkpoint"}, {"kind": "seq"}]] == [
+        family.name,
+        [sample.labels for sample in family.samples],
+    ]
+    assert [] == unreadable_families(Observed((), {}))

@@ -19,18 +19,25 @@ def member(name: str, *failures: LoadFailure, applied: str = ENTRY) -> Member:
 
 
 def failure(error: str, *, entry: str = ENTRY, found: bool = True) -> LoadFailure:
-    return LoadFailure(entry, "m", "INTERNAL", error, found)
+    return LoadFailure(entry, "m", "INTERNAL", error, found, "g")
 
 
 def test_one_executors_reason_decides_but_a_model_that_only_others_have_is_no_failure() -> None:
     missing, broken = failure("not there", found=False), failure("broken")
 
-    assert decisive_failure([member("a"), member("b")], ENTRY) is None
-    assert broken == decisive_failure([member("a"), member("b", broken)], ENTRY)
-    assert broken == decisive_failure([member("b", broken), member("a", missing)], ENTRY)
-    assert decisive_failure([member("a", missing), member("b")], ENTRY) is None
-    assert missing == decisive_failure([member("a", missing), member("b", missing)], ENTRY)
-    assert decisive_failure([member("a", failure("earlier", entry="4-9"))], ENTRY) is None
+    assert decisive_failure([member("a"), member("b")], ENTRY, "g") is None
+    assert broken == decisive_failure([member("a"), member("b", broken)], ENTRY, "g")
+    assert broken == decisive_failure([member("b", broken), member("a", missing)], ENTRY, "g")
+    assert decisive_failure([member("a", missing), member("b")], ENTRY, "g") is None
+    assert missing == decisive_failure([member("a", missing), member("b", missing)], ENTRY, "g")
+    assert decisive_failure([member("a", failure("earlier", entry="4-9"))], ENTRY, "g") is None
+
+
+def test_an_executor_that_started_since_tells_by_the_load_what_it_found_in_what_was_asked() -> None:
+    fatal = failure("it ended its executors", entry="")
+
+    assert fatal == decisive_failure([member("a", fatal)], ENTRY, "g")
+    assert decisive_failure([member("a", fatal)], ENTRY, "another") is None
 
 
 def test_entries_are_compared_as_numbers() -> None:

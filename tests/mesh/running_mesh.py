@@ -22,14 +22,18 @@ from typing import Any, TypeVar, cast
 import msgspec
 from click.testing import CliRunner
 from redis import Redis
+from redis.sentinel import Sentinel
 
 from deploy import cli
 from deploy.launcher import ChildState, MeshState, read_state
+from deploy.private_files import make_private
 from deploy.private_mesh import environment_without_settings, ready_state, stop, up_command
 from deploy.tether import tethered
+from executor.engine import mkl
 from shared.ids import SequenceId
 from shared.keyspace import Keyspace
 from shared.messages import ExecutorRegistration
+from shared.redis_url import parse_redis_url
 from tests.key_leaks import leaked_keys
 
 LEASE_MS = 1000
@@ -64,7 +68,7 @@ class RunningMesh:
     def redis(self) -> Any:
         """A client of the mesh's server; replies are bytes. Typed loosely: redis-py's types are unions."""
         if self._redis is None:
-            self._redis = Redis.from_url(self.state.redis_url)
+            self._redis = client_of(self.state.redis_url)
         return cast("Any", self._redis)
 
     def close(self) -> None:
@@ -123,14 +127,14 @@ class RunningMesh:
         """One more process of a service, which the launcher knows nothing of; at the end of the block it is told to
         stop, and must end in order."""
         repositories = [f"--models={repository}" for repository in self.models] if service == "executor" else []
-        command = [sys.executable, "-P", "-m", service, f"--name={name}", f"--redis-url={self.state.redis_url}"]
+        command = [sys.executable, "-P", "-m", service, f"--name={name}"]
         with (self.directory / "logs" / f"{name}.log").open("ab") as said:
             process = subprocess.Popen(
                 tethered([*command, *repositories, *flags], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=dict(self._environment),
+                env={**self._environment, "SEQMESH_REDIS_URL": self.state.redis_url},
                 start_new_session=True,
             )
         try:
@@ -270,7 +274,7 @@ def running_mesh(
 
     environment  further settings (SEQMESH_...) and variables of the processes
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     said = directory / "launcher.log"
     models = [repository.resolve() for repository in models]
     variables = {
@@ -284,6 +288,7 @@ def running_mesh(
         "OMP_NUM_THREADS": "1",
         **(environment or {}),
     }
+    variables.pop(mkl.VARIABLE, None)  # set for the tests' own engines; an executor asks for it by itself
     with said.open("wb") as output:
         launcher = subprocess.Popen(
             tethered(up_command(directory, executors, tuple(models)), signal.SIGTERM),
@@ -326,6 +331,16 @@ async def eventually(condition: Callable[[], T | None], what: str, timeout_s: fl
         assert time.monotonic() < deadline, f"did not happen within {timeout_s:.0f} s: {what}"
         await asyncio.sleep(0.05)
     return value
+
+
+def client_of(url: str) -> Redis:
+    """A client of a mesh's server, and where Sentinels stand in the URL of whatever server is the primary."""
+    address = parse_redis_url(url)
+    if not address.sentinels:
+        return Redis.from_url(url)
+    options = [dict(sentinel.options) for sentinel in address.sentinels]
+    sentinels = [(one.pop("host"), one.pop("port")) for one in options]
+    return Sentinel(sentinels, sentinel_kwargs=options[0]).master_for(address.service, **address.server.options)
 
 
 async def seqmesh(mesh: RunningMesh, *arguments: str, code: int = 0) -> str:

@@ -74,15 +74,15 @@ async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -
     await membership.register(REGISTRATION, lease_ms=60_000)
     catalog = Catalog(membership)
     mesh, control = MeshSettings(redis, keys), TraceControl(Sampler(), exporting=True)
-    settings = RuntimeSettings(mesh, ProcessSettings(mesh, control, Level.INFO), control, catalog)
+    settings = RuntimeSettings(mesh, ProcessSettings(mesh, control, Level.INFO), control, catalog, "gateway")
     await full(redis)
 
     with pytest.raises(UnavailableError, match=r"Redis refused the change of 'm': .*maxmemory"):
         await Repository(redis, keys, catalog).load("m")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
-        await settings.logs({"log_info": False})
+        await settings.logs({"log_info": False}, "the test")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
-        await settings.traces("", {"trace_rate": ["7"]})
+        await settings.traces("", {"trace_rate": ["7"]}, "the test")
 
 
 async def test_what_was_accepted_is_finished_also_of_a_suspected_sequence(redis: Redis) -> None:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
@@ -335,3 +336,26 @@ async def test_models_follow_their_folders_in_poll_mode(make_mesh: MakeMesh, tmp
         await caller("other_sum", Step("c", 1, start=True))
     assert 2 == await caller("running_sum", Step("stays", 1, end=True))
     await caller.close()
+
+
+async def test_what_was_asked_of_a_model_and_cannot_be_read_is_that_models_matter(mesh: RunningMesh) -> None:
+    """Executors go on, and start with it, too; the next word on the model replaces it."""
+    load(mesh, "overridden_sum")
+    keys, dance = mesh.keys, msgspec.msgpack.encode({"action": "dance", "model": "overridden_sum"})
+    for garbage in (b"\xc1", b"", dance):
+        for words in (keys.wanted, keys.kept):
+            mesh.redis.hset(words, "overridden_sum", garbage)
+            mesh.redis.hset(words, b"\xff", garbage)
+        mesh.redis.xadd(keys.control, {"n": "overridden_sum"})
+        mesh.redis.xadd(keys.control, {"odd": garbage})
+    await mesh.kill_executor(mesh.names("executor")[0])
+
+    for model in ("overridden_sum", "gated_sum"):
+        load(mesh, model)
+        await until_ready(mesh, model)
+
+    caller = GrpcCaller(mesh.grpc())
+    for model in ("overridden_sum", "gated_sum", "running_sum"):
+        assert 1 == await caller(model, Step("beside garbage", 1, start=True, end=True))
+    for words in (keys.wanted, keys.kept):
+        mesh.redis.hdel(words, b"\xff")

@@ -18,7 +18,7 @@ from typing import cast
 import pytest
 from redis import Redis
 
-from deploy.chaos.proxy import Loss, Proxy, Way
+from deploy.chaos.proxy import Loss, Way
 from deploy.embedded import EmbeddedRedis
 from shared.keyspace import Keyspace
 from shared.redis_client import connect
@@ -27,6 +27,7 @@ from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, is_interruption, make_plans
+from tests.redis_proxy import RedisProxy
 
 MODEL = "running_sum"
 SEQUENCES = 16
@@ -39,7 +40,7 @@ class Broken:
     """A mesh, and what lies between it and its Redis."""
 
     mesh: RunningMesh
-    proxy: Proxy
+    proxy: RedisProxy
     server: EmbeddedRedis
 
     def digest(self, script: str) -> bytes:
@@ -58,14 +59,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     add_sum_model(directory / "models", MODEL, idle_us=300_000_000)
     with (
         EmbeddedRedis(directory / "redis", appendfsync="always") as server,
-        Proxy("127.0.0.1", server.port) as proxy,
+        RedisProxy(server.url) as proxy,
         running_mesh(
             directory / "data",
             [directory / "models"],
             gateways=2,
             executors=2,
             environment={
-                "SEQMESH_REDIS_URL": f"redis://{proxy.address}/0",
+                "SEQMESH_REDIS_URL": proxy.url,
                 "SEQMESH_REDIS_TIMEOUT_MS": str(TIMEOUT_MS),
             },
         ) as mesh,

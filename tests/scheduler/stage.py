@@ -43,6 +43,7 @@ from shared.scripts import (
     Submitted,
 )
 from shared.server_run import ServerRun
+from shared.statistics.tally import Load
 from shared.traces.tracing import Tracing
 
 MODEL = "sum"
@@ -245,6 +246,7 @@ class Stage:
                 model=MODEL,
                 idle_ms=idle_ms,
                 tombstone_ms=10_000,
+                load=Load(MODEL, "1", "0"),
             )
             codes += await self.scripts.run(call)
         return codes

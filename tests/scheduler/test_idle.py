@@ -13,9 +13,9 @@ import scheduler.service
 from scheduler.core.state import Policy
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
-from scheduler.rebuild import redis_now_ms
 from shared.ids import SchedulerId, Term, sequence_id
 from shared.link import Link
+from shared.redis_client import redis_now_ms
 from shared.scripts import Call, Scripts
 from tests.scheduler.stage import MODEL, Stage
 

@@ -25,7 +25,6 @@ from scheduler.core.state import Policy
 from scheduler.ingest import parse_entry
 from scheduler.leader import Leader
 from scheduler.perform import Mesh
-from scheduler.rebuild import redis_now_ms
 from shared.ids import CorrelationId, ExecutorId, SequenceId, Term
 from shared.keyspace import Keyspace
 from shared.membership import Membership
@@ -39,6 +38,7 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
+from shared.redis_client import redis_now_ms
 from shared.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode
 from shared.statistics.tally import Load
 from shared.traces.tracing import Tracing

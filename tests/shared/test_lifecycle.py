@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,7 @@ def test_the_first_signal_lets_the_service_drain_and_exit_with_0(stop_signal: si
     story: list[str] = []
 
     async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
         os.kill(os.getpid(), stop_signal)
         await stop.wait()
         await asyncio.sleep(0)
@@ -34,6 +37,7 @@ async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
     story: list[str] = []
 
     async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
         os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -44,6 +48,42 @@ async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
 
     assert await serve_until_stopped(serve) == 1
     assert story == ["cleaned up"]
+
+
+async def test_a_signal_cancels_a_service_that_still_starts() -> None:
+    story: list[str] = []
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            story.append("cleaned up")
+
+    assert await serve_until_stopped(serve, lambda: story.append("told")) == 0
+    assert story == ["told", "cleaned up"]
+
+
+THREADS = """
+import asyncio, os, signal, sys, threading
+from shared.lifecycle import run
+
+async def serve(tasks, stop):
+    for_ever = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+    await asyncio.sleep(0)
+    if sys.argv[1] == "starts":
+        os.kill(os.getpid(), signal.SIGTERM)
+        await for_ever
+
+sys.exit(run(serve))
+"""
+
+
+@pytest.mark.parametrize("when", ["starts", "has ended"])
+def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str) -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS, when], timeout=60, check=False)
+
+    assert 0 == done.returncode
 
 
 async def test_a_failing_task_is_logged_by_name_and_ends_the_service_with_1(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from shared import logs
 from shared.logs import Level, level_of_line
+from shared.repeats import Repeats
 
 Configure = Callable[..., io.StringIO]
 
@@ -88,6 +89,42 @@ def test_a_disabled_level_writes_nothing_and_never_looks_at_its_fields(configure
     assert stream.getvalue() == ""
     assert not logs.enabled(Level.INFO)
     assert logs.enabled(Level.WARNING)
+
+
+def test_an_error_that_comes_again_is_written_at_growing_intervals_with_a_count(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr("shared.logs.Repeats", lambda: Repeats(lambda: next(clock) / 5))
+    stream = configured()
+
+    for _ in range(5 * 62):
+        logs.error("redis out of reach", loop="watch", exc=OSError("refused"))
+
+    lines = [line for line in stream.getvalue().splitlines() if "ERROR" in line]
+    # Five a second for 62 seconds: at once, and after 2, 6, 14, 30 and 62 s.
+    assert ["", "9", "19", "39", "79"] == [line.partition(" repeated=")[2] for line in lines]
+
+
+def test_what_differs_in_a_field_is_no_repeat_and_infos_are_never_held_back(configured: Configure) -> None:
+    stream = configured()
+
+    for model in ("a", "b"):
+        logs.warning("model not loaded", model=model)
+        logs.info("model loaded")
+
+    assert 4 == len(stream.getvalue().splitlines())
+
+
+def test_levels_that_are_chosen_at_run_time_leave_repeats_held_back(configured: Configure) -> None:
+    stream = configured()
+    logs.choose([Level.WARNING])
+
+    for _ in range(3):
+        logs.warning("lease renewal delayed")
+        logs.error("not chosen")
+
+    assert 1 == len(stream.getvalue().splitlines())
 
 
 def test_records_and_warnings_of_libraries_come_out_in_the_same_form(configured: Configure) -> None:

@@ -46,3 +46,15 @@ async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redi
     assert [True] == [member.registration.leaving for member in await membership.members()]
     await membership.remove(registration.executor)
     assert [] == await membership.members()
+
+
+async def test_who_registers_is_alive_at_once_and_for_as_long_as_it_says(redis: Redis, key_prefix: str) -> None:
+    """A leader that reads of it before its first renewal must not count it as lost."""
+    keys = Keyspace(key_prefix)
+    membership = Membership(redis, keys)
+    registration = ExecutorRegistration(ExecutorId("e1"), "e", "host", 1, 0, ())
+
+    await membership.register(registration, lease_ms=60_000)
+
+    assert 0 < await redis.pttl(keys.executor_lease(ExecutorId("e1"))) <= 60_000
+    await membership.remove(ExecutorId("e1"))

@@ -242,7 +242,7 @@ async def test_traced_requests_are_counted_over_all_gateways(
 
 
 def test_fields_of_a_newer_release_are_left_out() -> None:
-    assert picture_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}) == Picture()
+    assert picture_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}, "key") == Picture()
 
 
 async def test_a_count_that_several_gateways_use_up_never_becomes_unlimited(
@@ -274,3 +274,33 @@ async def test_a_count_that_was_taken_back_stays_away(redis: Redis, keys: Keyspa
 
     assert Picture() == await mesh.read()
     assert traced(control, "m", 10) == 10
+
+
+async def test_who_silences_a_mesh_is_named_in_every_log_and_the_way_back_is_open(
+    redis: Redis, keys: Keyspace, own_logging: io.StringIO
+) -> None:
+    mesh = MeshSettings(redis, keys)
+    process = ProcessSettings(mesh, TraceControl(Sampler(), exporting=True), Level.INFO)
+    silence = {"log_info": False, "log_warning": False, "log_error": False}
+    for _ in range(2):
+        await mesh.change_logs(silence, "HTTP client 10.0.0.7:5 through g")
+        await process.refresh()
+        await process.refresh()
+    logs.error("nobody hears this")
+
+    # Each change once, though nothing else is written.
+    said = own_logging.getvalue().splitlines()
+    assert ["NOTICE", "NOTICE"] == [line.split()[1] for line in said]
+    assert all('by="HTTP client 10.0.0.7:5 through g at ' in line for line in said)
+    assert Level.NOTICE is logs.level_of_line(said[0])
+
+    await mesh.change_traces("m", {"trace_rate": 5}, "gRPC client ipv4:10.0.0.8:6 through g")
+    await mesh.reset("an operator")
+    await process.refresh()
+    logs.error("everybody hears this")
+
+    said = own_logging.getvalue().splitlines()[len(said) :]
+    assert ["NOTICE", "NOTICE", "ERROR"] == [line.split()[1] for line in said]
+    assert LogSettings() == process.logs
+    assert {} == (picture := await mesh.read()).logs == picture.traces
+    assert picture.by["traces"].startswith("an operator at ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
@@ -11,13 +12,15 @@ import pytest
 from redis import Redis as SyncRedis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from deploy.chaos.proxy import Proxy, Way
+from deploy.chaos.proxy import Way
 from deploy.embedded import EmbeddedRedis
 from shared import redis_client
-from shared.keyspace import Keyspace
+from shared.keyspace import SCHEMA_VERSION, Keyspace
+from shared.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.link import Link
-from shared.redis_client import CONNECTION_LOST, UnfitRedisError, UnfitServerError, connect, join_mesh
+from shared.redis_client import CONNECTION_LOST, UnfitRedisError, UnfitServerError, connect, join_mesh, joined
 from shared.server_run import AnotherRunError, ServerRun
+from tests.redis_proxy import RedisProxy
 
 SOON_S = 60
 
@@ -45,14 +48,13 @@ async def redis(private_server: EmbeddedRedis, run: ServerRun) -> AsyncIterator[
 
 
 @pytest.fixture
-def proxy(redis_server: str) -> Iterator[Proxy]:
-    host, _, port = redis_server.removeprefix("redis://").removesuffix("/0").partition(":")
-    with Proxy(host, int(port)) as proxy:
+def proxy(redis_server: str) -> Iterator[RedisProxy]:
+    with RedisProxy(redis_server) as proxy:
         yield proxy
 
 
-async def test_a_connection_that_looks_alive_and_is_silent_counts_as_lost(proxy: Proxy) -> None:
-    redis: Any = connect(f"redis://{proxy.address}/0", retries=0, timeout_ms=SOON_S * 1000)
+async def test_a_connection_that_looks_alive_and_is_silent_counts_as_lost(proxy: RedisProxy) -> None:
+    redis: Any = connect(proxy.url, retries=0, timeout_ms=SOON_S * 1000)
     link: Any = Link(redis)
     await redis.ping()
     await link.connect()
@@ -72,9 +74,9 @@ async def test_a_connection_that_looks_alive_and_is_silent_counts_as_lost(proxy:
     await redis.aclose()
 
 
-async def test_a_server_that_takes_connections_and_is_silent_counts_as_lost(proxy: Proxy) -> None:
+async def test_a_server_that_takes_connections_and_is_silent_counts_as_lost(proxy: RedisProxy) -> None:
     proxy.hold(way=Way.REPLIES)
-    redis: Any = connect(f"redis://{proxy.address}/0", retries=0, timeout_ms=100)
+    redis: Any = connect(proxy.url, retries=0, timeout_ms=100)
 
     with pytest.raises(CONNECTION_LOST):
         await Link(redis).connect()
@@ -95,10 +97,32 @@ async def test_a_blocking_read_may_take_its_own_time_on_top(private_server: Embe
     await redis.aclose()
 
 
+# -- one that was cut --------------------------------------------------------------------------------------------------
+
+
+async def test_a_link_that_was_cut_while_idle_is_made_anew_before_it_is_used(proxy: RedisProxy) -> None:
+    """Also the next time: whoever connects has sent nothing, and may send anything."""
+    link: Any = Link(connect(proxy.url, retries=0))
+    for _ in range(2):
+        await link.connect()
+        assert [b"PONG"] == await link.exchange([("PING",)])
+        assert proxy.hang_up()
+        async with asyncio.timeout(SOON_S):
+            while not link._connection._reader.at_eof():
+                await asyncio.sleep(0.005)
+
+    await link.connect()
+    assert [b"PONG"] == await link.exchange([("PING",)])
+    await link.close()
+
+
 # -- an unfit one ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_primary_that_is_demoted_counts_as_a_lost_connection(redis: Any, server: Any) -> None:
+async def test_a_primary_that_is_demoted_counts_as_a_lost_connection(
+    private_server: EmbeddedRedis, server: Any
+) -> None:
+    redis: Any = connect(private_server.url, retries=0)
     link = Link(redis)
     await link.connect()
     server.xadd("stream", {"a": "b"})
@@ -121,6 +145,7 @@ async def test_a_primary_that_is_demoted_counts_as_a_lost_connection(redis: Any,
     assert [b"OK"] == await link.exchange([("SET", "a", "b")])
     assert await redis.get("a") == b"b"
     await link.close()
+    await redis.aclose()
 
 
 async def test_a_server_that_may_not_write_counts_as_a_lost_connection(redis: Any, server: Any) -> None:
@@ -172,6 +197,22 @@ async def test_nothing_is_sent_to_a_restarted_server_before_it_is_agreed_to(
     await free.aclose()
 
 
+async def test_nothing_is_sent_to_a_server_that_was_a_replica_in_between_before_it_is_agreed_to(
+    redis: Any, run: ServerRun, server: Any
+) -> None:
+    """Its process is the same: what it holds may be what another server had."""
+    assert await redis.incr("counted") == 1
+    server.replicaof("127.0.0.1", 1)
+    server.replicaof("NO", "ONE")
+    await redis.connection_pool.disconnect()
+
+    with pytest.raises(AnotherRunError):
+        await redis.incr("counted")
+
+    run.agree(run.met)
+    assert await redis.incr("counted") == 2
+
+
 async def test_connections_of_one_run_are_made_whenever_they_are_needed(redis: Any, run: ServerRun) -> None:
     for _ in range(3):
         assert await redis.ping()
@@ -185,7 +226,7 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_ope
     run: ServerRun, private_server: EmbeddedRedis, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@all"], commands=["-info"], keys="*")
-    url = private_server.url.replace("redis://", "redis://quiet:secret@")
+    url = f"redis://quiet:secret@{private_server.host}:{private_server.port}/0"
     redis = cast("Any", connect(url, retries=0, run=run))
 
     assert await redis.ping()
@@ -216,9 +257,62 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
     with pytest.raises(UnfitRedisError, match="has 4 shards, but this process was started with 5"):
         await join_mesh(redis, Keyspace(shards=5))
 
+    keys = Keyspace()
+    for schema, told in (
+        (
+            SCHEMA_VERSION + 1,
+            f"is of schema {SCHEMA_VERSION + 1}, but release .* speaks {SCHEMA_VERSION}: start a newer",
+        ),
+        (SCHEMA_VERSION - 1, f"stop its services, which are older, and remove the key '{keys.mesh}', or use another"),
+    ):
+        await redis.hset(keys.mesh, "schema", schema)
+        with pytest.raises(UnfitRedisError, match=told):
+            await join_mesh(redis, keys)
+    await redis.hset(keys.mesh, mapping={"schema": "garbage", "shards": b"\xff"})
+    await join_mesh(redis, keys)
+    assert {b"schema": b"%d" % SCHEMA_VERSION, b"shards": b"%d" % keys.shards} == await redis.hgetall(keys.mesh)
+
     server.replicaof("127.0.0.1", 1)
     with pytest.raises(UnfitRedisError, match=r"read-only replica of 127.0.0.1:1: give the primary's address"):
         await join_mesh(redis, Keyspace())
+
+
+@pytest.mark.parametrize(
+    ("login", "told"),
+    [
+        ("quiet:hunter2@", "refuses the user of SEQMESH_REDIS_URL, or its password: invalid"),
+        ("unknown:hunter2@", "refuses the user of SEQMESH_REDIS_URL, or its password: invalid"),
+        ("quiet:secret@", "refuses the user of SEQMESH_REDIS_URL, or its password: .*has no permissions"),
+        ("", "refuses the user of SEQMESH_REDIS_URL, or its password: Authentication required"),
+        ("gone", "cannot be reached: Error 111"),
+    ],
+)
+async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_a_traceback_and_without_the_password(
+    private_server: EmbeddedRedis,
+    server: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    login: str,
+    told: str,
+) -> None:
+    monkeypatch.setattr(redis_client, "BACKOFF_CAP_S", 0.001)
+    server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@connection"])
+    server.acl_setuser("default", enabled=False)
+    url = f"redis://{login.replace('gone', ':hunter2@')}127.0.0.1:{private_server.port}/0"
+    if login == "gone":
+        private_server.stop()
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        async with joined(url, Keyspace(), name="a"):
+            pass
+
+    assert 1 == await serve_until_stopped(serve)
+
+    (line,) = [record for record in caplog.records if record.message == "service failed"]
+    assert re.search(told, line.__dict__["fields"]["cause"])
+    assert line.exc_info is None
+    assert "hunter2" not in str(vars(line))
+    assert "secret" not in str(vars(line))
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,52 @@ def test_a_wrong_url_is_refused_without_showing_its_password(
     assert "hunter2" not in message
 
 
+def test_a_secret_may_be_in_a_file_and_the_variable_itself_counts_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "url").write_text("redis://:hunter2@example/0\n")
+    monkeypatch.setenv("SEQMESH_REDIS_URL_FILE", str(tmp_path / "url"))
+    assert "redis://:hunter2@example/0" == parsed().redis_url
+
+    monkeypatch.setenv("SEQMESH_REDIS_URL", "redis://other/0")
+    assert "redis://other/0" == parsed().redis_url
+
+
+def test_a_secrets_file_that_is_not_there_is_named_and_other_settings_have_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SEQMESH_REDIS_URL_FILE", str(tmp_path / "url"))
+    assert f"SEQMESH_REDIS_URL_FILE: cannot read {tmp_path / 'url'}" in refusal(capsys)
+
+    monkeypatch.delenv("SEQMESH_REDIS_URL_FILE")
+    monkeypatch.setenv("SEQMESH_HTTP_PORT_FILE", "/tmp/port")
+    assert "unknown setting SEQMESH_HTTP_PORT_FILE" in refusal(capsys)
+
+
 def test_passwords_are_in_no_text_made_from_settings() -> None:
     settings = Example(redis_url="redis://user:hunter2@example:6379/0")
 
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(shown(settings))
     assert shown(settings)["redis_url"] == "redis://user:***@example:6379/0"
+
+
+def test_a_password_on_the_command_line_is_warned_of_and_one_in_the_environment_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`ps` shows everybody's command lines."""
+    url = "redis://:hunter2@example"
+
+    assert url == parsed("--redis-url", url).redis_url
+
+    said = capsys.readouterr().err
+    assert "set SEQMESH_REDIS_URL instead" in said
+    assert "hunter2" not in said
+
+    parsed("--redis-url", "redis://example")
+    monkeypatch.setenv("SEQMESH_REDIS_URL", url)
+    assert url == parsed().redis_url
+    assert capsys.readouterr().err == ""
 
 
 def test_a_required_setting_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ python -m tests.simulation --seeds 1000 --from 1     seeds 1..1000
 python -m tests.simulation --seed 17                 one of them, with its whole story
 python -m tests.simulation --mutants                 every fault that is put in on purpose must be found
 ... --scripts                                        the scripts alone, without services (script_fuzz.py)
+... --drill "killed executor"                        how long things take when that goes wrong (drills.py)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from tests.simulation.drills import DRILLS, drilled
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.script_fuzz import fuzz
 from tests.simulation.world import Result, simulate
@@ -38,8 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--mutants", action="store_true", help="put faults in and find them")
     parser.add_argument("--keep-going", action="store_true", help="go on after the first seed that fails")
     parser.add_argument("--scripts", action="store_true", help="the scripts alone, under random calls")
+    parser.add_argument("--drill", choices=list(DRILLS), help="how long things take when this goes wrong")
     given = parser.parse_args(arguments)
-    play = fuzz if given.scripts else simulate
+    play = fuzz if given.scripts else partial(drilled, given.drill) if given.drill else simulate
     if given.mutants:
         return find_mutants(given.jobs, range(given.first, given.first + MUTANT_SEEDS), play)
     if given.seed is not None:
@@ -74,8 +77,8 @@ def show_failure(result: Result, play: Play) -> None:
     """The end of its story, what was wrong, and how to see it again."""
     print("\n".join(result.lines[-LINES_SHOWN:]))
     print(summary(result))
-    scripts = " --scripts" if play is fuzz else ""
-    print(f"commit {commit()}; again: python -m tests.simulation{scripts} --seed {result.seed}", flush=True)
+    kind = " --scripts" if play is fuzz else f' --drill "{play.args[0]}"' if isinstance(play, partial) else ""
+    print(f"commit {commit()}; again: python -m tests.simulation{kind} --seed {result.seed}", flush=True)
 
 
 def summary(result: Result) -> str:
@@ -100,7 +103,8 @@ def find_mutants(jobs: int, seeds: Iterable[int], play: Play) -> int:
         for mutant in MUTANTS:
             if not mutant.edits if play is fuzz else mutant.scripts_only:
                 continue
-            found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=play), seeds))
+            shown_by = partial(drilled, mutant.late) if mutant.late else play
+            found = first_failing(pool.imap(partial(run_mutant, mutant.name, play=shown_by), seeds))
             missed += found is None
             print(f"{mutant.name}: {describe(mutant, found)}", flush=True)
     return 1 if missed else 0

@@ -76,6 +76,8 @@ class Ledger:
         self.store: Store
         self.given_up: set[int] = set()
         """Inputs whose callers have gone."""
+        self.late_s = float("inf")
+        """How long after the end of its idle time a sequence may still be there."""
         self.steps = 0
 
     # -- what is sent, and what the store makes of it ---------------------------------------------------------------
@@ -256,19 +258,23 @@ class Ledger:
         for sequence, record, is_over in zip(sequences, records, ended, strict=True):
             if is_over:
                 self.story.tell(f"expire {sequence}")
-                self._check_idle(sequence, record)
+                idle_s = self._check_idle(sequence, record)
+                if idle_s > self._idle_s + self.late_s:
+                    self.story.violate(f"{sequence}: expired only after {idle_s:.3f} s")
                 if life := self._lives.get((sequence, record.get(b"bn", b""))):
                     life.over_at = asyncio.get_running_loop().time()
 
-    def _check_idle(self, sequence: SequenceId, record: Record) -> None:
+    def _check_idle(self, sequence: SequenceId, record: Record) -> float:
+        """Returns how long it has been idle, s."""
         life = self._lives.get((sequence, record.get(b"bn", b"")))
         if life is None:
-            return
+            return 0.0
         if life.committed < max(life.inputs):
             self.story.violate(f"{sequence}: expired with step {life.committed + 1} open")
         idle_s = asyncio.get_running_loop().time() - life.quiet_since
         if idle_s < self._idle_s - IDLE_SLACK_S:
             self.story.violate(f"{sequence}: expired after {idle_s:.3f} s")
+        return idle_s
 
     def _check_forgotten(self, sequence: SequenceId) -> None:
         """Nobody hears that his sequence was never seen while its tombstone should stand."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-from shared.keyspace import PERMANENT, SCHEMA_VERSION, Keyspace
+from shared.keyspace import MESH, PERMANENT, SCHEMA_VERSION, Keyspace
 from tests.simulation.store import Store
 from tests.simulation.values import Stream
 
@@ -16,6 +16,7 @@ def leftovers(store: Store, keys: Keyspace) -> list[str]:
     """What is there and should not be, in words."""
     problems: list[str] = []
     allowed = [f"{keys.prefix}:{SCHEMA_VERSION}:{pattern}" for pattern in (*PERMANENT, "*:inbox:*")]
+    allowed.append(f"{keys.prefix}:{MESH}")
     for raw in store.present():
         key = raw.decode()
         value = store.value(raw)

@@ -51,6 +51,10 @@ def _pcall(name: bytes, *args: bytes | float) -> Any:
         return lua.table_from({b"err": str(error).encode()})
 
 
+def _log(level: int, text: bytes) -> None:
+    """The twin has no log."""
+
+
 def _number(value: Any) -> bytes:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise StoreError("ERR Lua redis lib command arguments must be strings or integers")
@@ -143,6 +147,8 @@ lua.globals()[b"redis"] = lua.table_from(
     {
         b"call": _call,
         b"pcall": _pcall,
+        b"log": _log,
+        b"LOG_WARNING": 3,
         b"error_reply": _single(b"err"),
         b"status_reply": _single(b"ok"),
     }

@@ -7,13 +7,21 @@ mutant is used, so that none of them goes blind when the script changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from scheduler.core.actions import Action, WantSlots
+from scheduler.core.decide import LOOK_MS_MAX
+from scheduler.core.events import Looked
+from scheduler.core.state import State
+from scheduler.ingest import StreamEntry
+from scheduler.leader import Leader
+from scheduler.perform import Performer
 from shared import scripts
+from shared.ids import ExecutorId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,7 @@ class Mutant:
     """One fault. story: what goes wrong with it; code: what stands in the place of what.
 
     scripts_only  only random calls of the scripts are to find it: whole meshes hardly ever come into that situation
+    late          only the drill of that name is to find it: its answers are right, and late
     """
 
     name: str
@@ -43,6 +52,7 @@ class Mutant:
     edits: tuple[Edit, ...] = ()
     code: Mapping[str, Any] = field(default_factory=dict[str, Any])
     scripts_only: bool = False
+    late: str = ""
 
     @contextmanager
     def applied(self) -> Generator[None]:
@@ -59,6 +69,28 @@ class Mutant:
             for target, replacement in self.code.items():
                 stack.enter_context(patch(target, replacement))
             yield
+
+
+async def inbox_before_sequences(self: Performer, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
+    """In the place of `Performer._take_over`: what was in the inbox still belongs to the lost executor."""
+    await self._drain(executor, alive=bool(only))
+    await self._reclaim(executor, only, lost=True)
+
+
+def delivered_without_waking(self: Leader, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
+    """In the place of `Leader.deliver`."""
+    self._positions[stream] = entries[-1][0].decode()
+    self._mailbox += [StreamEntry(self._sources[stream], entry, fields) for entry, fields in entries]
+
+
+async def nothing_wanted(self: Performer, wants: Sequence[WantSlots]) -> None:
+    """In the place of `Performer._want`."""
+
+
+def looked_for_rarely(state: State, event: Looked) -> list[Action]:
+    """In the place of `decide.looked`: whatever deadlines were found."""
+    state.look_ms = event.now_ms + LOOK_MS_MAX
+    return []
 
 
 FENCED_SCRIPTS = ("assign", "expire", "reclaim", "reject", "remove", "vacate")
@@ -129,5 +161,29 @@ MUTANTS = (
         "owned",
         "a sequence that has ended stays among those that its owner owns",
         tuple(Edit(name, r"redis.call\('SREM', keys.owned, sid\)") for name in ("commit", "expire")),
+    ),
+    Mutant(
+        "inbox first",
+        "steps in a lost executor's inbox wait until it is forgotten",
+        code={"scheduler.perform.Performer._take_over": inbox_before_sequences},
+        late="killed executor",
+    ),
+    Mutant(
+        "drowsy leader",
+        "a leader reads of a new sequence and sleeps on until its next tick",
+        code={"scheduler.leader.Leader.deliver": delivered_without_waking},
+        late="nothing",
+    ),
+    Mutant(
+        "slots not wanted",
+        "a sequence keeps its slot as its step ends, and is asked for it again later",
+        code={"scheduler.perform.Performer._want": nothing_wanted},
+        late="busy turns",
+    ),
+    Mutant(
+        "reaper",
+        "idle sequences are looked for too rarely",
+        code={"scheduler.core.decide.looked": looked_for_rarely},
+        late="turns",
     ),
 )

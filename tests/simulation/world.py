@@ -241,8 +241,8 @@ class GatewayDoor:
 class World:
     """The mesh of one seed."""
 
-    def __init__(self, seed: int, story: Story) -> None:
-        self.plan = plan_of(seed)
+    def __init__(self, seed: int, story: Story, plan: Plan) -> None:
+        self.plan = plan
         self.story = story
         self.chance = random.Random(f"world {seed}")
         self.keys = Keyspace(PREFIX, self.plan.shards)
@@ -317,10 +317,10 @@ class World:
         for member in self.members:
             member.start()
         await asyncio.sleep(2.0)
-        doors: list[Door] = [GatewayDoor(self, member) for member in self.gateways]
+        doors = self.doors()
         self.clients = [self._client(index, habit, doors) for index, habit in enumerate(self.plan.habits, 1)]
         running = [asyncio.ensure_future(client.run()) for client in self.clients]
-        await self._weather()
+        await self.weather()
         self._calm = True
         _, late = await asyncio.wait(running, timeout=FINISH_S)
         for task in running:
@@ -333,6 +333,10 @@ class World:
                 self.story.violate(f"client {client.index} has no answer: {client.doing}")
         if not self.story.violations:
             await self._clear_up()
+
+    def doors(self) -> list[Door]:
+        """The ways into the mesh."""
+        return [GatewayDoor(self, member) for member in self.gateways]
 
     def _client(self, index: int, habit: Habit, doors: list[Door]) -> Client:
         return Client(
@@ -363,7 +367,7 @@ class World:
 
     # -- weather ----------------------------------------------------------------------------------------------------
 
-    async def _weather(self) -> None:
+    async def weather(self) -> None:
         """Faults for a while; then everything heals."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.plan.faults_s
@@ -457,12 +461,17 @@ class Result:
 
 def simulate(seed: int) -> Result:
     """Runs one seed."""
+    return play(seed, plan_of(seed), World)
+
+
+def play(seed: int, plan: Plan, make: Callable[[int, Story, Plan], World]) -> Result:
+    """Runs a mesh from its first start to the last check."""
     story = Story()
     # The collector runs when memory says so, and ends what it finds: not while every event counts.
     gc.disable()
     try:
-        with virtual_world(seed, compute_s=plan_of(seed).compute_s) as runner, told_to(story):
-            world = runner.run(_run(seed, story))
+        with virtual_world(seed, compute_s=plan.compute_s) as runner, told_to(story):
+            world = runner.run(_run(lambda: make(seed, story, plan)))
             virtual_s = runner.get_loop().time()
     finally:
         gc.enable()
@@ -471,24 +480,22 @@ def simulate(seed: int) -> Result:
     return Result(seed, story.violations, lines, story.digest, story.events, answers, world.ledger.steps, virtual_s)
 
 
-async def _run(seed: int, story: Story) -> World:
-    world = World(seed, story)
+async def _run(make: Callable[[], World]) -> World:
+    world = make()
 
-    def from_url(url: str, **options: Any) -> ConnectionPool:
-        for name in ("socket_keepalive", "socket_keepalive_options"):
-            options.pop(name, None)
-        pool: Any = ConnectionPool(
-            connection_class=TwinConnection, dial=world.network.dialler(), driver_info=None, **options
+    def pool(*, connection_class: object, **options: Any) -> ConnectionPool:
+        # Where the server is, and how its socket is made, means nothing here.
+        kept = {name: options[name] for name in ("client_name", "redis_connect_func", "retry", "retry_on_error")}
+        made: Any = ConnectionPool(
+            connection_class=TwinConnection, dial=world.network.dialler(), driver_info=None, protocol=2, **kept
         )
-        return pool
+        return made
 
     def repository(*folders: Any, **options: Any) -> FoldRepository:
         return FoldRepository(world.plan.shape)
 
-    pools = type("Pools", (), {"from_url": staticmethod(from_url)})
     with (
-        patch("shared.redis_client.ConnectionPool", pools),
-        patch.dict("shared.redis_client.CONNECTIONS", {TwinConnection: TwinConnection}),
+        patch("shared.redis_client.ConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.Repository", repository),
         patch("executor.worker.EngineThread", VirtualThread),

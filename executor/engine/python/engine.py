@@ -143,6 +143,9 @@ class PythonEngine:
             ) from error
         return model
 
+    def move_weights(self, offset_bytes: int) -> None:
+        """See `base.FixesShape`. A model's memory is its own."""
+
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
         if self._fixed:

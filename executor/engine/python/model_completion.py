@@ -14,6 +14,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ LIMIT_S = 60.0
 
 _ROOT = Path(__file__).resolve().parents[3]
 _FAILSAFE_S = 5.0
-"""How long after the limit the process ends itself, should the executor be gone by then."""
+"""How long after the limit the process ends itself, should it hold the interpreter and the executor be gone."""
+_PARENT_POLL_S = 0.5
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -89,12 +92,20 @@ def main() -> None:
     """Answers one question. arguments: the model's file, and after how many seconds to end in any case."""
     path, end_after_s = Path(sys.argv[1]), float(sys.argv[2])
     signal.setitimer(signal.ITIMER_REAL, end_after_s)
+    threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
     answers = os.dup(sys.stdout.fileno())
     # From here on whatever prints to standard output, in any language, prints to standard error.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     outcome = _outcome(sys.stdin.read(), path)
     with os.fdopen(answers, "wb") as stream:
         stream.write(msgspec.json.encode(outcome))
+
+
+def _end_with_parent(parent: int) -> None:
+    """An executor that is told to stop, or is killed, asks no more: this process ends, and what the model started."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _outcome(config_json: str, path: Path) -> Outcome:

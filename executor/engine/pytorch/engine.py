@@ -41,6 +41,7 @@ from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import tensor_of
 from executor.engine.pytorch.outputs import Outputs
 from executor.engine.pytorch.recurrent import RecurrentLayers
+from executor.engine.pytorch.relocation import relocated
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
@@ -118,6 +119,12 @@ class TorchEngine:
     def run_rows_alone(self, because: str) -> None:
         """See `base.FixesShape`."""
         self.batch_rows, self.alone_because = 1, because
+
+    def move_weights(self, offset_bytes: int) -> None:
+        """See `base.FixesShape`."""
+        if isinstance(self._forward, torch.nn.Module) and self._device.type == "cpu":
+            for weight in (*self._forward.parameters(), *self._forward.buffers()):
+                weight.data = relocated(weight.data, offset_bytes)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:

@@ -81,6 +81,21 @@ def test_a_sequence_seen_in_the_middle_is_restored_before_anything_runs() -> Non
     assert [5] == run_all(table, owned)
 
 
+def test_steps_that_came_again_and_are_in_the_state_already_are_not_kept() -> None:
+    """They would count as waiting for ever, and their requests be held."""
+    table = SequenceTable()
+    owned = queued_steps(table, 3, 4, 5)
+    assert (3, 3) == (table.queued, table.waiting)
+
+    restored = table.restored(SEQUENCE, replace(found(checkpointed=4, committed=4), traceparent="00-trace"))
+
+    assert owned is restored
+    assert [5] == list(owned.steps)
+    assert "00-trace" == owned.predecessor
+    table.begin(owned)
+    assert (1, 0) == (table.queued, table.waiting)
+
+
 def test_steps_between_checkpoint_and_commit_are_replayed() -> None:
     table = SequenceTable()
     for number in (4, 5, 3):

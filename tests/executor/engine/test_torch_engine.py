@@ -453,7 +453,9 @@ def test_reshape_holds_between_client_and_model_both_ways(workshop: Workshop) ->
     assert [[2, 4, 6]] == array(result, "y").tolist()
 
 
-def test_only_outputs_asked_for_are_returned_row_by_row(workshop: Workshop) -> None:
+@pytest.mark.parametrize("asked", [["b", "", "a"], ["b", ""], ["", "b"], ["b", "b"]])
+def test_only_outputs_asked_for_are_returned_row_by_row(workshop: Workshop, asked: list[str]) -> None:
+    """A row that names none gets all, whatever its neighbours name."""
     workshop.script("indexed", torch_modules.Indexed())
     config = plain_config(
         "indexed",
@@ -463,9 +465,10 @@ def test_only_outputs_asked_for_are_returned_row_by_row(workshop: Workshop) -> N
     )
     inputs = {name: wire(name, [[1]]) for name in ("first", "second", "third")}
 
-    ran = results(workshop.load(config), [Row(inputs, outputs=("b",)), Row(inputs), Row(inputs, outputs=("a",))])
+    ran = results(workshop.load(config), [Row(inputs, outputs=(name,) if name else ()) for name in asked])
 
-    assert [["b"], ["a", "b"], ["a"]] == [[tensor.name for tensor in result.outputs] for result in ran]
+    expected = [[name] if name else ["a", "b"] for name in asked]
+    assert expected == [[tensor.name for tensor in result.outputs] for result in ran]
 
 
 def test_state_is_returned_only_where_it_is_wanted(workshop: Workshop) -> None:

@@ -31,14 +31,3 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
 
     assert {"a": "x" * size} == document
     assert [is_beside] == [thread != threading.get_ident() for thread in threads]
-
-
-async def test_a_body_is_no_longer_than_it_says() -> None:
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"x" * 60, "more_body": True}
-
-    room = Room(1000)
-    with room.place() as place, pytest.raises(body.UnreadBodyError, match="longer than its Content-Length"):
-        await body.read_body(receive, body.Headers(content_length=100), 1000, place)
-
-    assert 0 == room.taken

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import numpy as np
 import pytest
 import tritonclient.http as blocking_client
 
+from gateway.rpc.pb import pb, pb_grpc
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 
@@ -41,6 +43,22 @@ async def test_a_restricted_part_answers_only_to_those_who_know_the_header(
         assert 403 == (await ask("POST", ECHO, admin_key="secret"))[0]
         async with session.post(ECHO, json=ONE, headers={"x": "y"}) as response:
             assert 200 == response.status
+
+
+async def test_one_restriction_holds_for_every_port(gateway_settings: GatewaySettings, executor: FakeExecutor):
+    settings = dataclasses.replace(gateway_settings, restricted_api=("statistics,trace:admin-key=secret",))
+    async with gateway_running(settings) as gateway, aiohttp.ClientSession() as session:
+        metrics = f"http://127.0.0.1:{gateway.addresses.metrics_port}/metrics"
+        for page in (metrics, f"http://{gateway.url}/metrics", f"http://{gateway.url}/v2/trace/setting"):
+            for key, status in (("", 403), ("secre", 403), ("secret", 200)):
+                async with session.get(page, headers={"admin-key": key}) as response:
+                    assert status == response.status, page
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.addresses.grpc_port}") as channel:
+            stub: Any = pb_grpc.GRPCInferenceServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError, match="expecting header 'triton-grpc-protocol-admin-key'"):
+                await stub.TraceSetting(pb.TraceSettingRequest())
+            key = ("triton-grpc-protocol-admin-key", "secret")
+            assert (await stub.TraceSetting(pb.TraceSettingRequest(), metadata=(key,))).settings
 
 
 async def test_headers_become_parameters_by_their_names(gateway_settings: GatewaySettings, executor: FakeExecutor):

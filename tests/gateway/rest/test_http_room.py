@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.rest import body
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
@@ -113,6 +112,40 @@ async def test_what_is_being_received_counts_and_a_refusal_leaves_the_connection
         assert (await other.answer())[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "header", "expected"),
+    [
+        ("POST /nowhere", "x: y", 404),
+        ("POST /v2/health/live", "x: y", 405),
+        ("POST /v2/models/echo/generate", "x: y", 501),
+        ("POST /v2/cudasharedmemory/register", "x: y", 501),
+        (f"POST {ECHO}", "inference-header-content-length: x", 400),
+        (f"POST {ECHO}", "content-encoding: br", 501),
+        ("GET /v2/models/none", "x: y", 404),
+    ],
+)
+async def test_an_answer_before_the_body_leaves_the_connection_or_says_that_it_ends(
+    small_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, target: str, header: str, expected: int
+) -> None:
+    """Whoever gives it."""
+    head = f"{target} HTTP/1.1\r\nhost: x\r\n{header}\r\ncontent-length: 1000\r\n\r\n".encode()
+    async with connected(small_gateway) as client:
+        for _ in range(2):
+            await client.send(head)
+            await asyncio.sleep(0)
+            await client.send(bytes(1000))
+            status, headers, _ = await client.answer()
+            assert (expected, None) == (status, headers.get("connection"))
+
+        if "content-encoding" not in header:
+            monkeypatch.setattr("gateway.http.protocol.LINGER_S", 0.1)
+            monkeypatch.setattr("gateway.http.connection.LINGER_S", 0.1)
+            await client.send(head)
+            status, headers, _ = await client.answer()
+            assert (expected, "close") == (status, headers["connection"])
+            assert await client.ended()
+
+
 async def test_a_client_that_sends_all_before_it_reads_hears_the_refusal(small_gateway: RunningGateway) -> None:
     def sent_and_heard() -> bytes:
         with socket.create_connection(("127.0.0.1", small_gateway.addresses.http_port), timeout=SOON_S) as connection:
@@ -151,7 +184,7 @@ async def test_what_a_body_unpacks_to_counts_too(small_gateway: RunningGateway) 
 async def test_a_body_that_does_not_come_is_given_up_and_its_room_is_free(
     small_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "PATIENCE_S", 0.1)
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.1)
     async with connected(small_gateway) as slow:
         await slow.head(f"content-length: {ROOM}")
         await slow.send(b"{")

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
+from gateway.rest.origins import Origins
 from gateway.rest.reply import Endpoint
 from gateway.rest.server import Server
 from gateway.settings import GatewaySettings
@@ -339,6 +340,6 @@ async def test_health_says_so_while_the_gateway_stops(path: str):
         sent.append(message)
 
     handler = server.live if path.endswith("live") else server.ready
-    await Endpoint(handler)({"type": "http", "headers": [], "path": path}, unused, send)
+    await Endpoint(handler, Origins())({"type": "http", "method": "GET", "headers": [], "path": path}, unused, send)
 
     assert (503, b'{"error":"Server exiting"}') == (sent[0]["status"], sent[1]["body"])

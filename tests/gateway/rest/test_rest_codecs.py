@@ -19,9 +19,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gateway import inflate
 from gateway.admission import admit
 from gateway.classification import classify
-from gateway.rest import compression
 from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
 from gateway.rest.json_values import LARGE_BYTES, JsonError, parse
@@ -321,8 +321,8 @@ def test_classification_has_a_bound():
 @given(st.binary(max_size=200), st.sampled_from(["gzip", "deflate"]), st.integers(1, 50), st.integers(1, 50))
 def test_compressed_bodies_come_back_piece_by_piece(content: bytes, encoding: str, piece: int, step: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "PIECE_BYTES", piece)
-        patch.setattr(compression, "STEP_BYTES", step)
+        patch.setattr(inflate, "PIECE_BYTES", piece)
+        patch.setattr(inflate, "STEP_BYTES", step)
         *pieces, last = unpacked(pack(content, encoding), encoding, size_max=200)
 
     assert b"".join([*pieces, last]) == content
@@ -374,6 +374,7 @@ def test_response_encoding_is_the_best_weighted_that_is_known(header: str, chose
         (Code.ALREADY_EXISTS, 400, "ALREADY_EXISTS"),
         (Code.CANCELLED, 400, "CANCELLED"),
         (Code.RESOURCE_EXHAUSTED, 429, "RESOURCE_EXHAUSTED"),
+        (Code.FORBIDDEN, 403, "PERMISSION_DENIED"),
     ],
 )
 def test_status_of_each_code(code: Code, http: int, grpc: str):

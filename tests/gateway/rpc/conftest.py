@@ -125,10 +125,10 @@ class RepositoryTwin:
 class SettingsTwin:
     """No settings; their own tests run a whole mesh."""
 
-    async def logs(self, changes: Mapping[str, bool | int | str]) -> LogSettings:
+    async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
         raise NotImplementedError
 
-    async def traces(self, model: str, changes: Mapping[str, list[str] | None]) -> dict[str, list[str]]:
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
         raise NotImplementedError
 
 

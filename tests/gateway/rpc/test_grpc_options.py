@@ -48,7 +48,7 @@ def serving(make_servicer: Callable[[], InferenceServicer]) -> Callable[[Gateway
             forward=settings.metadata_forward_regex,
             compression=settings.grpc_infer_response_compression_level,
         )
-        server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=grpc_options(settings))
+        server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=grpc_options(settings.bounded()))
         try:
             yield server
         finally:

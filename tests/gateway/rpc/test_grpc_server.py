@@ -224,7 +224,7 @@ async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make
 
 
 async def test_calls_beyond_the_bound_are_refused_until_there_is_room(make_servicer: Servicers, twin: Any) -> None:
-    options = grpc_options(GatewaySettings(redis_url="", grpc_max_concurrent_rpcs=2))
+    options = grpc_options(GatewaySettings(redis_url="", grpc_max_concurrent_rpcs=2).bounded())
     server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=options)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
@@ -270,7 +270,7 @@ async def test_a_port_that_is_taken_is_refused(rpc_server: GrpcServer, make_serv
 
 
 def test_keepalive_is_tritons_by_default() -> None:
-    options = dict(channel_options(grpc_options(GatewaySettings(redis_url=""))))
+    options = dict(channel_options(grpc_options(GatewaySettings(redis_url="").bounded())))
 
     assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
     assert (0, 2) == (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"])
@@ -287,7 +287,7 @@ def test_connections_may_be_given_an_age_and_pings() -> None:
         grpc_max_connection_age_grace=2000,
     )
 
-    options = dict(channel_options(grpc_options(settings)))
+    options = dict(channel_options(grpc_options(settings.bounded())))
 
     assert options["grpc.keepalive_permit_without_calls"] == 1
     assert (1000, 2000) == (options["grpc.max_connection_age_ms"], options["grpc.max_connection_age_grace_ms"])

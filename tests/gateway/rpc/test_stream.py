@@ -24,6 +24,7 @@ from gateway.rpc.pb import pb, pb_grpc
 from gateway.rpc.server import GrpcServer, serve_grpc
 from gateway.rpc.servicer import InferenceServicer
 from gateway.rpc.stream import END_OF_REQUESTS, InferStream
+from gateway.untaken import Untaken
 from gateway.waiting import Answer
 from shared.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 
@@ -250,8 +251,7 @@ async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
         number = next(numbers, None)
         return END_OF_REQUESTS if number is None else request(number)
 
-    context.read = read
-    stream = InferStream(context, twin.submit, NO_METADATA, outstanding_max=100, outstanding_bytes_max=3)
+    stream = stream_of(context, read, twin, outstanding_bytes_max=3)
     running = asyncio.create_task(stream.run())
     for number in range(3):
         await twin.wait_for_calls(number + 1)
@@ -279,8 +279,8 @@ async def test_answers_that_a_client_does_not_read_count_until_they_are_written(
         await reads.wait()
         context.written.append(response)
 
-    context.read, context.write = read, write
-    stream = InferStream(context, twin.submit, NO_METADATA, outstanding_max=100, outstanding_bytes_max=20)
+    context.write = write
+    stream = stream_of(context, read, twin, outstanding_bytes_max=20)
     running = asyncio.create_task(stream.run())
     for _ in range(100):
         await asyncio.sleep(0)
@@ -333,10 +333,22 @@ class ContextTwin:
 
     def __init__(self) -> None:
         self.written: list[Any] = []
-        self.read: Any = None
 
     async def write(self, response: Any) -> None:
         self.written.append(response)
+
+
+def stream_of(context: ContextTwin, read: Any, twin: Any, *, outstanding_bytes_max: int) -> InferStream:
+    return InferStream(
+        context,
+        read,
+        twin.submit,
+        NO_METADATA,
+        untaken=Untaken(1 << 30),
+        cut=lambda: None,
+        outstanding_max=100,
+        outstanding_bytes_max=outstanding_bytes_max,
+    )
 
 
 async def test_a_message_that_is_no_request_ends_the_stream_and_not_the_server(

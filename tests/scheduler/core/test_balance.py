@@ -148,6 +148,21 @@ def test_no_more_are_on_their_way_at_once_than_is_allowed() -> None:
     assert 3 == len(balance.time_passed(state, ""))
 
 
+@pytest.mark.parametrize(("underway", "asked"), [(0, 4), (3, 1), (4, 0)])
+def test_those_on_their_way_have_their_room(underway: int, asked: int) -> None:
+    """Otherwise others leave their slots for places that are taken when they come."""
+    world = World(random.Random(1))
+    world.join("big", 100)
+    world.start(60)
+    world.join("small", 4)
+    state = world.state
+    state.underway = {SequenceId(f"u{number}"): ("1", state.now_ms) for number in range(underway)}
+    assert [] == balance.time_passed(state, "")
+    state.now_ms += balance.UNEVEN_MS
+
+    assert asked == len(balance.time_passed(state, ""))
+
+
 def test_an_executor_without_room_makes_nobody_move() -> None:
     """It is small, and full: the others' load is above the mean for good."""
     world = World(random.Random(1))

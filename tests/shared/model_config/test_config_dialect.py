@@ -189,3 +189,9 @@ def test_step_that_waits_too_long_for_a_slot_is_refused_or_served_late(
 def test_unknown_timeout_action_is_a_syntax_error(load_text: LoadText) -> None:
     with pytest.raises(ConfigError, match="has no value named TIMEOUT_MAYBE"):
         load_text(f"{IO} sequence_batching {{ timeout_action: TIMEOUT_MAYBE }}")
+
+
+@pytest.mark.parametrize("batching", ["dynamic_batching", "sequence_batching"])
+def test_timeout_action_that_has_no_name_is_refused(load_text: LoadText, batching: str) -> None:
+    with pytest.raises(ConfigError, match="there is no timeout_action -1 for m"):
+        load_text(f"{IO} {batching} {{ timeout_action: -1 }}")

@@ -21,6 +21,7 @@ from hypothesis.strategies import SearchStrategy
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from shared.errors import ConfigError
+from shared.limits import ERROR_CHARACTERS_MAX
 from shared.model_config import fields
 from shared.model_config.backends import Surroundings
 from shared.model_config.build import build
@@ -138,6 +139,11 @@ def test_load_request_may_bring_its_own_configuration(load_text: LoadText) -> No
         ("[]", "expected a JSON object"),
         ("", "Expecting value"),
         ("{", "Expecting"),
+        (r'{"\ud800": 1}', "surrogates not allowed"),
+        (r'{"input": "\ud800"}', "surrogates not allowed"),
+        ('{"parameters": {"a": 1e400}}', "failed to parse"),
+        ('{"max_batch_size": 1e400}', "failed to parse"),
+        ('{"' + "x" * 100_000 + '": 1}', "[...]"),
         ("[" * 100_000, "recursion"),
         ('{"max_batch_size": ' + "9" * 5000 + "}", "failed to parse"),
         (" " * (1 << 20) + "{}", "longer than"),
@@ -149,6 +155,7 @@ def test_json_that_is_no_configuration_is_refused(load_text: LoadText, text: str
 
     assert what in refusal.value.message
     assert "override configuration of model 'm'" in refusal.value.message
+    assert len(refusal.value.message) < 2 * ERROR_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*/*.pbtxt")), ids=lambda path: path.stem)

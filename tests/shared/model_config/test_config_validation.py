@@ -119,6 +119,10 @@ CONTROLS = [
         ),
     ),
     (
+        control("kind: CONTROL_SEQUENCE_READY fp32_false_true: [0, inf]"),
+        "'fp32_false_true' must be finite, not inf, for m",
+    ),
+    (
         control("kind: CONTROL_SEQUENCE_READY fp32_false_true: [0]"),
         "sequence batching control 'fp32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_READY for m",
     ),

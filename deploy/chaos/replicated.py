@@ -1,0 +1,370 @@
+"""A primary, its replicas and Sentinels: real processes on loopback, to be killed, frozen and left behind.
+
+For chaos and for tests. The bundled server has both roles, so nothing else has to be installed. Servers and Sentinels
+have passwords of their own. Calls block, and a process dies with the thread that started it (`deploy.tether`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TypeVar, cast
+
+import redis
+from redis.exceptions import RedisError
+
+from deploy.embedded import find_server, log_tail
+from deploy.tether import tethered
+
+SERVICE = "mesh"
+HOST = "127.0.0.1"
+READY_TIMEOUT_S = 30.0
+CHANGE_TIMEOUT_S = 60.0
+"""A failover takes two seconds, and a new attempt after one that failed ten."""
+POLL_S = 0.05
+START_ATTEMPTS = 3
+REFUSING = 9
+"""More replicas than there are."""
+PAUSE_MS = 2000
+SENTINELS = 3
+QUORUM = 2
+PORT_TAKEN = "Address already in use"
+
+
+class Node:
+    """One process: a server or a Sentinel. It may write its configuration anew, so the file is its own."""
+
+    def __init__(self, directory: Path, port: int, password: str, flags: list[str]) -> None:
+        self.port = port
+        self.password = password
+        self.config = directory / "node.conf"
+        self.log_path = directory / "node.log"
+        self._flags = flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Only while it runs."""
+        assert self._process is not None, f"{self.address} does not run"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed; it may be frozen."""
+        return self._process is not None
+
+    @contextmanager
+    def client(self) -> Generator[Any]:
+        """A client of this very process; replies are texts. Typed loosely: redis-py's types are unions."""
+        with redis.Redis(
+            host=HOST, port=self.port, password=self.password, decode_responses=True, socket_timeout=2.0
+        ) as client:
+            yield client
+
+    def start(self) -> None:
+        """Returns at once; the data is as it was."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                tethered([str(find_server().path), str(self.config), *self._flags], signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """As a crash would end it. No effect when it has ended."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """In order: a primary ends when its replicas have everything."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait()
+
+    def send(self, sent: signal.Signals) -> None:
+        """SIGSTOP freezes it, SIGCONT wakes it."""
+        os.kill(self.pid, sent)
+
+    def answers(self) -> bool:
+        """Whether it takes commands."""
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except (RedisError, OSError):
+            return False
+
+    def info(self, name: str) -> Any:
+        """A field of its INFO; None while it does not answer."""
+        try:
+            with self.client() as client:
+                return client.info("replication").get(name)
+        except (RedisError, OSError):
+            return None
+
+
+class ReplicatedRedis:
+    """All of them. A context manager: started on entry, gone on exit.
+
+    min_replicas  min-replicas-to-write of every server
+    down_after_ms  without an answer for so long a primary is replaced
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        replicas: int = 1,
+        appendfsync: str = "everysec",
+        min_replicas: int = 0,
+        down_after_ms: int = 1000,
+    ) -> None:
+        self._directory = directory
+        self._replicas = replicas
+        self._appendfsync = appendfsync
+        self._min_replicas = min_replicas
+        self._down_after_ms = down_after_ms
+        self.servers: list[Node] = []
+        self.sentinels: list[Node] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Of whatever server is the primary, by way of the Sentinels."""
+        hosts = ",".join(sentinel.address for sentinel in self.sentinels)
+        secret = self.sentinels[0].password
+        return f"redis+sentinel://:{self.servers[0].password}@{hosts}/{SERVICE}/0?sentinel_password={secret}"
+
+    def start(self) -> None:
+        """Returns when the first server is the primary, its replicas are in step, and the Sentinels know of all."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._make(attempt)
+            try:
+                self._start()
+            except TimeoutError:
+                logs = [log_tail(node.log_path) for node in (*self.servers, *self.sentinels)]
+                self.stop()
+                if attempt == START_ATTEMPTS or not any(PORT_TAKEN in log for log in logs):
+                    raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """Kills all: nothing of theirs is needed any more."""
+        for node in (*self.sentinels, *self.servers):
+            node.kill()
+
+    def primary(self) -> Node:
+        """The server that most Sentinels name; waits until one is."""
+        return until(self._named, "Sentinels agree on a primary", CHANGE_TIMEOUT_S)
+
+    def replaced(self, old: Node) -> Node:
+        """Waits until another server is the primary, and takes itself for one; returns it."""
+
+        def replaced() -> Node | None:
+            named = self._named()
+            return named if named is not None and named is not old and named.info("role") == "master" else None
+
+        return until(replaced, f"{old.address} is replaced", CHANGE_TIMEOUT_S)
+
+    def revive(self) -> None:
+        """Starts what was killed; returns when every Sentinel answers, and every replica is in step.
+
+        Sentinels would make a replica of an old primary as well, but take ten seconds for it.
+        """
+        for sentinel in self.sentinels:
+            if not sentinel.is_running:
+                sentinel.start()
+        until(lambda: all(sentinel.answers() for sentinel in self.sentinels), "Sentinels answer", READY_TIMEOUT_S)
+        primary = self.primary()
+        for server in self.servers:
+            if not server.is_running:
+                server.start()
+                until(server.answers, f"{server.address} answers", READY_TIMEOUT_S)
+                with server.client() as client:
+                    client.replicaof(HOST, primary.port)
+        self.rejoined()
+
+    def rejoined(self) -> None:
+        """Waits until every server that runs, but for the primary, is a replica of it, in step."""
+        until(self._in_step, "every replica is in step", CHANGE_TIMEOUT_S)
+
+    def demand_replicas(self, count: int) -> None:
+        """min-replicas-to-write, of every server that runs, from now on."""
+        self._min_replicas = count
+        for server in self.servers:
+            if server.is_running:
+                with server.client() as client:
+                    client.config_set("min-replicas-to-write", count)
+
+    def strike_primary(self, sent: signal.Signals) -> Node:
+        """Sends the primary a signal at a moment at which its replicas have all that it has acknowledged: what is
+        missing after that was lost by the mesh. Returns it."""
+        primary = self.primary()
+        with primary.client() as client:
+            # It takes no more writes, and goes on giving its replicas those that it took.
+            client.config_set("min-replicas-to-write", REFUSING)
+            self.caught_up()
+            # A frozen one takes them again when it wakes up: then the pause is over.
+            client.client_pause(PAUSE_MS, all=False)
+            client.config_set("min-replicas-to-write", self._min_replicas)
+        if sent is signal.SIGKILL:
+            primary.kill()
+        else:
+            primary.send(sent)
+        return primary
+
+    def caught_up(self) -> None:
+        """Waits until every replica that runs has what the primary had written when this was called."""
+        primary = self.primary()
+        written = primary.info("master_repl_offset")
+        replicas = [server for server in self.servers if server is not primary and server.is_running]
+        until(
+            lambda: all((one.info("slave_repl_offset") or 0) >= written for one in replicas),
+            "replicas have caught up",
+            CHANGE_TIMEOUT_S,
+        )
+
+    def promote_stale(self, seconds: float) -> Node:
+        """Holds every replica back for so long, then kills the primary; returns the replica that has replaced it, and
+        lacks what was written meanwhile."""
+        primary = self.primary()
+        self.caught_up()
+        replicas = [server for server in self.servers if server is not primary and server.is_running]
+        for replica in replicas:
+            self.hold_back(replica)
+        time.sleep(seconds)
+        primary.kill()
+        promoted = self.replaced(primary)
+        for replica in replicas:
+            self.let_go_on(replica)
+        return promoted
+
+    def hold_back(self, replica: Node) -> None:
+        """From now on it gets nothing of what is written; it goes on living, and may be made primary."""
+        with replica.client() as client:
+            client.config_set("masteruser", "nobody")
+            client.client_kill_filter(_type="master")
+        until(lambda: replica.info("master_link_status") == "down", "the replica's link is down", CHANGE_TIMEOUT_S)
+
+    def let_go_on(self, replica: Node) -> None:
+        """Ends `hold_back`."""
+        with replica.client() as client:
+            client.config_set("masteruser", "")
+            # Whoever made it the primary has written its configuration, with what held it back.
+            client.config_rewrite()
+
+    def _make(self, attempt: int) -> None:
+        count = 1 + self._replicas
+        ports = free_ports(count + SENTINELS)
+        password, secret = secrets.token_hex(8), secrets.token_hex(8)
+        self.servers, self.sentinels = [], []
+        for number, port in enumerate(ports[:count]):
+            options = {
+                "appendonly": "yes",
+                "appendfsync": self._appendfsync,
+                "save": '""',
+                "maxmemory-policy": "noeviction",
+                "requirepass": password,
+                "masterauth": password,
+                "repl-diskless-sync-delay": "0",
+                "min-replicas-to-write": str(self._min_replicas),
+            }
+            if number:
+                options["replicaof"] = f"{HOST} {ports[0]}"
+            self.servers.append(self._node(f"server-{number + 1}-{attempt}", port, password, options, []))
+        for number, port in enumerate(ports[count:]):
+            options = {
+                "requirepass": secret,
+                "sentinel monitor": f"{SERVICE} {HOST} {ports[0]} {QUORUM}",
+                "sentinel auth-pass": f"{SERVICE} {password}",
+                "sentinel down-after-milliseconds": f"{SERVICE} {self._down_after_ms}",
+                "sentinel failover-timeout": f"{SERVICE} 5000",
+            }
+            self.sentinels.append(self._node(f"sentinel-{number + 1}-{attempt}", port, secret, options, ["--sentinel"]))
+
+    def _node(self, name: str, port: int, password: str, options: Mapping[str, str], flags: list[str]) -> Node:
+        directory = (self._directory / name).resolve()
+        directory.mkdir(parents=True, mode=0o700)
+        given = {"bind": HOST, "port": str(port), "dir": f'"{directory}"', **options}
+        node = Node(directory, port, password, flags)
+        node.config.write_text("".join(f"{option} {value}\n" for option, value in given.items()))
+        return node
+
+    def _start(self) -> None:
+        for server in self.servers:
+            server.start()
+        # Sentinels look for replicas when they begin, and then only every ten seconds.
+        until(lambda: self._follow(self.servers[0]), "every replica is in step", READY_TIMEOUT_S)
+        for sentinel in self.sentinels:
+            sentinel.start()
+        until(lambda: all(map(self._knows_all, self.sentinels)), "Sentinels know all the others", READY_TIMEOUT_S)
+
+    def _in_step(self) -> bool:
+        primary = self._named()
+        return primary is not None and self._follow(primary)
+
+    def _follow(self, primary: Node) -> bool:
+        return all(
+            server.info("master_port") == primary.port and server.info("master_link_status") == "up"
+            for server in self.servers
+            if server is not primary and server.is_running
+        )
+
+    def _knows_all(self, sentinel: Node) -> bool:
+        state = self._state(sentinel)
+        return (state.get("num-slaves"), state.get("num-other-sentinels")) == (self._replicas, SENTINELS - 1)
+
+    def _named(self) -> Node | None:
+        said = [self._state(sentinel).get("port") for sentinel in self.sentinels]
+        return next((server for server in self.servers if said.count(server.port) >= QUORUM), None)
+
+    def _state(self, sentinel: Node) -> dict[str, Any]:
+        try:
+            with sentinel.client() as client:
+                return cast("dict[str, Any]", client.sentinel_master(SERVICE))
+        except (RedisError, OSError):
+            return {}
+
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, timeout_s: float) -> T:
+    """The first true value. Raises TimeoutError, saying what did not happen."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"did not happen within {timeout_s:.0f} s: {what}")
+        time.sleep(POLL_S)
+    return value
+
+
+def free_ports(count: int) -> list[int]:
+    """So many TCP ports that nothing listened on a moment ago, each another."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]

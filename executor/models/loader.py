@@ -1,0 +1,227 @@
+"""Loads that end their process: each attempt is written down in Redis before it begins, and crossed out when it has
+ended in Python, well or badly. What stays there ended its process: a segmentation fault, no memory, `os._exit`.
+
+    attempt   a process loads a model, and says every few seconds that it still does
+    ended     an attempt that nobody has spoken for in a while, or whose executor's name another process has now
+    round     one more than the last round of ended attempts. Attempts side by side share a round: a machine that loses
+              its power while five executors load a model speaks once against it, not five times
+
+A load that ended its processes in `ROUNDS_MAX` rounds is given up: it fails, and everything else is served. It is tried
+anew when it is asked for anew (another generation), when the model's files have changed, or when it has not been tried
+for `MEMORY_S`. Once it has gone well somewhere, only an executor's own attempts count against it: one sick machine does
+not take a model from the others. A process that is told to stop crosses its attempts out at once, for it may be killed
+before they end; one that leaves because its GPU is lost does not.
+
+Without Redis no load begins. Where Redis refuses the note (no memory, a foreign value under the key) the load is made
+uncounted: to serve is worth more than to count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from executor.connections import Connections, insist
+from executor.devices import DeviceLostError
+from executor.models.fingerprints import folder_fingerprint
+from executor.models.repository import LoadedModel, Repository
+from shared import logs
+from shared.errors import Code, LoadError, sendable
+from shared.lifecycle import Stop, end
+from shared.reading import text_of, value_of
+from shared.redis_client import redis_now_ms
+
+ROUNDS_MAX = 3
+"""A kill from outside, or two, is no proof against a model."""
+SILENT_MS = 30_000
+"""An attempt that nobody has spoken for so long counts as ended. Long, because a load may hold the interpreter, or its
+process be frozen for a while; whoever comes back crosses its attempt out."""
+SPEAK_S = 10.0
+MEMORY_S = 3600
+"""How long attempts are remembered after the latest, seconds."""
+UNNAMED = "0"
+"""The generation of a load of the start, which nobody asked for. Such loads are told apart by the model's files."""
+SUCCESS = "loaded"
+"""The field beside the attempts that says when the load last went well, ms."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A load that has begun. seen_ms: when its process last spoke for it, by the clock of Redis."""
+
+    executor: str
+    host: str
+    pid: int
+    round: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one executor holds against a load: the ended attempts that count, by field."""
+
+    attempts: Mapping[bytes, Attempt]
+
+    @property
+    def next_round(self) -> int:
+        """Of an attempt that begins now."""
+        return 1 + max((attempt.round for attempt in self.attempts.values()), default=0)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the load is given up."""
+        return len({attempt.round for attempt in self.attempts.values()}) >= ROUNDS_MAX
+
+
+_decoder = msgspec.msgpack.Decoder(Attempt)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Loader:
+    """Loads models for one process. executor: its name."""
+
+    def __init__(self, repository: Repository, connections: Connections, executor: str, stop: Stop) -> None:
+        self._repository = repository
+        self._connections = connections
+        self._executor = executor
+        self._host = socket.gethostname()
+        self._stop = stop
+
+    async def load(
+        self,
+        name: str,
+        override_json: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        generation: str = UNNAMED,
+    ) -> LoadedModel:
+        """Loads a model (see `Repository.load`). Raises LoadError also for a load that is given up."""
+        load = generation if generation != UNNAMED else await asyncio.to_thread(self._files_of, name)
+        key = self._connections.keys.load_attempts(sendable(name), load)
+        field = secrets.token_bytes(8)
+        evidence = await self._noted(lambda redis: self._begin(redis, key, field)) or Evidence({})
+        if evidence.is_enough:
+            raise self._given_up(name, len(evidence.attempts))
+        speaking = asyncio.create_task(self._speak_for(key, field, evidence.next_round), name=f"load of {name}")
+        try:
+            loaded = await asyncio.to_thread(self._repository.load, name, override_json, files, generation)
+        except DeviceLostError:
+            # Ends the process, as a segmentation fault would: the attempt stays.
+            await end((speaking,))
+            raise
+        except BaseException:
+            await end((speaking,))
+            await self._noted(lambda redis: redis.hdel(key, field))
+            raise
+        await end((speaking,))
+        await self._noted(lambda redis: self._went_well(redis, key, [field, *evidence.attempts]))
+        return loaded
+
+    def _files_of(self, name: str) -> str:
+        folder = self._repository.folder(name)
+        try:
+            return UNNAMED if folder is None else folder_fingerprint(folder)
+        except OSError:
+            # The load will say what it is that cannot be read.
+            return UNNAMED
+
+    def _given_up(self, name: str, ended: int) -> LoadError:
+        reason = (
+            f"load of model '{name}' ended {ended} executors and is given up: load it anew when it is mended, or "
+            f"change its files; an executor that starts {MEMORY_S // 60} minutes after the last attempt tries it again"
+        )
+        self._repository.refuse(name, reason)
+        return LoadError(f"failed to load '{name}', {reason}", Code.INVALID_ARG)
+
+    # -- what Redis holds -------------------------------------------------------------------------------------------
+
+    async def _noted(self, write: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Reads or writes notes, on a connection of its own: a load goes on over a restart of Redis, to which the
+        executor's other connections do not open. None where Redis refuses."""
+
+        async def once() -> Any:
+            async with self._connections.unbound() as (redis, _):
+                try:
+                    return await write(redis)
+                except ResponseError as refused:
+                    logs.warning("load not counted", executor=self._executor, cause=str(refused))
+                    return None
+
+        return await insist("note of a load", once)
+
+    async def _begin(self, redis: Any, key: str, field: bytes) -> Evidence:
+        """Writes an attempt down, unless the load is given up. Returns what speaks against it."""
+        now_ms = await redis_now_ms(redis)
+        notes: dict[bytes, bytes] = await redis.hgetall(key)
+        proven = is_recent(notes.pop(SUCCESS.encode(), b""), now_ms)
+        attempts = {name: value_of(key, data, _decoder.decode, field=text_of(name)) for name, data in notes.items()}
+        recent = {name: one for name, one in attempts.items() if one and now_ms - one.seen_ms < MEMORY_S * 1000}
+        if outdated := attempts.keys() - recent.keys():
+            await redis.hdel(key, *outdated)
+        evidence = self.against(recent, now_ms, is_proven=proven)
+        if not evidence.is_enough:
+            await self._write(redis, key, field, evidence.next_round)
+        return evidence
+
+    def against(self, attempts: Mapping[bytes, Attempt], now_ms: int, *, is_proven: bool) -> Evidence:
+        """The attempts that have ended and count for this executor. is_proven: the load has gone well somewhere."""
+        ended = {
+            field: attempt
+            for field, attempt in attempts.items()
+            if now_ms - attempt.seen_ms >= SILENT_MS or self._succeeds(attempt)
+        }
+        return Evidence({field: one for field, one in ended.items() if one.executor == self._executor or not is_proven})
+
+    def _succeeds(self, attempt: Attempt) -> bool:
+        """Whether this process has taken another's place: it has its name, and the other does not run any more."""
+        if attempt.executor != self._executor:
+            return False
+        return attempt.host != self._host or attempt.pid == os.getpid() or not is_running(attempt.pid)
+
+    async def _speak_for(self, key: str, field: bytes, number: int) -> None:
+        """Says that an attempt goes on, until this process is told to stop: then it is crossed out."""
+        while not self._stop.requested:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SPEAK_S):
+                    await self._stop.wait()
+                    break
+            await self._noted(lambda redis: self._write(redis, key, field, number))
+        await self._noted(lambda redis: redis.hdel(key, field))
+
+    async def _write(self, redis: Any, key: str, field: bytes, number: int) -> None:
+        attempt = Attempt(self._executor, self._host, os.getpid(), number, await redis_now_ms(redis))
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.hset(key, field, _encoder.encode(attempt))
+            pipe.expire(key, MEMORY_S)
+            await pipe.execute()
+
+    async def _went_well(self, redis: Any, key: str, fields: list[bytes]) -> None:
+        now_ms = await redis_now_ms(redis)
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.hdel(key, *fields)
+            pipe.hset(key, SUCCESS, now_ms)
+            pipe.expire(key, MEMORY_S)
+            await pipe.execute()
+
+
+def is_recent(when: bytes, now_ms: int) -> bool:
+    """Whether a time in the notes is within what is remembered."""
+    return when.isdigit() and now_ms - int(when) < MEMORY_S * 1000
+
+
+def is_running(pid: int) -> bool:
+    """Whether this machine has such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

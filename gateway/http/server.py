@@ -1,0 +1,221 @@
+"""Hypercorn's HTTP/1.1, configured for a gateway: who may connect, and a stop that answers first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from errno import ECONNABORTED
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+
+from gateway.http.connection import HEAD_S, PATIENCE_S, Connection
+from gateway.http.seats import Seat, Share, client_of
+from gateway.settings import Certificate
+from gateway.untaken import Untaken
+from shared import logs
+from shared.errors import UnavailableError
+from shared.lifecycle import end
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted: a herd of clients that starts at once."""
+UNLIMITED = 1 << 62
+SEE_OFF_S = 0.5
+"""How long a gateway that stops keeps idle connections: a caller's next request is answered, and leaves in order."""
+CHECK_S = 1.0
+"""How often it is looked whether clients are too slow."""
+ACCEPT_PAUSE_S = 0.2
+"""After a connection that could not be accepted, for want of descriptors or memory."""
+TELL_S = 60.0
+"""Between two lines in the log about connections that are refused."""
+CROWDED = "the gateway has as many connections as it may: try again later"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises UnavailableError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        server.bind((host, port))
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise UnavailableError(f"HTTP cannot listen on {host}:{port}: {error}") from error
+    server.setblocking(False)  # noqa: FBT003  the socket module's own signature
+    return server
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Connections that are served alike. app: ASGI; share: their seats; once: each is closed with its first answer."""
+
+    app: Any
+    share: Share
+    once: bool = False
+
+
+class HttpServer:
+    """Serves ASGI applications. Hypercorn's own `serve` knows no bounds, and can only stop at once.
+
+    A connection belongs to the first of `served` that has a seat for it; where none has, it is closed.
+    """
+
+    def __init__(self, *served: Served, certificate: Certificate | None = None, untaken: Untaken | None = None) -> None:
+        """Raises OSError (ssl.SSLError is one) for a certificate that cannot be read."""
+        self._served = served
+        self._untaken = untaken or Untaken(UNLIMITED)
+        self._config = configured(certificate)
+        self._config_once = configured(None)
+        self._config_once.keep_alive_max_requests = 0
+        self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
+        self._context = WorkerContext(None)
+        self._connections: dict[asyncio.Task[None], Connection | None] = {}
+        self._left_at: float | None = None
+        self._tell_at = 0.0
+        self._listening: socket.socket | None = None
+        self._port = 0
+        self._accepting: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        """Accepts connections; the socket becomes the server's, which closes it."""
+        loop = asyncio.get_running_loop()
+        self._listening = listening
+        self._port = listening.getsockname()[1]
+        self._accepting = loop.create_task(self._accept(listening), name="http accept")
+        self._checking = loop.create_task(self._check(), name="http check")
+
+    async def stop(self, grace_s: float, *, see_off_s: float = SEE_OFF_S) -> None:
+        """Sees the callers off: accepts no connection, serves what arrives on those there are, and closes each with
+        its next response, which says so (`Connection: close`), or else after a moment. Who does not send the rest of a
+        request, or does not take an answer, has less patience shown than at other times.
+
+        grace_s    seconds until requests that are still unanswered are cut off
+        see_off_s  seconds until connections without a request are closed
+        """
+        assert self._listening is not None and self._accepting is not None and self._checking is not None
+        await end([self._accepting])
+        self._listening.close()
+        # Hypercorn counts each connection's requests; from now on every one is one too many.
+        self._config.keep_alive_max_requests = 0
+        self._left_at = asyncio.get_running_loop().time()
+        begin = time.monotonic()
+        await self._gone(min(see_off_s, grace_s))
+        await self._context.terminated.set()  # from now on none becomes idle any more
+        for task, connection in self._connections.items():
+            if connection is None:
+                task.cancel()
+            else:
+                connection.see_off()
+        await self._gone(max(0.0, grace_s - (time.monotonic() - begin)))
+        await end([self._checking, *self._connections])
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno == ECONNABORTED:
+                    continue
+                self._tell("connections cannot be accepted", error=str(error))
+                self._served[0].share.relieve(loop.time())
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+            else:
+                try:
+                    self._welcome(accepted, client_of(address[0]))
+                except Exception as error:  # noqa: BLE001  as in `_serve`
+                    accepted.close()
+                    logs.error("http connection failed unexpectedly", error)
+
+    def _welcome(self, accepted: socket.socket, client: str) -> None:
+        loop = asyncio.get_running_loop()
+        for served in self._served:
+            seat = served.share.take(client, loop.time(), HEAD_S)
+            if seat is not None:
+                task = loop.create_task(self._serve(served, seat, accepted), name="http connection")
+                # Until there is a connection, it is its task that ends.
+                seat.make_room = task.cancel
+                self._connections[task] = None
+                task.add_done_callback(self._connections.pop)
+                return
+            share = served.share
+            bounds = {"most": share.connections_max, "per_client": share.per_client, "so_far": share.refused}
+            self._tell("connections refused", client=client, **bounds)
+        accepted.close()
+
+    async def _serve(self, served: Served, seat: Seat, accepted: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            reader, writer = await self._opened(accepted)
+            config = self._config_once if served.once else self._config
+            connection = Connection(ASGIWrapper(served.app), config, self._context, seat, reader, writer, self._untaken)
+            seat.make_room = partial(connection.end, HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
+            self._connections[task] = connection
+            await connection.run()
+        except OSError:
+            pass  # TLS did not come about
+        except Exception as error:  # noqa: BLE001  one connection's failure is nobody else's
+            logs.error("http connection failed unexpectedly", error)
+        finally:
+            accepted.close()
+            seat.leave()
+
+    async def _opened(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Streams as `asyncio.start_server` makes them."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        times = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": PATIENCE_S}
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls, **times)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _check(self) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(CHECK_S)
+            for connection in list(self._connections.values()):
+                try:
+                    if connection is not None:
+                        connection.check(now(), self._left_at)
+                except Exception as error:  # noqa: BLE001  as in `_serve`
+                    logs.error("http connection failed unexpectedly", error)
+
+    def _tell(self, event: str, **fields: object) -> None:
+        """Logs it, unless that was done a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_S
+            logs.warning(event, None, port=self._port, **fields)
+
+    async def _gone(self, patience_s: float) -> None:
+        """Returns when there is no connection, or after so many seconds."""
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=patience_s)
+
+
+def configured(certificate: Certificate | None) -> Config:
+    """What Hypercorn is told."""
+    config = Config()
+    config.keep_alive_max_requests = UNLIMITED
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = logging.getLogger("hypercorn")
+    if certificate is not None:
+        config.certfile, config.keyfile = certificate.certificate, certificate.key
+        config.alpn_protocols = ["http/1.1"]
+        if certificate.root:
+            config.ca_certs = certificate.root
+            config.verify_mode = ssl.CERT_REQUIRED
+    return config

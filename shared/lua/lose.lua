@@ -1,0 +1,11 @@
+-- Ends a sequence that its owner cannot go on with, because it cannot read what its record says.
+--
+-- KEYS   1 record
+-- ARGV   1 executor   2 epoch
+-- reply  1 ended, its callers were told; 0 it is another's, or over
+-- Safe to repeat. Its other keys follow from the record's; they carry the same hash tag.
+
+local got = redis.call('HMGET', KEYS[1], 'st', 'ow', 'ep')
+if got[1] ~= 'l' or got[2] ~= ARGV[1] or got[3] ~= ARGV[2] then return 0 end
+lose(KEYS[1], 'its owner cannot read it')
+return 1

@@ -1,0 +1,50 @@
+"""What would be said again and again: it is said once, and then with a count, at intervals that double."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+FIRST_INTERVAL_S = 2.0
+LONGEST_INTERVAL_S = 60.0
+"""What has not come for so long is new when it comes again."""
+KNOWN_MAX = 512
+"""Different things that are remembered; those that have not come for longest go first."""
+
+
+@dataclass(slots=True)
+class Told:
+    """One thing that was said. held: how often it has come since."""
+
+    seen_s: float
+    due_s: float
+    interval_s: float = FIRST_INTERVAL_S
+    held: int = 0
+
+
+class Repeats:
+    """Decides what is said. clock: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[Hashable, Told] = {}
+
+    def held_back(self, what: Hashable) -> int | None:
+        """How often it has been held back since it was last said; None: this time too."""
+        now_s = self._clock()
+        told = self._told.pop(what, None)
+        if told is None or now_s - told.seen_s > LONGEST_INTERVAL_S:
+            self._told[what] = Told(now_s, now_s + FIRST_INTERVAL_S)
+            if len(self._told) > KNOWN_MAX:
+                del self._told[next(iter(self._told))]
+            return told.held if told else 0
+        self._told[what] = told
+        told.seen_s = now_s
+        if now_s < told.due_s:
+            told.held += 1
+            return None
+        held, told.held = told.held, 0
+        told.interval_s = min(LONGEST_INTERVAL_S, 2 * told.interval_s)
+        told.due_s = now_s + told.interval_s
+        return held

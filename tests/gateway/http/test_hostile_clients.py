@@ -1,0 +1,127 @@
+"""A gateway process with few descriptors among clients that hold on to their connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+import aiohttp
+import pytest
+
+from tests.gateway.fake_executor import FakeExecutor
+from tests.gateway.gateway_process import GatewayProcess, gateway_process
+
+pytestmark = pytest.mark.timeout(300)
+DESCRIPTORS = 200
+SLOW_CLIENTS = 300
+SOON_S = 60.0
+ECHO = b"POST /v2/models/echo/infer HTTP/1.1\r\nhost: x\r\n"
+HEALTH = "/v2/health/live"
+ANSWER_BYTES = 8 << 20
+INFER = (
+    b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,%d],"parameters":{"binary_data_size":%d}}],'
+    % (
+        ANSWER_BYTES // 4,
+        ANSWER_BYTES,
+    )
+    + b'"parameters":{"binary_data_output":true}}'
+)
+BULKY = (
+    ECHO
+    + b"inference-header-content-length: %d\r\ncontent-length: %d\r\n\r\n" % (len(INFER), len(INFER) + ANSWER_BYTES)
+    + INFER
+    + b"\1" * ANSWER_BYTES
+)
+
+
+@pytest.fixture
+async def process(redis_url: str, executor: FakeExecutor) -> AsyncGenerator[GatewayProcess]:
+    async with gateway_process(redis_url, executor.keys.prefix, descriptors=DESCRIPTORS) as process:
+        yield process
+
+
+@asynccontextmanager
+async def clients(port: int, count: int, sent: bytes) -> AsyncGenerator[list[asyncio.StreamWriter]]:
+    """Connections that have sent that and do not read; from addresses of their own, ten each."""
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(count):
+            address = (f"127.1.{number // 10 // 250}.{number // 10 % 250 + 1}", 0)
+            _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=address)
+            cast("asyncio.Transport", writer.transport).pause_reading()
+            writer.write(sent)
+            writers.append(writer)
+        yield writers
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def status(port: int, path: str) -> int:
+    """Of a request on a connection of its own, until there is one."""
+    async with asyncio.timeout(SOON_S):
+        while True:
+            try:
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"http://127.0.0.1:{port}{path}") as response,
+                ):
+                    return response.status
+            except (aiohttp.ClientConnectionError, ConnectionError):
+                await asyncio.sleep(0.1)
+
+
+SLOW = {
+    "http": (b"", ECHO, ECHO + b"content-length: 1000\r\n\r\n{"),
+    "metrics": (b"", b"POST /metrics HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n"),
+    "grpc": (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))),
+}
+"""What slow clients have sent when they stop sending, by port."""
+
+
+async def test_health_and_metrics_answer_beside_slow_clients(process: GatewayProcess) -> None:
+    """On whatever port they are; and the log says that there are too many, once for a port, not for each of them."""
+    for port, kinds in SLOW.items():
+        for sent in kinds:
+            async with clients(process.ports[port], SLOW_CLIENTS, sent):
+                assert await status(process.ports["metrics"], "/metrics") == 200
+                assert await status(process.ports["http"], HEALTH) == 200
+
+    assert 1 <= process.said.count(b"connections refused") <= 2, process.said.decode()
+
+
+async def test_clients_that_do_not_take_their_answers_leave_nothing(process: GatewayProcess) -> None:
+    """Some leave within the answer, some never read: memory and connections come back, and a stop is quick."""
+    before = 0
+    for number in range(13):
+        if number == 3:
+            before = process.memory_bytes
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.ports["http"])
+        writer.write(BULKY)
+        assert (await reader.readexactly(65_536)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    await until(lambda: process.http_connections == 0)
+
+    # Of ten.
+    assert process.memory_bytes - before < 5 * ANSWER_BYTES
+    async with clients(process.ports["http"], 5, BULKY):
+        assert await status(process.ports["http"], HEALTH) == 200
+
+        assert await process.stopped_s() < 15.0
+
+
+async def test_a_stop_does_not_wait_for_what_does_not_come(process: GatewayProcess) -> None:
+    heads = clients(process.ports["http"], 5, ECHO)
+    bodies = clients(process.ports["http"], 5, ECHO + b"content-length: 1000\r\n\r\n{")
+    async with heads, bodies:
+        await until(lambda: process.http_connections == 10)
+
+        assert await process.stopped_s() < 15.0

@@ -1,0 +1,374 @@
+"""Connections end with their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.http.seats import Share
+from gateway.http.server import HttpServer, Served, listen
+from gateway.rest.reply import send_bytes
+from gateway.settings import Certificate
+
+TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+LARGE_BYTES = 32 << 20
+"""More than all buffers between two processes take."""
+SOON_S = 60.0
+"""A tenth of the time for which a connection may be idle."""
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers everybody alike."""
+    if scope["type"] == "http":
+        await send_bytes(send, 200, b"hello")
+
+
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    """One whose answers are large."""
+    await send_bytes(send, 200, bytes(LARGE_BYTES))
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Any, certificate: Certificate | None = None) -> AsyncGenerator[int]:
+    """Where a server of that application listens."""
+    async with serving_all(Served(app, Share(100, 100)), certificate=certificate) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def serving_all(*served: Served, certificate: Certificate | None = None) -> AsyncGenerator[int]:
+    """Where a server of these listens."""
+    server = HttpServer(*served, certificate=certificate)
+    listening = listen("127.0.0.1", 0)
+    await server.start(listening)
+    yield listening.getsockname()[1]
+    await server.stop(1.0, see_off_s=0.0)
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Where a server listens."""
+    async with serving(hello) as port:
+        yield port
+
+
+@pytest.mark.parametrize("requests", [0, 1, 2])
+async def test_a_connection_that_its_client_closes_is_closed_at_once(port: int, requests: int) -> None:
+    """And not kept for as long as an idle one: each holds a descriptor, of which a process has about a thousand."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with asyncio.timeout(SOON_S):
+        for _ in range(requests):
+            writer.write(REQUEST)
+            await reader.readuntil(b"hello")
+        writer.write_eof()
+
+        assert b"" == await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_client_that_does_not_take_its_answer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its answer is not kept for ever."""
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
+    given_up = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await large(scope, receive, send)
+        given_up.set()
+
+    async with serving(app) as port, asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        cast("asyncio.Transport", writer.transport).pause_reading()
+        writer.write(REQUEST)
+        await given_up.wait()
+        cast("asyncio.Transport", writer.transport).resume_reading()
+
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(LARGE_BYTES)
+        writer.close()
+
+
+async def test_a_client_that_has_taken_much_of_its_answer_may_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a body that comes: what counts is the pace since the beginning."""
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
+    monkeypatch.setattr("gateway.http.connection.SLOWEST_BYTES_S", 1)
+    async with serving(large) as port, asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(LARGE_BYTES // 2)
+        await asyncio.sleep(0.6)
+
+        assert LARGE_BYTES // 2 == len(await reader.readexactly(LARGE_BYTES // 2))
+        writer.close()
+
+
+UPGRADE_H2C = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+UPGRADE_WEBSOCKET = (
+    b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+PRIOR_KNOWLEDGE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+async def connected(port: int, *, tls: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client's connection."""
+    context = None
+    if tls:
+        context = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
+        # A client that would rather speak HTTP/2.
+        context.set_alpn_protocols(["h2", "http/1.1"])
+    return await asyncio.open_connection("localhost" if tls else "127.0.0.1", port, ssl=context)
+
+
+async def until_alone(others: set[asyncio.Task[Any]]) -> None:
+    """Returns when every task that was begun since has ended."""
+    async with asyncio.timeout(SOON_S):
+        while asyncio.all_tasks() - others:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("upgrade", [UPGRADE_H2C, UPGRADE_WEBSOCKET], ids=["h2c", "websocket"])
+async def test_who_asks_for_another_protocol_gets_this_one(tls: bool, upgrade: bytes) -> None:
+    """As often as it likes, on one connection; and nothing is left when it goes."""
+    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key")) if tls else None
+    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+        others = asyncio.all_tasks()
+        reader, writer = await connected(port, tls=tls)
+        for _ in range(2):
+            writer.write(REQUEST.removesuffix(b"\r\n") + upgrade + b"\r\n")
+            answer = await reader.readuntil(b"hello")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        await until_alone(others)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("piece", [1, 16, 1000])
+async def test_who_begins_with_http_2_is_refused(tls: bool, piece: int) -> None:
+    """However the preface is cut into pieces."""
+    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key")) if tls else None
+    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+        others = asyncio.all_tasks()
+        reader, writer = await connected(port, tls=tls)
+        for begin in range(0, len(PRIOR_KNOWLEDGE), piece):
+            writer.write(PRIOR_KNOWLEDGE[begin : begin + piece])
+            await asyncio.sleep(0)
+        answer = await reader.readuntil(b"}")
+
+        assert answer.startswith(b"HTTP/1.1 505 ")
+        assert b"HTTP/2.0 is not served: use HTTP/1.1" in answer
+        writer.close()
+        await until_alone(others)
+
+
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE_H2C], ids=["plain", "h2c"])
+async def test_nothing_is_left_of_clients_that_leave_within_an_answer(upgrade: bytes) -> None:
+    """Nor of their answers, each of 32 MiB."""
+    async with serving(large) as port, asyncio.timeout(SOON_S):
+        others = asyncio.all_tasks()
+        for _ in range(10):
+            reader, writer = await connected(port)
+            writer.write(REQUEST.removesuffix(b"\r\n") + upgrade + b"\r\n")
+            await reader.readexactly(65_536)
+            writer.close()
+        await until_alone(others)
+
+
+async def early(scope: Any, receive: Any, send: Any) -> None:
+    """An application that does not read what it is sent."""
+    await send_bytes(send, 404, b"hello")
+
+
+async def test_an_early_answer_leaves_the_connection_as_it_is_when_the_rest_comes() -> None:
+    async with serving(early) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port)
+        for _ in range(2):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+            for _ in range(10):
+                writer.write(bytes(100_000))
+                await writer.drain()
+            assert b"connection: close" not in (await reader.readuntil(b"hello")).lower()
+        writer.close()
+
+
+@pytest.mark.parametrize("head", [b"content-length: 1000000\r\n", b"transfer-encoding: chunked\r\n"])
+async def test_an_early_answer_says_that_the_connection_ends(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the rest of the request does not come; and it reaches a client that goes on to send."""
+    monkeypatch.setattr("gateway.http.protocol.LINGER_S", 0.1)
+    async with serving(early) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n3e8\r\n")
+        answer = await reader.readuntil(b"hello")
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"connection: close" in answer.lower()
+        writer.write(bytes(1000))
+
+        assert b"" == await reader.read()
+        writer.close()
+
+
+async def test_what_an_application_does_not_read_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body waits in its client until somebody wants it, and goes nowhere when the answer comes without."""
+    answer_now = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answer_now.wait()
+        await send_bytes(send, 200, b"hello")
+
+    async with serving(app) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LARGE_BYTES)
+        writer.write(bytes(LARGE_BYTES))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await writer.drain()
+        answer_now.set()
+        await writer.drain()
+
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that have little patience with heads and bodies."""
+    monkeypatch.setattr("gateway.http.server.CHECK_S", 0.02)
+    for name in ("gateway.http.server.HEAD_S", "gateway.http.connection.HEAD_S", "gateway.http.connection.PATIENCE_S"):
+        monkeypatch.setattr(name, 0.1)
+
+
+BODY_HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"", b""),
+        (b"GET / HTT", b"the request's head does not come within 0.1 s"),
+        (REQUEST + b"G", b"the request's head does not come within 0.1 s"),
+        (BODY_HEAD, b"the request's body does not come: 0 bytes in "),
+        (BODY_HEAD + b"12345", b"the request's body does not come: 5 bytes in "),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\n1", b"body does not come: 1 bytes in "),
+    ],
+    ids=["nothing", "head", "second head", "no body", "body", "chunk"],
+)
+async def test_a_request_that_does_not_come_is_given_up(hasty: None, sent: bytes, told: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await hello(scope, receive, send)
+
+    async with serving(app) as port, asyncio.timeout(SOON_S):
+        others = asyncio.all_tasks()
+        reader, writer = await connected(port)
+        writer.write(sent)
+        heard = await reader.read()
+
+        assert told in heard
+        assert heard.count(b" 408 ") == heard.count(b"connection: close") == bool(told)
+        writer.close()
+        await until_alone(others)
+
+
+async def refused(scope: Any, receive: Any, send: Any) -> None:
+    """An application for those beyond the bound."""
+    await send_bytes(send, 503, b"hello", [(b"connection", b"close")])
+
+
+async def test_beyond_the_bound_connections_are_served_otherwise_then_closed() -> None:
+    """Until there is room again: somebody leaves, or has been idle for a moment."""
+    share = Share(2, 2)
+    async with (
+        serving_all(Served(hello, share), Served(refused, Share(1, 1), once=True)) as port,
+        asyncio.timeout(SOON_S),
+    ):
+        others = asyncio.all_tasks()
+        first, second, third, fourth = [await connected(port) for _ in range(4)]
+
+        assert b"" == await fourth[0].read()
+        third[1].write(REQUEST)
+        answer = await third[0].read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"connection: close" in answer.lower()
+        assert 2 == share.refused
+
+        second[1].write(REQUEST + b"GET / HT")
+        await second[0].readuntil(b"hello")
+        for seat in share.waiting:
+            seat.since -= 10
+        first[1].close()
+        fifth, sixth = await connected(port), await connected(port)
+        for reader, writer in (fifth, sixth):
+            writer.write(REQUEST)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+        assert (await second[0].read()).startswith(b"HTTP/1.1 503 ")
+        for _, writer in (second, third, fourth, fifth, sixth):
+            writer.close()
+        await until_alone(others)
+
+
+async def test_a_connection_that_cannot_be_accepted_is_accepted_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For want of descriptors: no loop spins, and the log says so once."""
+    monkeypatch.setattr("gateway.http.server.ACCEPT_PAUSE_S", 0.05)
+    loop = asyncio.get_running_loop()
+    accept = loop.sock_accept
+    attempts = 0
+
+    async def failing(listening: socket.socket) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 5:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await accept(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", failing)
+    async with serving(hello) as port, asyncio.timeout(SOON_S):
+        began = loop.time()
+        reader, writer = await connected(port)
+        writer.write(REQUEST)
+        await reader.readuntil(b"hello")
+
+        assert loop.time() - began >= 0.15
+        assert [record.message for record in caplog.records] == ["connections cannot be accepted"]
+        writer.close()
+
+
+async def test_a_client_of_tls_that_does_not_shake_hands_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http.server.HEAD_S", 0.1)
+    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key"))
+    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+        reader, writer = await connected(port)
+        with contextlib.suppress(ConnectionError):
+            assert b"" == await reader.read()
+        writer.close()
+
+
+async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under TLS all of an answer is handed on at once, and the end of the connection waits until it has been taken."""
+    monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
+    trusting = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
+    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key"))
+    async with serving(large, certificate) as port, asyncio.timeout(SOON_S):
+        others = asyncio.all_tasks()
+        _, writer = await asyncio.open_connection("localhost", port, ssl=trusting)
+        cast("asyncio.Transport", writer.transport).pause_reading()
+        writer.write(REQUEST.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        while not asyncio.all_tasks() - others:
+            await asyncio.sleep(0.01)
+        while asyncio.all_tasks() - others:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
