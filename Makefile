@@ -71,7 +71,7 @@ e2e: install  ## builds the images, starts them with docker compose, drives them
 	$(BIN)/python -m pytest -m e2e --timeout=1800 tests/e2e $(ARGS)
 
 bench: install  ## closed-loop load; BENCH="--triton" to compare with one
-	$(BIN)/python -m deploy.bench $(BENCH)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 mutants: install  ## a sample of faults put into the code: who sees them? MUTANTS="--files shared --sample 20 --seed 7"
 	$(BIN)/python -m tests.mutation $(MUTANTS)
@@ -81,7 +81,7 @@ perf-analyzer: install  ## Triton's load tool, fetched from PyPI, drives sequenc
 	  PERF_ANALYZER=$$PWD/$$PERF_ANALYZER $(BIN)/python -m pytest tests/conformance/test_perf_analyzer.py $(ARGS)
 
 soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothing that grows; SOAK="--minutes 1"
-	$(BIN)/python -m deploy.bench.soak $(SOAK)
+	$(BIN)/python -m benchmarks.soak $(SOAK)
 
 chaos: install  ## kills, freezes and cuts off a mesh under load, checks every answer; CHAOS="--seed 7 --steps 100000"
 	$(BIN)/python -m deploy.chaos $(CHAOS)

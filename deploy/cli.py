@@ -12,9 +12,9 @@ from importlib.metadata import version
 
 import click
 
-from deploy.embedded import ServerNotFoundError
-from deploy.launcher import LauncherError, up
-from deploy.settings import UpSettings
+from deploy.local.embedded import ServerNotFoundError
+from deploy.local.launcher import LauncherError, up
+from deploy.local.settings import UpSettings
 from shared.settings import settings_command
 from shared.traces.tracing import describe
 
@@ -30,9 +30,12 @@ LAZY_COMMANDS = {
     "gateway": ("gateway.__main__", "One gateway: the v2 HTTP and gRPC protocols. Any number may run."),
     "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
-    "drain": ("deploy.drain", "Empties executors: their sequences go on elsewhere, without an error."),
-    "move": ("deploy.move", "Moves a sequence to another executor, between two of its steps."),
-    "settings": ("deploy.runtime_settings", "What was changed in logging and tracing, by whom; and the way back."),
+    "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
+    "move": ("deploy.operate.move", "Moves a sequence to another executor, between two of its steps."),
+    "settings": (
+        "deploy.operate.runtime_settings",
+        "What was changed in logging and tracing, by whom; and the way back.",
+    ),
     "demo": ("deploy.demo", "Texts streamed through a running mesh, while one of its executors is killed."),
     "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
 }

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from executor.settings import ExecutorSettings
-from shared import lifecycle, logs
-from shared.errors import FAILED
+from shared.contract.errors import FAILED
+from shared.process import lifecycle, logs
 from shared.settings import parse_settings
 
 HEALTHCHECK = "healthcheck"

@@ -10,13 +10,13 @@ from typing import Any, TypeVar, cast
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
-from shared import logs
-from shared.keyspace import Keyspace
-from shared.limits import VALUE_BYTES_MAX
-from shared.membership import Membership
-from shared.redis_client import CONNECTION_LOST
-from shared.scripts import Scripts
-from shared.server_run import ServerRun
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.process import logs
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.scripts import Scripts
+from shared.store.server_run import ServerRun
 
 RETRY_DELAY_S = 0.2
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from executor.settings import ExecutorSettings
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.redis_client import CONNECTION_LOST, connect
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import CONNECTION_LOST, connect
 
 
 async def is_healthy(settings: ExecutorSettings) -> bool:

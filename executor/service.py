@@ -11,25 +11,25 @@ from dataclasses import replace
 from functools import partial
 
 from executor.connections import Connections
-from executor.devices import DeviceLostError, find_devices
-from executor.draining import Draining
 from executor.engine.mkl import ask_for_fixed_products
-from executor.hung_calls import HungCallError
-from executor.incarnation import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
-from executor.models.control import Control
+from executor.lease.control import Control
+from executor.lease.draining import Draining
+from executor.lease.hung_calls import HungCallError
+from executor.lease.registration import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
 from executor.models.loader import Loader
 from executor.models.polling import Polling
 from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
-from shared import logs
-from shared.company import Company
-from shared.errors import MeshError
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop, Tasks, end
+from executor.workers.devices import DeviceLostError, find_devices
+from shared.contract.errors import MeshError
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.reading import tell
-from shared.redis_client import connect, joined, value_bytes_max
+from shared.process import logs
+from shared.process.lifecycle import Stop, Tasks, end
 from shared.statistics.metrics_config import parse_metrics_config
+from shared.store.company import Company
+from shared.store.keyspace import Keyspace
+from shared.store.reading import tell
+from shared.store.redis_client import connect, joined, value_bytes_max
 from shared.traces.tracing import Tracing, setup
 
 SWITCH_INTERVAL_S = 0.0005

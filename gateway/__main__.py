@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from gateway.settings import GatewaySettings
-from shared import lifecycle, logs
+from shared.process import lifecycle, logs
 from shared.settings import parse_settings
 
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.catalog import Catalog
-from gateway.repository import EXPLICIT
-from gateway.restrictions import Restriction
+from gateway.access.restrictions import Restriction
+from gateway.models.catalog import Catalog
+from gateway.models.repository import EXPLICIT
 from gateway.settings import GatewaySettings
-from shared import logs
+from shared.process import logs
 
 CONTROL = "model-repository"
 CHANGING = (CONTROL, "logging", "trace")

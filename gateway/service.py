@@ -22,52 +22,52 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from gateway import descriptors
-from gateway.catalog import Catalog
-from gateway.dispatch import Bounds, Dispatch
+from gateway.access.origins import Origins, is_loopback
+from gateway.bounds import descriptors
+from gateway.bounds.byte_budget import Room
+from gateway.bounds.memory import Memory
+from gateway.bounds.unread_answers import Untaken
 from gateway.exposure import Exposure
+from gateway.grpc.options import grpc_options
+from gateway.grpc.ports import Ports
+from gateway.grpc.server import serve_grpc
+from gateway.grpc.servicer import InferenceServicer
 from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served, listen
-from gateway.inference import Inference
-from gateway.memory import Memory
-from gateway.metrics import Gauge, Metrics
-from gateway.observation import Observation
-from gateway.orphans import Orphans
-from gateway.recovery import Recovery
-from gateway.replies import Replies
-from gateway.repository import Repository
-from gateway.response_cache import ResponseCache
+from gateway.models.catalog import Catalog
+from gateway.models.metrics import Gauge, Metrics
+from gateway.models.observation import Observation
+from gateway.models.repository import Repository
+from gateway.models.runtime_settings import RuntimeSettings
+from gateway.models.statistics import Statistics
+from gateway.requests.dispatch import Bounds, Dispatch
+from gateway.requests.inference import Inference
+from gateway.requests.orphans import Orphans
+from gateway.requests.recovery import Recovery
+from gateway.requests.replies import Replies
+from gateway.requests.response_cache import ResponseCache
+from gateway.requests.unserved import Unserved
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.origins import Origins, is_loopback
 from gateway.rest.server import Server
-from gateway.room import Room
-from gateway.rpc.options import grpc_options
-from gateway.rpc.ports import Ports
-from gateway.rpc.server import serve_grpc
-from gateway.rpc.servicer import InferenceServicer
-from gateway.runtime_settings import RuntimeSettings
 from gateway.settings import GatewaySettings
-from gateway.statistics import Statistics
-from gateway.unserved import Unserved
-from gateway.untaken import Untaken
-from shared import logs
-from shared.company import Company
-from shared.ids import GatewayId
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop, Tasks
-from shared.membership import Membership
+from shared.contract.ids import GatewayId
+from shared.contract.response_cache import parse_cache_config
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.reading import tell
-from shared.redis_client import connect, joined, value_bytes_max
-from shared.response_cache import parse_cache_config
-from shared.scripts import Scripts
-from shared.server_run import ServerRun
+from shared.process import logs
+from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.metrics_config import parse_metrics_config
-from shared.statistics.totals import Tallies
+from shared.store.company import Company
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.reading import tell
+from shared.store.redis_client import connect, joined, value_bytes_max
+from shared.store.scripts import Scripts
+from shared.store.server_run import ServerRun
+from shared.store.totals import Tallies
 from shared.traces.tracing import Tracing, setup
 
 LAST_WORD_S = 1.0

@@ -9,11 +9,11 @@ from typing import Literal, Self
 
 import click
 
-from gateway.memory import MEMORY_MIN, available_bytes, shares
-from gateway.rest.origins import parse_origin
-from gateway.restrictions import Restriction, parse_restrictions
-from shared.limits import LIVE_MAX
-from shared.response_cache import parse_cache_config
+from gateway.access.origins import parse_origin
+from gateway.access.restrictions import Restriction, parse_restrictions
+from gateway.bounds.memory import MEMORY_MIN, available_bytes, shares
+from shared.contract.limits import LIVE_MAX
+from shared.contract.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from scheduler.settings import SchedulerSettings
-from shared import lifecycle, logs
+from shared.process import lifecycle, logs
 from shared.settings import parse_settings
 
 HEALTHCHECK = "healthcheck"

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from shared.ids import SequenceId
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.messages import ModelRecord, checkpointed_states
-from shared.reading import value_of
-from shared.tensors import described
+from shared.contract.ids import SequenceId
+from shared.contract.messages import ModelRecord, checkpointed_states
+from shared.contract.tensors import described
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.reading import value_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import ServedVersion
-from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
-from shared.keyspace import Keyspace
-from shared.membership import Member, check_versions
-from shared.reading import FAILURES, noted, text_of
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member, check_versions
+from shared.store.reading import FAILURES, noted, text_of
 
 
 class StreamKind(StrEnum):

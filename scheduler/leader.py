@@ -14,13 +14,13 @@ from scheduler.core.actions import Action
 from scheduler.core.decide import decide, drain_all, is_due
 from scheduler.core.events import Clock, Event, Tick, VersionsWithdrawn
 from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
+from scheduler.effects import Mesh, Performer
 from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
-from scheduler.perform import Mesh, Performer
 from scheduler.rebuild import raise_fence, rebuilt
 from scheduler.sweep import sweep
-from shared import logs
-from shared.ids import ShardId, Term
-from shared.membership import Member
+from shared.contract.ids import ShardId, Term
+from shared.process import logs
+from shared.store.membership import Member
 
 MAILBOX_MAX = 8_192
 """Entries read and not yet taken in; beyond it the model's streams are not read. They are bounded themselves."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
-from shared.ids import SchedulerId, Term
-from shared.scripts import Scripts
+from shared.contract.ids import SchedulerId, Term
+from shared.store.scripts import Scripts
 
 FREE = Term(0)
 

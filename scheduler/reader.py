@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from scheduler.leader import Leader
-from shared.link import Link
+from shared.store.link import Link
 
 ENTRIES_PER_STREAM = 512
 """Most entries of one stream in one read."""

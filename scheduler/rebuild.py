@@ -17,11 +17,11 @@ from redis.asyncio import Redis
 from scheduler.core.events import Event, SequenceFound, Tick
 from scheduler.core.slots import Place
 from scheduler.ingest import Offers, member_events
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
-from shared.keyspace import Keyspace
-from shared.reading import text_of, value_of
-from shared.redis_client import redis_now_ms
-from shared.scripts import Scripts
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of, value_of
+from shared.store.redis_client import redis_now_ms
+from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
 """Records asked for in one round trip."""

@@ -21,23 +21,23 @@ from redis.exceptions import ResponseError
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
+from scheduler.effects import Mesh
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
-from scheduler.perform import Mesh
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
 from scheduler.sweep import SpoiltKeys
-from shared import logs
-from shared.company import Company
-from shared.ids import SchedulerId, Term
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop, Tasks, end
-from shared.membership import Member, Membership
+from shared.contract.ids import SchedulerId, Term
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.reading import tell, text_of
-from shared.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
-from shared.scripts import Scripts
-from shared.server_run import ServerRun
+from shared.process import logs
+from shared.process.lifecycle import Stop, Tasks, end
+from shared.store.company import Company
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member, Membership
+from shared.store.reading import tell, text_of
+from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
+from shared.store.scripts import Scripts
+from shared.store.server_run import ServerRun
 from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6

@@ -1,9 +1,9 @@
 """What was lost with a key that could not be read, and held what is many sequences': made again from their records.
 
-A key of another type is removed by whoever meets it (`shared.mending`, common.lua): an inbox with the steps on their
-way, the list of who waits or who owns what, the times at which to look for idle sequences. The records know all of it
-but the steps. So a scheduler watches the counts of such keys; when one has grown, the leaders look over every sequence
-of their models (`sweep.lua`), and begin anew from Redis.
+A key of another type is removed by whoever meets it (`shared.store.mending`, common.lua): an inbox with the steps on
+their way, the list of who waits or who owns what, the times at which to look for idle sequences. The records know all
+of it but the steps. So a scheduler watches the counts of such keys; when one has grown, the leaders look over every
+sequence of their models (`sweep.lua`), and begin anew from Redis.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from scheduler.perform import Mesh
-from shared import logs
-from shared.ids import SequenceId, Term
-from shared.keyspace import Keyspace
-from shared.limits import SCRIPT_STEPS_MAX
-from shared.reading import read_counts, text_of
+from scheduler.effects import Mesh
+from shared.contract.ids import SequenceId, Term
+from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.process import logs
+from shared.store.keyspace import Keyspace
+from shared.store.reading import read_counts, text_of
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "deadlines", "parked")
 """Kinds of keys that can be made again from the records, or without which steps are missing."""

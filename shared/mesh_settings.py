@@ -15,10 +15,10 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
-from shared import log_settings, logs
-from shared.keyspace import Keyspace
-from shared.log_settings import LogSettings
-from shared.reading import text_of, value_of
+from shared.process import log_settings, logs
+from shared.process.log_settings import LogSettings
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of, value_of
 from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl
 

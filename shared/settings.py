@@ -25,9 +25,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from shared.keyspace import DEFAULT_PREFIX
-from shared.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
 from shared.statistics.metrics_config import parse_metrics_config
+from shared.store.keyspace import DEFAULT_PREFIX
+from shared.store.redis_url import HIDDEN, RedisUrlError, has_password, parse_redis_url, url_without_password
 
 ENVIRONMENT_PREFIX = "SEQMESH_"
 ENTRY_POINTS = "seqmesh.settings"

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, settings
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from deploy.embedded import EmbeddedRedis
+from deploy.local.embedded import EmbeddedRedis
 from executor.engine.mkl import ask_for_fixed_products
-from shared.redis_client import connect
+from shared.store.redis_client import connect
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
@@ -52,10 +52,10 @@ STORE_CONTRACT = frozenset(
         "scheduler/test_cancellations.py",
         "scheduler/test_model_changes.py",
         "scheduler/test_scheduling.py",
-        "shared/test_counting.py",
-        "shared/test_response_cache.py",
-        "shared/test_scripts.py",
-        "shared/test_work_scripts.py",
+        "shared/store/test_counting.py",
+        "shared/contract/test_response_cache.py",
+        "shared/store/test_scripts.py",
+        "shared/store/test_work_scripts.py",
     }
 )
 """Files whose tests say what a store of the mesh must do."""
@@ -120,7 +120,7 @@ def key_prefix(request: pytest.FixtureRequest, redis_server: str, store_kind: st
         with Redis.from_url(redis_server) as client:
             leaked = leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
             remove_keys(client, prefix)
-    assert leaked == [], "keys without TTL that shared.keyspace.PERMANENT does not list"
+    assert leaked == [], "keys without TTL that shared.store.keyspace.PERMANENT does not list"
 
 
 def has_marker(request: pytest.FixtureRequest, name: str) -> bool:

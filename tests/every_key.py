@@ -1,4 +1,4 @@
-"""The list of a mesh's keys, made of `shared.keyspace` itself: a key that is new there is in it by construction."""
+"""The list of a mesh's keys, made of `shared.store.keyspace`: a key that is new there is in it by construction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shared.keyspace import Keyspace
+from shared.store.keyspace import Keyspace
 
 NO_KEYS = {"base", "home_shard", "shard_ids", "shard_of"}
 """Public methods of a keyspace that are no keys; `.._prefix` and `.._base` neither."""

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from shared.keyspace import MESH, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND
+from shared.store.keyspace import MESH, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND
 
 
 class Keys(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from deploy.chaos.proxy import Proxy
-from deploy.embedded import through
+from deploy.local.embedded import through
 
 
 class RedisProxy(Proxy):

@@ -14,13 +14,31 @@ from typing import Any, cast
 import numpy as np
 from redis.asyncio import Redis
 
-from shared.errors import Code
-from shared.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term, sequence_id
-from shared.keyspace import Keyspace
-from shared.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
-from shared.scripts import Assignment, CancelCode, Cancellation, Scripts, Submission, Submitted, VacateCode, Vacation
-from shared.step_digest import step_digest
-from shared.tensors import Tensor, from_numpy
+from shared.contract.errors import Code
+from shared.contract.ids import (
+    CorrelationId,
+    Epoch,
+    ExecutorId,
+    InstanceIndex,
+    SequenceId,
+    SlotIndex,
+    Term,
+    sequence_id,
+)
+from shared.contract.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
+from shared.contract.step_digest import step_digest
+from shared.contract.tensors import Tensor, from_numpy
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import (
+    Assignment,
+    CancelCode,
+    Cancellation,
+    Scripts,
+    Submission,
+    Submitted,
+    VacateCode,
+    Vacation,
+)
 
 GATEWAY = "g-test"
 

@@ -12,7 +12,7 @@ from deploy.chaos.clients import Addresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send
-from deploy.launcher import unreadiness
+from deploy.local.launcher import unreadiness
 
 SLOTS = 64
 """How many the fault that fills slots reckons with: they are not known from outside."""

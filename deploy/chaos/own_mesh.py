@@ -25,12 +25,12 @@ from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send, unt
 from deploy.chaos.models import FILLED, VARIANTS, variant, write_repository
 from deploy.chaos.own_redis import Fsync, OwnRedis, OwnReplicated, OwnServer
 from deploy.chaos.replicated import ReplicatedRedis
-from deploy.embedded import EmbeddedRedis
-from deploy.launcher import ChildState, LauncherError, MeshState, read_state, unreadiness
-from deploy.private_mesh import private_mesh
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.redis_client import connect
+from deploy.local.embedded import EmbeddedRedis
+from deploy.local.launcher import ChildState, LauncherError, MeshState, read_state, unreadiness
+from deploy.local.private_mesh import private_mesh
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect
 
 START_ATTEMPTS = 3
 REDIS_VICTIMS = (Victim.REDIS, Victim.REPLICA)

@@ -20,7 +20,7 @@ from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.links import REDIS, Links
 from deploy.chaos.mesh import frozen
 from deploy.chaos.replicated import ReplicatedRedis
-from deploy.embedded import EmbeddedRedis, through
+from deploy.local.embedded import EmbeddedRedis, through
 
 Fsync = Literal["always", "everysec"]
 

@@ -1,7 +1,7 @@
 """A primary, its replicas and Sentinels: real processes on loopback, to be killed, frozen and left behind.
 
 For chaos and for tests. The bundled server has both roles, so nothing else has to be installed. Servers and Sentinels
-have passwords of their own. Calls block, and a process dies with the thread that started it (`deploy.tether`).
+have passwords of their own. Calls block, and a process dies with the thread that started it (`deploy.local.tether`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Self, TypeVar, cast
 import redis
 from redis.exceptions import RedisError
 
-from deploy.embedded import find_server, log_tail
-from deploy.tether import tethered
+from deploy.local.embedded import find_server, log_tail
+from deploy.local.tether import tethered
 
 SERVICE = "mesh"
 HOST = "127.0.0.1"

@@ -22,8 +22,8 @@ from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import Answer, Difference, Takeover, felt, first_differences
-from deploy.launcher import LauncherError, MeshState, read_state
-from deploy.private_mesh import private_mesh
+from deploy.local.launcher import LauncherError, MeshState, read_state
+from deploy.local.private_mesh import private_mesh
 
 HELP = """Texts streamed through a mesh, while one of its executors is killed.
 

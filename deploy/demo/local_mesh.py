@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from deploy.launcher import MeshState
-from shared.ids import ExecutorId, SequenceId, sequence_id
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.redis_client import connect
+from deploy.local.launcher import MeshState
+from shared.contract.ids import ExecutorId, SequenceId, sequence_id
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect
 
 EXECUTORS_TIMEOUT_S = 60.0
 """A gateway is ready with the first executor; the others need some seconds more to load their models."""

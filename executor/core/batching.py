@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from shared.batch_shape import ShapeKeys
-from shared.ids import SlotIndex
-from shared.model_config.values import Direct
+from shared.contract.batch_shape import ShapeKeys
+from shared.contract.ids import SlotIndex
+from shared.contract.model_config import Direct
 
 __all__ = ["Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shared.ids import CorrelationId
-from shared.model_config.values import ControlKind, ControlSpec, ModelConfig
-from shared.tensors import NUMPY_TYPE, Tensor, pack_bytes
+from shared.contract.ids import CorrelationId
+from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig
+from shared.contract.tensors import NUMPY_TYPE, Tensor, pack_bytes
 
 _MASK = {"UINT64": (1 << 64) - 1, "INT64": (1 << 64) - 1, "UINT32": (1 << 32) - 1, "INT32": (1 << 32) - 1}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from executor.core.batching import Queued, Wait, decide_queue
-from shared.model_config.values import ModelConfig
+from shared.contract.model_config import ModelConfig
 
 Q = TypeVar("Q", bound=Queued)
 

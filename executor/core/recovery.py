@@ -22,9 +22,9 @@ from typing import Protocol
 import msgspec
 
 from executor.core.sequences import OwnedSequence, QueuedStep
-from shared.ids import StepNumber
-from shared.messages import StepFlag
-from shared.model_config.values import ModelConfig
+from shared.contract.ids import StepNumber
+from shared.contract.messages import StepFlag
+from shared.contract.model_config import ModelConfig
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from executor.core.batching import Wait, decide_direct, decide_queue
-from shared.ids import SlotIndex
-from shared.model_config.values import Direct, Oldest, SequenceBatching
+from shared.contract.ids import SlotIndex
+from shared.contract.model_config import Direct, Oldest, SequenceBatching
 
 
 class Shaped(Protocol):

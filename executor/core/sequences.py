@@ -24,8 +24,8 @@ from enum import StrEnum
 
 import msgspec
 
-from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.messages import InboxOwned, InboxStep, InferMessage, StepFlag
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
 Range = tuple[StepNumber, StepNumber]
 """Steps from the first to the last."""

@@ -15,7 +15,7 @@ from executor.engine.base import Backend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_completion import LIMIT_S
 from executor.engine.pytorch.backend import PytorchBackend
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 
 ENTRY_POINT_GROUP = "seqmesh.backends"
 

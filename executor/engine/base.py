@@ -18,11 +18,11 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from shared.ids import CorrelationId
-from shared.limits import VALUE_BYTES_MAX
-from shared.model_config.values import ModelConfig
+from shared.contract.ids import CorrelationId
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import Tensor
 from shared.statistics.tally import MemoryUse
-from shared.tensors import Tensor
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RowError(msgspec.Struct, frozen=True):
-    """Why one row has no result. `code` is a name from `shared.errors.Code`; the row's state stays as it was.
+    """Why one row has no result. `code` is a name from `shared.contract.errors.Code`; the row's state stays as it was.
 
     model_state  of a model that hands its state out: what the failed step left of it; b"" when it was not asked
     lost         it could not be asked: nobody knows the state from here on
@@ -250,10 +250,10 @@ class Backend(Protocol):
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """Fills in what a configuration left out, from the model's own signature; Triton's JSON in, the same out.
 
-        Raises `shared.errors.ConfigError` when model and configuration contradict each other.
+        Raises `shared.contract.errors.ConfigError` when model and configuration contradict each other.
         """
         ...
 
     def load(self, request: LoadRequest) -> Engine:
-        """Loads the model. Raises `shared.errors.LoadError` with the reason."""
+        """Loads the model. Raises `shared.contract.errors.LoadError` with the reason."""
         ...

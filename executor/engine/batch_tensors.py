@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.shapes import Shape
-from shared.errors import LoadError
-from shared.model_config.values import BatchInputKind, ModelConfig
-from shared.tensors import NUMPY_TYPE, element_count
+from shared.contract.errors import LoadError
+from shared.contract.model_config import BatchInputKind, ModelConfig
+from shared.contract.tensors import NUMPY_TYPE, element_count
 
 
 def batch_input_value(kind: BatchInputKind, datatype: str, given: Sequence[Shape]) -> NDArray[Any]:

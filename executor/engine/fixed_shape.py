@@ -10,7 +10,7 @@ every row runs alone.
 
 from __future__ import annotations
 
-from shared.model_config.values import FixedShape, ModelConfig
+from shared.contract.model_config import FixedShape, ModelConfig
 
 ROWS_MULTIPLE = 64
 """Numbers in two of the longest vectors (512 bits) of the shortest type that kernels round in (BF16): they take two at

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 
 VARIABLE = "MKL_CBWR"
 SETTING = "AUTO,STRICT"

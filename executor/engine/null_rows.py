@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from executor.engine.base import Row
-from shared.model_config.values import ControlKind, ControlSpec
-from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count
+from shared.contract.model_config import ControlKind, ControlSpec
+from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count
 
 NULL_ROW = Row(inputs={}, null=True)
 

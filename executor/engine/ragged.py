@@ -16,8 +16,8 @@ from executor.engine.base import Row
 from executor.engine.null_rows import zeros
 from executor.engine.row_shapes import InputShapes
 from executor.engine.shapes import Shape
-from shared.model_config.values import TensorSpec
-from shared.tensors import element_count
+from shared.contract.model_config import TensorSpec
+from shared.contract.tensors import element_count
 
 _ANY: Shape = ()
 """Stands for a ragged input's shape in a group's key."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from executor.engine import shapes
 from executor.engine.base import Row, RowError
-from shared.errors import Code
-from shared.model_config.values import ModelConfig, TensorSpec
-from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
+from shared.contract.errors import Code
+from shared.contract.model_config import ModelConfig, TensorSpec
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
 
 KNOWN_SHAPES = 1024
 """Combinations of shapes remembered per engine; at the bound all are forgotten, so that odd clients cost no memory."""

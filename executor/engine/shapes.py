@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.model_config.values import TensorSpec
+from shared.contract.model_config import TensorSpec
 
 Shape = tuple[int, ...]
 

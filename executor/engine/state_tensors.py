@@ -10,9 +10,9 @@ from pathlib import Path
 
 from executor.engine import shapes
 from executor.engine.null_rows import zeros
-from shared.errors import LoadError, ModelError
-from shared.model_config.values import StateSpec
-from shared.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
+from shared.contract.errors import LoadError, ModelError
+from shared.contract.model_config import StateSpec
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
 
 
 def size_problem(size: int, bytes_max: int) -> str | None:

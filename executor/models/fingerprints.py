@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.model_config.load import LoadedConfig
+from executor.configuration.load import LoadedConfig
 
 IN_PLACE = ("instance_group", "version_policy")
 """Parts of a configuration that change without ending sequences (triton-spec 1.11)."""

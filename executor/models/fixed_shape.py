@@ -23,10 +23,10 @@ from executor.engine import shapes
 from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.models.warmup import FLOATS, float_bytes, nobodys_controls
-from shared import logs
-from shared.errors import Code, LoadError
-from shared.model_config.values import Direct, FixedShape, ModelConfig
-from shared.tensors import NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.contract.errors import Code, LoadError
+from shared.contract.model_config import Direct, FixedShape, ModelConfig
+from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.process import logs
 
 TRIALS = 12
 """Batches that are compared with a round's first one; each puts every row in another place."""

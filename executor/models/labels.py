@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.errors import LoadError
-from shared.limits import LABEL_FILE_BYTES_MAX
-from shared.model_config.values import ModelConfig
+from shared.contract.errors import LoadError
+from shared.contract.limits import LABEL_FILE_BYTES_MAX
+from shared.contract.model_config import ModelConfig
 
 
 def read_labels(config: ModelConfig, model_dir: Path) -> dict[str, tuple[str, ...]]:

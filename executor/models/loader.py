@@ -31,14 +31,14 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import Connections, insist
-from executor.devices import DeviceLostError
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.repository import LoadedModel, Repository
-from shared import logs
-from shared.errors import Code, LoadError, sendable
-from shared.lifecycle import Stop, end
-from shared.reading import text_of, value_of
-from shared.redis_client import redis_now_ms
+from executor.workers.devices import DeviceLostError
+from shared.contract.errors import Code, LoadError, sendable
+from shared.process import logs
+from shared.process.lifecycle import Stop, end
+from shared.store.reading import text_of, value_of
+from shared.store.redis_client import redis_now_ms
 
 ROUNDS_MAX = 3
 """A kill from outside, or two, is no proof against a model."""

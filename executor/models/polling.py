@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
 from executor.models.repository import Repository
-from shared import logs
-from shared.errors import MeshError
+from shared.contract.errors import MeshError
+from shared.process import logs
 
 
 class Polling:

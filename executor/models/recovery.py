@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 
 from executor.engine.base import Engine, HandsOutState
-from shared.errors import LoadError
-from shared.model_config.values import ModelConfig, SequenceRecovery
+from shared.contract.errors import LoadError
+from shared.contract.model_config import ModelConfig, SequenceRecovery
 
 
 def with_methods(config: ModelConfig, engines: Iterable[Engine]) -> ModelConfig:

@@ -16,27 +16,27 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from executor.devices import DeviceLostError, Devices
+from executor.configuration.load import LoadedConfig, load_model_config
 from executor.engine.backends import find_backend, installed_backends
 from executor.engine.base import Engine, LoadRequest
 from executor.engine.mkl import require_fixed_products
 from executor.engine.python.model_completion import LIMIT_S
+from executor.models.custom_batching import BatchStrategy, find_strategy
 from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
-from executor.models.readiness import Readiness
 from executor.models.recovery import of_versions, with_methods
 from executor.models.warmup import warm_up
 from executor.reporting.statistics import ModelStatistics
-from executor.work.custom_batching import BatchStrategy, find_strategy
-from executor.worker import EngineWorker
-from shared import logs
-from shared.errors import Code, LoadError, MeshError, sendable
-from shared.ids import InstanceIndex
-from shared.limits import VALUE_BYTES_MAX
-from shared.messages import ModelRecord, RepositoryEntry, ServedModel
-from shared.model_config.load import LoadedConfig, load_model_config
-from shared.model_config.values import FixedShape, ModelConfig
+from executor.workers.devices import DeviceLostError, Devices
+from executor.workers.readiness import Readiness
+from executor.workers.worker import EngineWorker
+from shared.contract.errors import Code, LoadError, MeshError, sendable
+from shared.contract.ids import InstanceIndex
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.contract.messages import ModelRecord, RepositoryEntry, ServedModel
+from shared.contract.model_config import FixedShape, ModelConfig
+from shared.process import logs
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import Load

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from executor.core.controls import ControlTensors
 from executor.engine.base import Engine, Row, RowError
-from shared import logs
-from shared.errors import Code, LoadError
-from shared.model_config.values import ControlSpec, ModelConfig, WarmupInput, WarmupSample, WarmupSource
-from shared.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.contract.errors import Code, LoadError
+from shared.contract.model_config import ControlSpec, ModelConfig, WarmupInput, WarmupSample, WarmupSource
+from shared.contract.tensors import ELEMENT_BYTES, NUMPY_TYPE, Tensor, element_count, pack_bytes
+from shared.process import logs
 
 WARMUP_DIR = "warmup"
 """Beside the version directories; holds the files that samples name."""

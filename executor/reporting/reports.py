@@ -14,11 +14,11 @@ from redis.exceptions import ResponseError
 from executor.engine.python.model_metrics import custom_families
 from executor.reporting.host import Host
 from executor.reporting.nvml import Nvml
-from shared import logs
-from shared.ids import ExecutorId
-from shared.redis_client import CONNECTION_LOST
-from shared.statistics.reporting import Reports
+from shared.contract.ids import ExecutorId
+from shared.process import logs
 from shared.statistics.reports import ExecutorReport, ModelReport
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.reporting import Reports
 
 REPORT_INTERVAL_S = 1.0
 

@@ -20,11 +20,11 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from executor.core.sequences import Restored, VoidCause
-from shared.ids import Epoch, SequenceId, StepNumber
-from shared.keyspace import Keyspace
-from shared.messages import STATE_FIELD, checkpointed_states, encode
-from shared.reading import text_of, value_of
-from shared.tensors import Tensor
+from shared.contract.ids import Epoch, SequenceId, StepNumber
+from shared.contract.messages import STATE_FIELD, checkpointed_states, encode
+from shared.contract.tensors import Tensor
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of, value_of
 
 MODEL_FIELD = "m"
 TRACE_FIELD = "t"

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shared import logs
-from shared.ids import ExecutorId, ShardId
-from shared.keyspace import Keyspace
-from shared.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
-from shared.link import Link
-from shared.redis_client import CONNECTION_LOST
-from shared.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
+from shared.contract.ids import ExecutorId, ShardId
+from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
+from shared.process import logs
 from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
 
 OPEN_STEPS_MAX = 4096
 """Computed steps that may wait for their commit, over all models: then computing waits for Redis."""

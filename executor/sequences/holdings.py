@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
-from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber
-from shared.keyspace import Keyspace
-from shared.reading import value_of
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.store.keyspace import Keyspace
+from shared.store.reading import value_of
 
 RECORDS_PER_READ = 512
 

@@ -20,11 +20,11 @@ from typing import Any, Protocol, cast
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, Connections
-from shared import logs
-from shared.ids import ExecutorId, ShardId
-from shared.link import Link
-from shared.reading import UnreadableError, note
-from shared.redis_client import CONNECTION_LOST
+from shared.contract.ids import ExecutorId, ShardId
+from shared.process import logs
+from shared.store.link import Link
+from shared.store.reading import UnreadableError, note
+from shared.store.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"

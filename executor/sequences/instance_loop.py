@@ -20,18 +20,18 @@ from executor.core.recovery import closed, recovery_of
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
-from executor.first_batch import Backlog, FirstBatch
 from executor.reporting.statistics import ModelStatistics
 from executor.sequences.committer import CommitOwner, Committer
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_commits import StepCommits
-from executor.worker import EngineWorker
-from shared import logs
-from shared.ids import ExecutorId, SlotIndex
-from shared.messages import StepFlag
-from shared.model_config.values import ModelConfig, Oldest
-from shared.scripts import StepCommit
+from executor.workers.first_batch import Backlog, FirstBatch
+from executor.workers.worker import EngineWorker
+from shared.contract.ids import ExecutorId, SlotIndex
+from shared.contract.messages import StepFlag
+from shared.contract.model_config import ModelConfig, Oldest
+from shared.process import logs
 from shared.statistics.tally import Reason
+from shared.store.scripts import StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 

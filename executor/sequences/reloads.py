@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from executor.connections import Connections
 from executor.sequences.sequence_model import SequenceModel
-from shared.ids import ExecutorId, SequenceId, ShardId
-from shared.limits import SCRIPT_STEPS_MAX
-from shared.reading import text_of
+from shared.contract.ids import ExecutorId, SequenceId, ShardId
+from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.store.reading import text_of
 
 
 async def end_outdated(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from executor.core.controls import ControlTensors
 from executor.core.sequences import QueuedStep
 from executor.engine.base import Row, RowError
-from shared.errors import Code
-from shared.ids import SlotIndex
-from shared.messages import UNREADABLE, StepFlag
-from shared.model_config.values import ModelConfig
+from shared.contract.errors import Code
+from shared.contract.ids import SlotIndex
+from shared.contract.messages import UNREADABLE, StepFlag
+from shared.contract.model_config import ModelConfig
 
 
 class RowMaker:

@@ -13,19 +13,19 @@ from dataclasses import replace
 from executor.clock import monotonic_us
 from executor.core.batching import ShapeKeys
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
-from executor.devices import DeviceLostError
-from executor.first_batch import Backlog
 from executor.models.repository import ServedVersion
 from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.instance_loop import InstanceLoop, Lane
-from shared import logs
-from shared.ids import ExecutorId, correlation_id_of
-from shared.limits import VALUE_BYTES_MAX
-from shared.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, InferMessage
-from shared.model_config.values import Direct
-from shared.scripts import CommitCode, KeptReplies, StepCommit
+from executor.workers.devices import DeviceLostError
+from executor.workers.first_batch import Backlog
+from shared.contract.ids import ExecutorId, correlation_id_of
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, InferMessage
+from shared.contract.model_config import Direct
+from shared.process import logs
+from shared.store.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing
 
 RESTORES_PER_READ, PREFETCHES_PER_READ = 64, 16

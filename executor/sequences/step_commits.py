@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from executor.answers import answer, cancelled_answer, given_up_answer, void_answer
 from executor.core.recovery import Change
 from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.reporting.statistics import ModelStatistics
 from executor.sequences.checkpoints import checkpoint_fields
-from shared.ids import ExecutorId, StepNumber
-from shared.scripts import Outcome, StepCommit
+from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
+from shared.contract.ids import ExecutorId, StepNumber
+from shared.contract.tensors import Tensor
 from shared.statistics.tally import Reason, added, packed, unpacked
-from shared.tensors import Tensor
+from shared.store.scripts import Outcome, StepCommit
 
 
 class StepCommits:

@@ -13,9 +13,9 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.events import Updated as Turned
 from hypercorn.typing import ConnectionState
 
+from gateway.bounds.unread_answers import Untaken
 from gateway.http.protocol import LINGER_S, Applications, Http1
 from gateway.http.seats import Seat
-from gateway.untaken import Untaken
 
 KEEP_ALIVE_S = 600.0
 """A client's pool must not lose an idle connection while it is about to use it."""

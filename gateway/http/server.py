@@ -17,13 +17,13 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
+from gateway.bounds.unread_answers import Untaken
 from gateway.http.connection import HEAD_S, PATIENCE_S, Connection
 from gateway.http.seats import Seat, Share, client_of
 from gateway.settings import Certificate
-from gateway.untaken import Untaken
-from shared import logs
-from shared.errors import UnavailableError
-from shared.lifecycle import end
+from shared.contract.errors import UnavailableError
+from shared.process import logs
+from shared.process.lifecycle import end
 
 BACKLOG = 1024
 """Connections that may wait to be accepted: a herd of clients that starts at once."""

@@ -1,6 +1,7 @@
 """The routes of the v2 protocol (triton-spec 5.1). Inference first: routes are tried in this order.
 
-Every route belongs to a category, which an operator may restrict to those who send a header (`gateway.restrictions`).
+Every route belongs to a category, which an operator may restrict to those who send a header
+(`gateway.access.restrictions`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from gateway.access.origins import Origins
+from gateway.access.restrictions import METRICS, Restriction, of_metrics
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.origins import Origins
 from gateway.rest.reply import Endpoint, Handler, send_error
 from gateway.rest.server import Server
 from gateway.rest.shared_memory import SharedMemory
-from gateway.restrictions import METRICS, Restriction, of_metrics
-from shared.errors import UnavailableError
+from shared.contract.errors import UnavailableError
 
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version:digits}"

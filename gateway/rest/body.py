@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope
 
-from gateway.inflate import gathered
+from gateway.bounds.byte_budget import Place, Room
+from gateway.bounds.inflate import gathered
 from gateway.rest.compression import is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object, parsing_bytes
-from gateway.room import Place, Room
-from shared.errors import Code, MeshError, RequestError
+from shared.contract.errors import Code, MeshError, RequestError
 
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 
-from gateway.inflate import GZIP_WINDOW, RAW_WINDOW, ZLIB_WINDOW, inflated
-from shared.errors import Code, RequestError
+from gateway.bounds.inflate import GZIP_WINDOW, RAW_WINDOW, ZLIB_WINDOW, inflated
+from shared.contract.errors import Code, RequestError
 
 LEVEL = 1
 """Tensor data hardly shrinks more at higher levels, and the event loop waits for it."""
@@ -21,7 +21,7 @@ class UnsupportedEncodingError(RequestError):
 
 
 def unpacked(body: bytes, encoding: str, *, size_max: int) -> Iterator[bytes]:
-    """A request body without its Content-Encoding, in pieces (`gateway.inflate`).
+    """A request body without its Content-Encoding, in pieces (`gateway.bounds.inflate`).
 
     size_max  bytes; larger content is refused before it is unpacked
     raises    RequestError for broken or too large data, UnsupportedEncodingError for another encoding

@@ -8,17 +8,17 @@ import re
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.admission import InferCall, has_many_strings, with_strings_read
-from gateway.catalog import Catalog
-from gateway.inference import Answer, Inference
+from gateway.bounds.byte_budget import Place
+from gateway.models.catalog import Catalog
+from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.inference import Answer, Inference
 from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
 from gateway.rest.json_values import parsing_bytes
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
 from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
 from gateway.rest.response import encode_answer
-from gateway.room import Place
-from shared.errors import Code, RequestError
+from shared.contract.errors import Code, RequestError
 
 GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
 WATCH_AFTER_S = 1.0
@@ -116,7 +116,7 @@ def json_bytes(answer: Answer, forms: OutputForms) -> int:
 async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:
     """The answer; or ClientLeftError as soon as a client leaves who has been waiting for a while.
 
-    What was accepted and does not run yet is given up then (`gateway.cancellation`).
+    What was accepted and does not run yet is given up then (`gateway.requests.cancellation`).
     """
     if future.done():
         return future.result()

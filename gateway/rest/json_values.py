@@ -12,8 +12,8 @@ from typing import Any, cast
 import msgspec
 import orjson
 
-from shared.errors import Code, RequestError
-from shared.limits import JSON_NESTING_MAX
+from shared.contract.errors import Code, RequestError
+from shared.contract.limits import JSON_NESTING_MAX
 
 Json = dict[str, Any]
 UINT64_MAX = (1 << 64) - 1

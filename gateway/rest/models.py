@@ -8,15 +8,15 @@ import binascii
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.catalog import Catalog
-from gateway.metadata import TensorMetadata, platform_of, tensor_metadata
-from gateway.repository import Repository
+from gateway.models.catalog import Catalog
+from gateway.models.metadata import TensorMetadata, platform_of, tensor_metadata
+from gateway.models.repository import Repository
+from gateway.models.statistics import Statistics
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
-from gateway.statistics import Statistics
-from shared.errors import Code, RequestError
-from shared.messages import RepositoryEntry
+from shared.contract.errors import Code, RequestError
+from shared.contract.messages import RepositoryEntry
 from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"

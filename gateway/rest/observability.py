@@ -7,11 +7,11 @@ from typing import cast
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from gateway.models.runtime_settings import RuntimeSettings
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError
 from gateway.rest.reply import send_json
-from gateway.runtime_settings import RuntimeSettings
-from shared.log_settings import BOOLEANS
+from shared.process.log_settings import BOOLEANS
 from shared.traces.settings import NUMBERS
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
+from gateway.access.origins import Origins
+from gateway.access.restrictions import Restriction
+from gateway.requests.status import http_error
 from gateway.rest.body import ClientLeftError
 from gateway.rest.compression import UnsupportedEncodingError
-from gateway.rest.origins import Origins
-from gateway.restrictions import Restriction
-from gateway.status import http_error
-from shared import logs
-from shared.errors import MeshError
+from shared.contract.errors import MeshError
+from shared.process import logs
 
 Header = tuple[bytes, bytes]
 JSON: Header = (b"content-type", b"application/json")

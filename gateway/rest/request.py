@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.admission import InferCall, Parameter, check_correlation_id, with_id
-from gateway.forwarding import forwarded
-from gateway.metadata import SHARED_MEMORY_REFUSAL
+from gateway.models.metadata import SHARED_MEMORY_REFUSAL
+from gateway.requests.admission import InferCall, Parameter, check_correlation_id, with_id
+from gateway.requests.forwarding import forwarded
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
     INT64_MAX,
@@ -31,9 +31,9 @@ from gateway.rest.json_values import (
     text_of,
     unsigned_of,
 )
-from shared.errors import Code, RequestError
-from shared.model_config.values import ModelConfig
-from shared.tensors import ELEMENT_BYTES, Tensor, element_count
+from shared.contract.errors import Code, RequestError
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 RESERVED_PREFIX = "triton_"
 
@@ -332,5 +332,5 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> Mapping[str, Parameter]:
-    """The headers whose names the pattern finds, as string parameters. See `gateway.forwarding`."""
+    """The headers whose names the pattern finds, as string parameters. See `gateway.requests.forwarding`."""
     return forwarded(((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers), pattern)

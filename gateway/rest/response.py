@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gateway.classification import classify
+from gateway.requests.classification import classify
+from gateway.requests.waiting import Answer
 from gateway.rest.json_tensors import json_of_tensor
 from gateway.rest.request import OutputForms
-from gateway.waiting import Answer
 
 
 def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.catalog import Catalog
-from gateway.metadata import EXTENSIONS, SERVER_NAME
-from gateway.metrics import Metrics
+from gateway.models.catalog import Catalog
+from gateway.models.metadata import EXTENSIONS, SERVER_NAME
+from gateway.models.metrics import Metrics
 from gateway.rest.reply import send_bytes, send_json
-from shared.errors import UnavailableError
-from shared.lifecycle import Stop
-from shared.release import RELEASE
+from shared.contract.errors import UnavailableError
+from shared.process.lifecycle import Stop
+from shared.store.release import RELEASE
 
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.metadata import SHARED_MEMORY_REFUSAL
+from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.reply import send_json
-from shared.errors import Code, RequestError
+from shared.contract.errors import Code, RequestError
 
 
 class SharedMemory:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
-from shared.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
 @dataclass(frozen=True, slots=True)

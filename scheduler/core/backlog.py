@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from shared.ids import SequenceId, ShardId
+from shared.contract.ids import SequenceId, ShardId
 
 
 class Entry(NamedTuple):

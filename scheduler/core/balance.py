@@ -18,7 +18,7 @@ from scheduler.core.backlog import Entry
 from scheduler.core.placement import Ring
 from scheduler.core.slots import SlotTable
 from scheduler.core.state import NO_EPOCH, Sequence, SequencePhase, State, Wish
-from shared.ids import ExecutorId, SequenceId
+from shared.contract.ids import ExecutorId, SequenceId
 
 UNEVEN_MS = 1000
 """Load must have been uneven for so long before anything is moved: ends and starts often make up for it."""

@@ -41,7 +41,7 @@ from scheduler.core.state import (
     SequencePhase,
     State,
 )
-from shared.ids import ExecutorId, SequenceId
+from shared.contract.ids import ExecutorId, SequenceId
 
 PAGED = "p"
 """Kind of a `SequenceOver` (`commit.lua`)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place, ServedVersion
-from shared.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import SequencePhase, State
-from shared.ids import SequenceId
+from shared.contract.ids import SequenceId
 
 TIMEOUT_MESSAGE = "timeout of the corresponding sequence has been expired"
 """source  Triton core, sequence batcher (triton-spec 1.7): UNAVAILABLE"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.core.slots import Place, SlotTable
 from scheduler.core.state import CONFIRMED, IN_LINE, ExecutorPhase, SequencePhase, State
-from shared.ids import SequenceId
+from shared.contract.ids import SequenceId
 
 
 class BrokenInvariantError(AssertionError):

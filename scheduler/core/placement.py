@@ -6,9 +6,9 @@ their preference; the bound keeps the sequences even. Inside an executor `SlotTa
 
 from __future__ import annotations
 
+from scheduler.core.hashing import HashRing, bounded_capacity
 from scheduler.core.slots import SlotTable
-from shared.hashing import HashRing, bounded_capacity
-from shared.ids import ExecutorId, SequenceId
+from shared.contract.ids import ExecutorId, SequenceId
 
 
 class Ring:

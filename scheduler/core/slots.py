@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.history import IllegalMoveError
-from shared.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
+from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
 
 
 @dataclass(frozen=True, slots=True, order=True)

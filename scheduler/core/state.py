@@ -15,7 +15,7 @@ from scheduler.core.history import History
 from scheduler.core.placement import Ring
 from scheduler.core.slots import Place, ServedVersion, SlotTable
 from scheduler.core.tenants import Tenants
-from shared.ids import Epoch, ExecutorId, SequenceId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
 class SequencePhase(StrEnum):

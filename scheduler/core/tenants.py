@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from shared.ids import SequenceId
+from shared.contract.ids import SequenceId
 
 ASKS_PER_TICK_MAX = 256
 """Busy sequences that are asked in vain between two ticks: each costs Redis a few us."""

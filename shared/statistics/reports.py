@@ -1,7 +1,7 @@
 """What an executor tells of itself while it lives, about once a second: gauges, which are not worth a stream.
 
 Counts do not travel here: a killed executor would take them with it (`shared.statistics.tally`). Where a report lies,
-and for how long: `shared.statistics.reporting`. Pure.
+and for how long: `shared.store.reporting`. Pure.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import xxhash
 
-from shared import logs
-from shared.ids import CorrelationId, Epoch, SequenceId, sequence_id
+from shared.contract.ids import CorrelationId, Epoch, SequenceId, sequence_id
+from shared.process import logs
 
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 TRACESTATE_MEMBER = re.compile(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shared.errors import Code, RequestError
+from shared.contract.errors import Code, RequestError
 from shared.traces.context import ALWAYS, Sampler
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"

@@ -44,7 +44,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from shared.ids import Epoch, SequenceId, model_of
+from shared.contract.ids import Epoch, SequenceId, model_of
 from shared.traces.context import (
     ClientContext,
     Sampler,

@@ -17,8 +17,8 @@ import redis
 from deploy.chaos.faults import KINDS, Act
 from deploy.chaos.own_mesh import START_ATTEMPTS, Size, own_redis, started
 from deploy.chaos.own_redis import Fsync, OwnServer
-from deploy.embedded import EmbeddedRedis
-from deploy.launcher import LauncherError
+from deploy.local.embedded import EmbeddedRedis
+from deploy.local.launcher import LauncherError
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from tritonclient import utils as client_utils
 from tritonclient.utils import InferenceServerException
 
-from gateway.status import GRPC_STATUS, HTTP_STATUS
-from shared.errors import Code
-from shared.ids import CorrelationId, sequence_id
-from shared.keyspace import Keyspace
+from gateway.requests.status import GRPC_STATUS, HTTP_STATUS
+from shared.contract.errors import Code
+from shared.contract.ids import CorrelationId, sequence_id
+from shared.store.keyspace import Keyspace
 from tests.conformance.targets import Target
 from tests.mesh.running_mesh import PATIENCE_S, eventually
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Step, fresh_id, refused
 
 pytestmark = pytest.mark.mesh_only("Triton does not parse the dialect")

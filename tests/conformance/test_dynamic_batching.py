@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, refused
 from tests.conformance.targets import Target
 from tests.mesh.running_mesh import eventually

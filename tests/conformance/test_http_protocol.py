@@ -20,7 +20,7 @@ import pytest
 import tritonclient.http as blocking_client
 import tritonclient.http.aio as http_aio
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Step, fresh_id, refused
 from tests.conformance.targets import Target
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.servers import Mesh, build_models, running_mesh
+from benchmarks.servers import Mesh, build_models, running_mesh
 
 PERF_ANALYZER = os.environ.get("PERF_ANALYZER", "")
 pytestmark = [

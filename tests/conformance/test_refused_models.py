@@ -1,7 +1,7 @@
 """Models that no server should serve: each breaks one rule of the configuration, and the repository index says which.
 
-The rules are those of `tests/shared/model_config/test_config_validation.py`, seen from outside (triton-spec 1.1, 1.2,
-2, 3.1, 4).
+The rules are those of `tests/executor/configuration/test_config_validation.py`, seen from outside (triton-spec 1.1,
+1.2, 2, 3.1, 4).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tritonclient.http.aio as http_aio
 
 from tests.conformance.conftest import MakeTarget
 from tests.conformance.repository import ModelText
-from tests.shared.model_config import test_config_validation as rules
+from tests.executor.configuration import test_config_validation as rules
 
 CASES = [
     *rules.TENSORS,

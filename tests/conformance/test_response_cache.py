@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id, refused
 from tests.conformance.conftest import watched
 from tests.conformance.repository import RECORDER, ModelText

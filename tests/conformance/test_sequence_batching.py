@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id, neighbours, refused
 from tests.conformance.conftest import MakeTarget
 from tests.conformance.repository import MODELS, ModelText

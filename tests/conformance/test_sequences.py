@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shared.errors import Code
-from shared.ids import CorrelationId
+from shared.contract.errors import Code
+from shared.contract.ids import CorrelationId
 from tests.conformance.calls import (
     Answer,
     Caller,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shared.errors import Code
+from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Gate, Step, Stream, fresh_id, neighbours, refused
 from tests.conformance.targets import Target
 from tests.mesh.raw_http import get

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
-from executor import first_batch
 from executor.settings import ExecutorSettings
+from executor.workers import first_batch
 from gateway.rest.app import build_app
 from gateway.settings import GatewaySettings
 from shared.settings import settings_fields
@@ -147,9 +147,14 @@ def test_every_route_has_a_row_and_every_row_a_route() -> None:
     assert routes == named_endpoints()
 
 
+METRIC_SOURCES = ("gateway/models/metric_families.py", "shared/statistics/metrics_config.py")
+
+
 def test_every_metric_has_a_row_and_every_row_a_metric() -> None:
     """Names that stand alone in a literal."""
-    made = [literals(ROOT / path) for path in ("gateway/metric_families.py", "shared/statistics/metrics_config.py")]
+    made = [
+        literals(ROOT / path) for path in ("gateway/models/metric_families.py", "shared/statistics/metrics_config.py")
+    ]
     metrics = set(re.findall(r"^nv_\w+$", "\n".join(made), re.MULTILINE))
 
     assert metrics == {row.name for row in ROWS if row.kind == "metric"}
@@ -159,7 +164,7 @@ def test_every_debug_variable_has_a_row() -> None:
     assert {first_batch.REQUESTS_VARIABLE, first_batch.BACKLOG_VARIABLE} <= {
         row.name for row in ROWS if row.kind == "variable"
     }
-    read = set(re.findall(r"\bTRITONSERVER_\w+SCHEDULER\b", literals(ROOT / "executor/first_batch.py")))
+    read = set(re.findall(r"\bTRITONSERVER_\w+SCHEDULER\b", literals(ROOT / "executor/workers/first_batch.py")))
     assert read <= set(named("variable").split())
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.errors import Code
-from shared.ids import CorrelationId, sequence_id
+from shared.contract.errors import Code
+from shared.contract.ids import CorrelationId, sequence_id
 from tests.conformance.calls import Answer, Caller, Gate, Step, Stream, fresh_id, refused
 from tests.conformance.targets import Target
 from tests.mesh.running_mesh import eventually

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from deploy import cli
-from deploy.settings import UpSettings
-from shared.ids import sequence_id
+from deploy.local.settings import UpSettings
+from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
 
 

@@ -18,8 +18,8 @@ from deploy.demo.local_mesh import busiest
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
 from deploy.demo.transcript import Answer, felt, first_differences
-from deploy.launcher import ChildState, LauncherError, MeshState
-from deploy.private_mesh import environment_without_settings, private_mesh
+from deploy.local.launcher import ChildState, LauncherError, MeshState
+from deploy.local.private_mesh import environment_without_settings, private_mesh
 
 
 def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> Answer:

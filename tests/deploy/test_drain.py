@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deploy.drain import table
-from deploy.operating import Holding
-from shared.ids import ExecutorId
-from shared.membership import Member
-from shared.messages import ExecutorRegistration, ServedModel
+from deploy.operate.drain import table
+from deploy.operate.operating import Holding
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, ServedModel
+from shared.store.membership import Member
 
 SERVED = ServedModel("sum", "1", 1, 4)
 REGISTRATION = ExecutorRegistration(ExecutorId("executor-1-ab"), "executor-1", "host", 1, 1, models=(SERVED,))

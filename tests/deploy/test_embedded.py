@@ -15,10 +15,10 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError
 
-from deploy import embedded
-from deploy.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, socket_path
-from deploy.launcher import LauncherError, locked
-from deploy.private_files import make_private
+from deploy.local import embedded
+from deploy.local.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, socket_path
+from deploy.local.launcher import LauncherError, locked
+from deploy.local.private_files import make_private
 
 
 def client_of(server: EmbeddedRedis) -> Redis:
@@ -52,7 +52,7 @@ def test_data_and_port_survive_a_stop_and_a_crash(private_server: EmbeddedRedis,
 
 def test_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "import sys, time, pathlib; from deploy.embedded import EmbeddedRedis\n"
+        "import sys, time, pathlib; from deploy.local.embedded import EmbeddedRedis\n"
         "server = EmbeddedRedis(pathlib.Path(sys.argv[1])); server.start()\n"
         "print(server.pid, flush=True); time.sleep(60)"
     )

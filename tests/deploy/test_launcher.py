@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state, up
-from deploy.settings import UpSettings
+from deploy.local.launcher import ChildState, LauncherError, LogFile, MeshState, locked, read_state, up
+from deploy.local.settings import UpSettings
 
 FAKE_SERVICE = Path(__file__).parent / "fake_service.py"
 PROGRAM = f"""
 import sys, pathlib
-from deploy.launcher import up
-from deploy.settings import UpSettings
+from deploy.local.launcher import up
+from deploy.local.settings import UpSettings
 sizes = dict(gateways=2, executors=2)
 settings = UpSettings(data_dir=pathlib.Path(sys.argv[1]), http_port=0, grpc_port=0, metrics_port=0, **sizes)
 sys.exit(up(settings, lambda service: [sys.executable, {str(FAKE_SERVICE)!r}, service]))
@@ -278,7 +278,7 @@ def test_a_log_shows_what_a_process_says_at_each_of_its_ends_once(tmp_path: Path
 
 
 def test_a_log_is_cut_at_its_bound_and_one_old_file_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.launcher.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("deploy.local.launcher.LOG_BYTES_MAX", 100)
     log = LogFile(tmp_path / "a.log")
     with log.open_for_child() as file:
         for number in range(3):

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from deploy.launcher import MeshState
-from deploy.operating import found_mesh
-from deploy.settings import OperatorSettings
-from shared.keyspace import SCHEMA_VERSION, Keyspace
+from deploy.local.launcher import MeshState
+from deploy.operate.operating import found_mesh
+from deploy.operate.settings import OperatorSettings
+from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 
 
 @pytest.mark.parametrize("by", ["data_dir", "redis_url"])

@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from deploy.chaos.proxy import Loss, Proxy, Way
-from shared.redis_client import connect
+from shared.store.redis_client import connect
 from tests.mesh.running_mesh import wait
 from tests.redis_proxy import RedisProxy
 

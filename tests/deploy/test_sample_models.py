@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tritonclient.grpc import model_config_pb2
 
+from executor.configuration.load import AutoComplete, LoadedConfig, load_model_config
 from executor.engine.base import LoadRequest, Row, RowError, RowResult
 from executor.engine.python.backend import PythonBackend
 from executor.engine.pytorch.backend import PytorchBackend
 from executor.engine.pytorch.signature import read_signature, script_deprecation_ignored
-from shared.model_config.load import AutoComplete, LoadedConfig, load_model_config
-from shared.tensors import from_numpy, to_numpy
+from shared.contract.tensors import from_numpy, to_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"

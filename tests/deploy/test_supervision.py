@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deploy.supervision import (
+from deploy.local.supervision import (
     CRASHES_MAX,
     GRACE_MS,
     QUICK_FAILURES_MAX,
@@ -26,7 +26,7 @@ from deploy.supervision import (
     Supervision,
     Tick,
 )
-from shared.errors import FAILED
+from shared.contract.errors import FAILED
 
 LONGEST_PAUSE_MS = 5_000
 CHILDREN = [("redis", "redis"), ("scheduler-1", "scheduler"), ("executor-1", "executor"), ("gateway-1", "gateway")]

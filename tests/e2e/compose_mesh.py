@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from shared.keyspace import Keyspace
-from shared.messages import ExecutorRegistration
+from shared.contract.messages import ExecutorRegistration
+from shared.store.keyspace import Keyspace
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_TIMEOUT_S = 180

@@ -13,7 +13,7 @@ import secrets
 
 import pytest
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from shared.traces.context import sequence_trace_id
 from tests.e2e.compose_mesh import ComposeMesh, docker, wait_for
 from tests.e2e.open_sums import MODEL, callers_of, open_sums

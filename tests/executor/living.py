@@ -11,16 +11,16 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from executor.connections import Connections
-from executor.devices import Devices
-from executor.incarnation import Applied, Incarnation
+from executor.lease.registration import Applied, Incarnation
 from executor.models.loader import Loader
 from executor.models.repository import Repository
 from executor.settings import ExecutorSettings
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop
-from shared.membership import Membership
-from shared.redis_client import connect, value_bytes_max
+from executor.workers.devices import Devices
+from shared.contract.ids import ExecutorId
+from shared.process.lifecycle import Stop
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect, value_bytes_max
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import ScriptedMesh
 

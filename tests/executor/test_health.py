@@ -10,10 +10,10 @@ from redis.asyncio import Redis
 
 from executor.health import is_healthy
 from executor.settings import ExecutorSettings
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.messages import ExecutorRegistration
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
 
 NAME = "executor-here"
 LEASE_MS = 60_000

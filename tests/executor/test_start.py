@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from executor.devices import Devices
 from executor.models.loader import Loader
 from executor.models.repository import Repository
 from executor.service import load_models
 from executor.settings import ExecutorSettings
-from shared.errors import MeshError
+from executor.workers.devices import Devices
+from shared.contract.errors import MeshError
 from tests.executor.living import loading
 from tests.mesh.model_repository import SAMPLES
 

@@ -1,8 +1,8 @@
 """Configurations of models, as a file and as a load request's override: valid, or refused with a reason.
 
-Each input is a mutation of a real configuration, read by `shared.model_config` in a process of its own, so that a hang,
-a large allocation or a death is seen from outside. An input passes when it is refused with one of the mesh's errors, or
-accepted: then what gateways are given of it comes back from bytes unchanged, and its JSON is accepted again.
+Each input is a mutation of a real configuration, read by `executor.configuration` in a process of its own, so that a
+hang, a large allocation or a death is seen from outside. An input passes when it is refused with one of the mesh's
+errors, or accepted: then what gateways are given of it comes back from bytes unchanged, and its JSON is accepted again.
 
 `python -m tests.fuzz.configurations FOLDER` is that process: a question a line, an answer a line.
 """
@@ -23,14 +23,14 @@ from typing import Any
 
 import msgspec
 
-from deploy.tether import tethered
-from shared.errors import ConfigError, MeshError
-from shared.limits import ERROR_CHARACTERS_MAX
-from shared.messages import ModelRecord
-from shared.model_config.canonical import to_json
-from shared.model_config.load import AutoComplete, load_model_config
-from shared.model_config.parse import CONFIG_BYTES_MAX, parse_text
-from shared.model_config.schema import CONFIG_DESCRIPTOR
+from deploy.local.tether import tethered
+from executor.configuration.canonical import to_json
+from executor.configuration.load import AutoComplete, load_model_config
+from shared.configuration.parse import CONFIG_BYTES_MAX, parse_text
+from shared.configuration.schema import CONFIG_DESCRIPTOR
+from shared.contract.errors import ConfigError, MeshError
+from shared.contract.limits import ERROR_CHARACTERS_MAX
+from shared.contract.messages import ModelRecord
 from tests.fuzz.mutations import NUMBERS, TEXTS, mutated_bytes, mutated_json
 
 ROOT = Path(__file__).parents[2]

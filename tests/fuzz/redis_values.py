@@ -1,8 +1,8 @@
 """Garbage, truncated and future values in every kind of key of a running mesh, and keys of another type.
 
-The kinds are those of `shared.keyspace`: one that is new there is attacked by construction, and `test_redis_values`
-fails while nobody has said here whom it may disturb. Each input is one value, in a key of one kind, while a sequence
-of its own is in the middle of its steps.
+The kinds are those of `shared.store.keyspace`: one that is new there is attacked by construction, and
+`test_redis_values` fails while nobody has said here whom it may disturb. Each input is one value, in a key of one kind,
+while a sequence of its own is in the middle of its steps.
 
 The sequence that was hit is answered in any case: with the right sum, or with an error; then it can begin anew. No
 process ends. Of the bystanders, a sequence and a stateless model that are asked meanwhile, no answer is ever wrong;
@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
-from shared.ids import ExecutorId, GatewayId, sequence_id
-from shared.keyspace import TYPES, kind_of
+from shared.contract.ids import ExecutorId, GatewayId, sequence_id
+from shared.store.keyspace import TYPES, kind_of
 from tests.every_key import every_key
 from tests.fuzz.mutations import mutated_bytes
 from tests.mesh.model_repository import add_stateless_model, add_sum_model

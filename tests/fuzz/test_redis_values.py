@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.keyspace import TYPES
+from shared.store.keyspace import TYPES
 from tests.fuzz.redis_values import DISTURBS, HARMLESS, OWN, fuzzer
 
 SEED = 1

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gateway.settings import GatewaySettings
-from shared.keyspace import Keyspace
-from shared.redis_client import connect
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
 

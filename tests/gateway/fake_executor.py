@@ -14,11 +14,8 @@ from redis.asyncio import Redis
 
 from gateway.service import Addresses, serve
 from gateway.settings import GatewaySettings
-from shared.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop, Tasks
-from shared.membership import Membership
-from shared.messages import (
+from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.contract.messages import (
     ExecutorRegistration,
     InboxCancelled,
     InboxStep,
@@ -32,7 +29,7 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
-from shared.model_config.values import (
+from shared.contract.model_config import (
     ControlKind,
     ControlSpec,
     Direct,
@@ -41,10 +38,13 @@ from shared.model_config.values import (
     SequenceBatching,
     TensorSpec,
 )
-from shared.scripts import Assignment, Outcome, Scripts, StepCommit
+from shared.contract.tensors import Tensor, from_numpy, to_numpy
+from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.tally import Load
-from shared.tensors import Tensor, from_numpy, to_numpy
-from shared.work_scripts import Take, Taken, WorkDone, WorkScripts
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.scripts import Assignment, Outcome, Scripts, StepCommit
+from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 
 IDLE_MS = 30_000
 GRACE_MS = 10_000

@@ -17,14 +17,14 @@ from click.testing import CliRunner
 
 from deploy import cli
 from gateway.exposure import Exposure
-from gateway.repository import Repository
-from gateway.rpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb, pb_grpc
+from gateway.models.repository import Repository
 from gateway.settings import GatewaySettings
-from shared.errors import Code, RequestError
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.membership import Member
-from shared.messages import ExecutorRegistration
+from shared.contract.errors import Code, RequestError
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 
 SETTINGS = GatewaySettings(redis_url="")

@@ -16,11 +16,11 @@ import pytest
 import tritonclient.grpc.aio as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from gateway.replies import Replies
+from gateway.requests.replies import Replies
 from gateway.settings import GatewaySettings
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
-from tests.gateway.test_cancellation import until
+from tests.gateway.requests.test_cancellation import until
 
 STEP = {"inputs": [{"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}
 SUM = "/v2/models/running_sum/infer"

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-import scheduler.perform
+import scheduler.effects
 from scheduler.core.actions import Reclaim
-from scheduler.perform import Performer
-from shared.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
-from shared.keyspace import Keyspace
-from shared.link import Link
-from shared.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.scripts import Assignment, Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode
+from scheduler.effects import Performer
+from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.scripts import Assignment, Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 from tests.scripted_mesh import ScriptedMesh
 
@@ -77,7 +77,7 @@ async def test_taskiq_redis_131_a_leader_killed_anywhere_in_a_reclaim_leaves_not
     """There (taskiq-python/taskiq-redis#131) a worker that was killed while it reclaimed the messages of a dead one had
     a lock without a timeout: nobody ever reclaimed them. Here one leader after the other is killed after its first,
     second, ... script call, each in the takeover of another executor; the next leader finishes all of them."""
-    monkeypatch.setattr(scheduler.perform, "RECLAIM_COUNT", 2)
+    monkeypatch.setattr(scheduler.effects, "RECLAIM_COUNT", 2)
     (term,) = await stage.scripts.run(stage.scripts.lead({MODEL: Term(0)}, SchedulerId("killed"), lease_ms=1))
     assert isinstance(term, int)
     takeovers: list[list[int]] = []

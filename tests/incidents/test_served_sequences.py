@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc.aio as grpc_aio
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.incidents.conftest import BRIEF_US
 from tests.mesh.raw_http import get
 from tests.mesh.running_mesh import RunningMesh, eventually

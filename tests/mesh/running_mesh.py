@@ -25,15 +25,15 @@ from redis import Redis
 from redis.sentinel import Sentinel
 
 from deploy import cli
-from deploy.launcher import ChildState, MeshState, read_state
-from deploy.private_files import make_private
-from deploy.private_mesh import environment_without_settings, ready_state, stop, up_command
-from deploy.tether import tethered
+from deploy.local.launcher import ChildState, MeshState, read_state
+from deploy.local.private_files import make_private
+from deploy.local.private_mesh import environment_without_settings, ready_state, stop, up_command
+from deploy.local.tether import tethered
 from executor.engine import mkl
-from shared.ids import SequenceId
-from shared.keyspace import Keyspace
-from shared.messages import ExecutorRegistration
-from shared.redis_url import parse_redis_url
+from shared.contract.ids import SequenceId
+from shared.contract.messages import ExecutorRegistration
+from shared.store.keyspace import Keyspace
+from shared.store.redis_url import parse_redis_url
 from tests.key_leaks import leaked_keys
 
 LEASE_MS = 1000
@@ -188,7 +188,7 @@ class RunningMesh:
         return next((name for name in self.names("scheduler") if scheduler_id.startswith(f"{name}-")), "")
 
     def record(self, sequence: SequenceId) -> dict[str, str]:
-        """A sequence's record as Redis holds it (fields: shared/lua/common.lua); {} when there is none."""
+        """A sequence's record as Redis holds it (fields: shared/store/lua/common.lua); {} when there is none."""
         fields: dict[bytes, bytes] = self.redis.hgetall(self.keys.sequence(sequence).record)
         return {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
 

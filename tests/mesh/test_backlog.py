@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from deploy.embedded import EmbeddedRedis
+from deploy.local.embedded import EmbeddedRedis
 from executor.connections import insist
-from gateway.catalog import Catalog
-from gateway.repository import EXPLICIT, Repository
-from gateway.runtime_settings import RuntimeSettings
-from shared.errors import UnavailableError
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.logs import Level
-from shared.membership import Membership
+from gateway.models.catalog import Catalog
+from gateway.models.repository import EXPLICIT, Repository
+from gateway.models.runtime_settings import RuntimeSettings
+from shared.contract.errors import UnavailableError
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.mesh_settings import MeshSettings, ProcessSettings
-from shared.messages import ExecutorRegistration, StepFlag
+from shared.process.logs import Level
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
 from tests.scripted_mesh import ScriptedMesh

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
-from shared.limits import LOST_EXECUTORS_MAX, LOST_OWNERS_MAX
+from shared.contract.limits import LOST_EXECUTORS_MAX, LOST_OWNERS_MAX
 from tests.mesh.conftest import MakeMesh, wait_until_equal
 from tests.mesh.model_repository import HANGS, add_hanging_models
 from tests.mesh.running_mesh import eventually

@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc_sync
 import tritonclient.grpc.aio as grpc_aio
 from tritonclient.utils import InferenceServerException
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.mesh.raw_http import answer, infer_document, posted
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import GrpcCaller, Step, sum_of, tensor

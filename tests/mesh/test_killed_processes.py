@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 
-from shared.ids import SequenceId, sequence_id
+from shared.contract.ids import SequenceId, sequence_id
 from tests.mesh.raw_http import infer_document, posted
 from tests.mesh.running_mesh import LEASE_MS, PATIENCE_S, RunningMesh, eventually
 from tests.mesh.traffic import Callers, Plan, Step, Traffic, make_plans, sum_of, tensor
@@ -226,7 +226,7 @@ async def test_sums_are_right_though_redis_is_restarted(victim: RunningMesh, cha
         group.create_task(traffic.run())
         await traffic.progress(0.3)
 
-        # Not killed: with `appendfsync everysec` that may lose what was acknowledged last (deploy/embedded.py).
+        # Not killed: with `appendfsync everysec` that may lose what was acknowledged last (deploy/local/embedded.py).
         victim.send("redis", signal.SIGTERM)
 
 

@@ -14,7 +14,7 @@ import torch
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from shared.limits import LOST_OWNERS_MAX
+from shared.contract.limits import LOST_OWNERS_MAX
 from tests.executor.engine.model_workshop import Workshop
 from tests.executor.engine.torch_modules import Vocabulary
 from tests.mesh.conftest import MakeMesh

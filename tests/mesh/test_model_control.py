@@ -16,7 +16,7 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.mesh.conftest import MakeMesh, remember
 from tests.mesh.model_repository import SAMPLES, add_sum_model
 from tests.mesh.raw_http import get, post, posted

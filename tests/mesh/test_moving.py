@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_forgetful_model, add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh, seqmesh, wait

@@ -1,7 +1,7 @@
 """What a client hears when a step is not done: for each reason its status, last step and advice, over every protocol.
 
 The table below is the promise; a mesh is brought into each situation once, and then asked over HTTP, gRPC and a stream.
-`late` needs a connection to Redis that breaks: tests/gateway/test_lost_connections.py.
+`late` needs a connection to Redis that breaks: tests/gateway/requests/test_lost_connections.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from google.rpc.status_pb2 import Status
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from shared.errors import Reason
-from shared.ids import sequence_id
-from shared.keyspace import Keyspace
+from shared.contract.errors import Reason
+from shared.contract.ids import sequence_id
+from shared.store.keyspace import Keyspace
 from tests.mesh.conftest import MakeMesh
 from tests.mesh.model_repository import MISBEHAVING, add_forgetful_model, add_sum_model
 from tests.mesh.raw_http import infer_document, posted

@@ -19,10 +19,10 @@ import pytest
 from redis import Redis
 
 from deploy.chaos.proxy import Loss, Way
-from deploy.embedded import EmbeddedRedis
-from shared.keyspace import Keyspace
-from shared.redis_client import connect
-from shared.scripts import Scripts
+from deploy.local.embedded import EmbeddedRedis
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
+from shared.store.scripts import Scripts
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
@@ -196,7 +196,7 @@ async def test_sums_are_right_though_redis_is_restarted(broken: Broken, chance: 
         for share, end in ((0.3, broken.server.stop), (0.6, broken.server.kill)):
             await traffic.progress(share)
             end()
-            # Here, not in another thread: it would end with that thread (`deploy.tether`).
+            # Here, not in another thread: it would end with that thread (`deploy.local.tether`).
             broken.server.start()
     assert {"executor-1", "executor-2"} == {one.name for one in broken.mesh.alive()}
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.embedded import free_port
+from deploy.local.embedded import free_port
 from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import Callers, Traffic, make_plans
 

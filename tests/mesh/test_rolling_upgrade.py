@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.company import ServiceLine
-from shared.release import FORMAT, RELEASE, REVISION
+from shared.store.company import ServiceLine
+from shared.store.release import FORMAT, RELEASE, REVISION
 from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
 from tests.mesh.test_rolling_restart import SEQUENCES, answered_more
 from tests.mesh.traffic import Callers, Traffic, make_plans

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.launcher import read_state
-from deploy.private_mesh import environment_without_settings
-from deploy.tether import tethered
+from deploy.local.launcher import read_state
+from deploy.local.private_mesh import environment_without_settings
+from deploy.local.tether import tethered
 from tests.mesh.model_repository import SAMPLES
 from tests.mesh.running_mesh import wait
 

@@ -18,7 +18,7 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_sync
 from tritonclient.utils import InferenceServerException
 
-from shared.ids import sequence_id
+from shared.contract.ids import sequence_id
 from tests.mesh.conftest import remember
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import RunningMesh, eventually, running_mesh, wait

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.ids import SequenceId, sequence_id
+from shared.contract.ids import SequenceId, sequence_id
 from shared.traces.context import sequence_root_id, sequence_trace_id
 from tests.mesh.conftest import MakeMesh
 from tests.mesh.model_repository import add_sum_model

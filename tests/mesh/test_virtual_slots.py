@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from shared.ids import sequence_id
-from shared.waiting_line import WaitingLine
+from shared.contract.ids import sequence_id
+from shared.store.waiting_line import WaitingLine
 from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
 from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
 

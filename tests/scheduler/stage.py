@@ -9,14 +9,11 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from scheduler.perform import Mesh
+from scheduler.effects import Mesh
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
-from shared.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
-from shared.keyspace import Keyspace
-from shared.lifecycle import Tasks
-from shared.membership import Membership
-from shared.messages import (
+from shared.contract.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
+from shared.contract.messages import (
     ExecutorRegistration,
     InboxEntry,
     InboxExpired,
@@ -30,9 +27,13 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
-from shared.model_config.values import Direct, ModelConfig, SequenceBatching, StateSpec
-from shared.redis_client import connect
-from shared.scripts import (
+from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
+from shared.process.lifecycle import Tasks
+from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect
+from shared.store.scripts import (
     CancelCode,
     Cancellation,
     Outcome,
@@ -42,8 +43,7 @@ from shared.scripts import (
     SubmitCode,
     Submitted,
 )
-from shared.server_run import ServerRun
-from shared.statistics.tally import Load
+from shared.store.server_run import ServerRun
 from shared.traces.tracing import Tracing
 
 MODEL = "sum"

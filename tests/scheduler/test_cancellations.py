@@ -20,10 +20,9 @@ from redis.asyncio import Redis
 
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.sequences.checkpoints import read_checkpoints
-from shared.errors import Code
-from shared.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
-from shared.keyspace import Keyspace
-from shared.messages import (
+from shared.contract.errors import Code
+from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.contract.messages import (
     InboxCancelled,
     InboxStep,
     InferMessage,
@@ -33,7 +32,9 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
-from shared.scripts import (
+from shared.contract.tensors import from_numpy, to_numpy
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import (
     Assignment,
     CancelCode,
     CommitCode,
@@ -43,7 +44,6 @@ from shared.scripts import (
     SubmitCode,
     Submitted,
 )
-from shared.tensors import from_numpy, to_numpy
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 SEEDS = int(os.environ.get("SEEDS", "12"))

@@ -13,10 +13,10 @@ import scheduler.service
 from scheduler.core.state import Policy
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
-from shared.ids import SchedulerId, Term, sequence_id
-from shared.link import Link
-from shared.redis_client import redis_now_ms
-from shared.scripts import Call, Scripts
+from shared.contract.ids import SchedulerId, Term, sequence_id
+from shared.store.link import Link
+from shared.store.redis_client import redis_now_ms
+from shared.store.scripts import Call, Scripts
 from tests.scheduler.stage import MODEL, Stage
 
 TICK_MS = 100

@@ -14,20 +14,20 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from deploy.embedded import EmbeddedRedis
+from deploy.local.embedded import EmbeddedRedis
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import Place
 from scheduler.core.state import ExecutorPhase, Picture, Policy, picture
+from scheduler.effects import Performer
 from scheduler.ingest import StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
-from scheduler.perform import Performer
 from scheduler.rebuild import raise_fence
-from shared.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
-from shared.link import Link
-from shared.membership import Member, Membership
-from shared.scripts import Call, Scripts
+from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
+from shared.store.link import Link
+from shared.store.membership import Member, Membership
+from shared.store.scripts import Call, Scripts
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 
 QUESTION = sequence_id(MODEL, "", 1)

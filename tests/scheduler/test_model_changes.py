@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from redis.asyncio import Redis
 
-from shared.ids import ExecutorId
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.scripts import CommitCode, Outcome, Rejection, StepCommit, SubmitCode
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.scripts import CommitCode, Outcome, Rejection, StepCommit, SubmitCode
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")

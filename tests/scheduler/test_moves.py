@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scheduler.service import Scheduler
-from shared.ids import Epoch, ExecutorId, SequenceId, sequence_id
-from shared.scripts import VacateCode, Vacation
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, sequence_id
+from shared.store.scripts import VacateCode, Vacation
 from tests.scheduler.stage import MODEL, Stage
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shared.ids import Epoch, ExecutorId, sequence_id
-from shared.messages import ReplyMessage, StepFlag, encode
-from shared.scripts import CancelCode, CommitCode, Outcome, StepCommit, VacateCode, Vacation
-from shared.tensors import Tensor
-from shared.waiting_line import read_lines
+from shared.contract.ids import Epoch, ExecutorId, sequence_id
+from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.tensors import Tensor
+from shared.store.scripts import CancelCode, CommitCode, Outcome, StepCommit, VacateCode, Vacation
+from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
 

@@ -22,13 +22,11 @@ from redis.asyncio import Redis
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import Policy
+from scheduler.effects import Mesh
 from scheduler.ingest import parse_entry
 from scheduler.leader import Leader
-from scheduler.perform import Mesh
-from shared.ids import CorrelationId, ExecutorId, SequenceId, Term
-from shared.keyspace import Keyspace
-from shared.membership import Membership
-from shared.messages import (
+from shared.contract.ids import CorrelationId, ExecutorId, SequenceId, Term
+from shared.contract.messages import (
     ExecutorRegistration,
     InboxStep,
     ReplyMessage,
@@ -38,11 +36,13 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
-from shared.redis_client import redis_now_ms
-from shared.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode
 from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import redis_now_ms
+from shared.store.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode
+from shared.store.waiting_line import read_lines
 from shared.traces.tracing import Tracing
-from shared.waiting_line import read_lines
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 SEEDS = int(os.environ.get("SEEDS", "5"))

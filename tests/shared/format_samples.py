@@ -17,11 +17,9 @@ from typing import Any, cast
 
 import msgspec
 
-from shared.company import ServiceLine
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.keyspace import SCHEMA_VERSION
-from shared.mesh_settings import Picture, picture_of
-from shared.messages import (
+from shared.contract import model_config as values
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import (
     ControlMessage,
     ExecutorRegistration,
     InboxCancelled,
@@ -42,7 +40,8 @@ from shared.messages import (
     encode,
     inbox_entry,
 )
-from shared.model_config import values
+from shared.contract.tensors import Tensor
+from shared.mesh_settings import Picture, picture_of
 from shared.statistics.reports import (
     CustomFamily,
     ExecutorReport,
@@ -54,11 +53,12 @@ from shared.statistics.reports import (
     encode_report,
 )
 from shared.statistics.tally import MemoryUse, packed, unpacked
-from shared.tensors import Tensor
+from shared.store.company import ServiceLine
+from shared.store.keyspace import SCHEMA_VERSION
 
 FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) / "recorded.json"
 ADDED: Mapping[str, int] = {}
-"""`Class.field` of what came after format 1.0 -> the revision (`shared.release.REVISION`) that brought it."""
+"""`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 
 TENSOR = Tensor("X", "INT32", (1, 2), bytes(range(8)))
 POLICY = values.QueuePolicy(values.TimeoutAction.DELAY, 11, True, 12)

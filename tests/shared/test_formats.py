@@ -12,10 +12,11 @@ from typing import Any, cast, get_args
 import msgspec
 import pytest
 
-from shared import company, messages, tensors
-from shared.model_config import values
-from shared.release import REVISION
+from shared.contract import messages, tensors
+from shared.contract import model_config as values
 from shared.statistics import reports
+from shared.store import company
+from shared.store.release import REVISION
 from tests.shared.format_samples import ADDED, SAMPLES, recorded
 
 NAMES = sorted(SAMPLES)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from shared import log_settings, logs
-from shared.errors import Code, RequestError
-from shared.keyspace import Keyspace
-from shared.log_settings import LogSettings
-from shared.logs import Level
+from shared.contract.errors import Code, RequestError
 from shared.mesh_settings import MeshSettings, Picture, ProcessSettings, picture_of
+from shared.process import log_settings, logs
+from shared.process.log_settings import LogSettings
+from shared.process.logs import Level
+from shared.store.keyspace import Keyspace
 from shared.traces import settings as trace_settings
 from shared.traces.context import ALWAYS, Sampler, new_trace_id
 from shared.traces.control import TraceControl

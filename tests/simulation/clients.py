@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from gateway.admission import InferCall
-from gateway.waiting import Answer
-from shared.errors import MeshError, Reason, SequenceError, UnavailableError
+from gateway.requests.admission import InferCall
+from gateway.requests.waiting import Answer
+from shared.contract.errors import MeshError, Reason, SequenceError, UnavailableError
 from tests.simulation.ledger import Ledger
 from tests.simulation.model import INPUT, NAME, fold, number, value_of
 from tests.simulation.story import Story

@@ -16,7 +16,7 @@ import hiredis
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 
-from shared.redis_client import _Bound
+from shared.store.redis_client import _Bound
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
 
@@ -213,7 +213,7 @@ class _Writer:
 
 
 class TwinConnection(_Bound, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A connection as the mesh's own ones are (`shared.redis_client.CONNECTIONS`), whose other end is the twin.
+    """A connection as the mesh's own ones are (`shared.store.redis_client.CONNECTIONS`), whose other end is the twin.
 
     dial: how to reach it
     """

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.admission import InferCall
-from gateway.waiting import Answer
+from gateway.requests.admission import InferCall
+from gateway.requests.waiting import Answer
 from tests.simulation.clients import Door, Habit, Style
 from tests.simulation.network import Trouble
 from tests.simulation.story import Story

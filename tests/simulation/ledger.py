@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from shared.ids import SequenceId
-from shared.keyspace import Keyspace
-from shared.messages import StepFlag, decode_infer, decode_reply
-from shared.scripts import Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
+from shared.contract.ids import SequenceId
+from shared.contract.messages import StepFlag, decode_infer, decode_reply
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.model import fold, value_of
 from tests.simulation.store import Args, Reply, Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 
-from shared.keyspace import MESH, PERMANENT, SCHEMA_VERSION, Keyspace
+from shared.store.keyspace import MESH, PERMANENT, SCHEMA_VERSION, Keyspace
 from tests.simulation.store import Store
 from tests.simulation.values import Stream
 

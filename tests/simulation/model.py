@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor.devices import Devices
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
 from executor.models.repository import LoadedModel, Repository, ServedVersion
 from executor.reporting.statistics import ModelStatistics
-from executor.worker import EngineWorker
-from shared.errors import Code
-from shared.ids import InstanceIndex
-from shared.messages import ModelRecord
-from shared.model_config.values import (
+from executor.workers.devices import Devices
+from executor.workers.worker import EngineWorker
+from shared.contract.errors import Code
+from shared.contract.ids import InstanceIndex
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import (
     Direct,
     InstanceGroup,
     ModelConfig,
@@ -30,8 +30,8 @@ from shared.model_config.values import (
     StateSpec,
     TensorSpec,
 )
+from shared.contract.tensors import Tensor
 from shared.statistics.tally import Load
-from shared.tensors import Tensor
 
 NAME = "fold"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"

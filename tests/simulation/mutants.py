@@ -17,11 +17,11 @@ from scheduler.core.actions import Action, WantSlots
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
 from scheduler.core.state import State
+from scheduler.effects import Performer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
-from scheduler.perform import Performer
-from shared import scripts
-from shared.ids import ExecutorId
+from shared.contract.ids import ExecutorId
+from shared.store import scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Mutant:
             return texts.get(name) or source(name)
 
         with ExitStack() as stack:
-            stack.enter_context(patch("shared.scripts.script_source", edited))
+            stack.enter_context(patch("shared.store.scripts.script_source", edited))
             for target, replacement in self.code.items():
                 stack.enter_context(patch(target, replacement))
             yield
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "unnamed request",
         "a gateway sends again what the mesh cannot recognise",
-        code={"gateway.waiting.Waiting.repeatable": property(lambda _: True)},
+        code={"gateway.requests.waiting.Waiting.repeatable": property(lambda _: True)},
     ),
     Mutant(
         "lost reply",
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "kept slot",
         "sequences give up their slots though their model's configuration forbids it",
-        code={"shared.model_config.values.ModelConfig.pageable": property(lambda config: config.state_in_mesh)},
+        code={"shared.contract.model_config.ModelConfig.pageable": property(lambda config: config.state_in_mesh)},
     ),
     Mutant(
         "kept slot at takeover",
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "inbox first",
         "steps in a lost executor's inbox wait until it is forgotten",
-        code={"scheduler.perform.Performer._take_over": inbox_before_sequences},
+        code={"scheduler.effects.Performer._take_over": inbox_before_sequences},
         late="killed executor",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "slots not wanted",
         "a sequence keeps its slot as its step ends, and is asked for it again later",
-        code={"scheduler.perform.Performer._want": nothing_wanted},
+        code={"scheduler.effects.Performer._want": nothing_wanted},
         late="busy turns",
     ),
     Mutant(

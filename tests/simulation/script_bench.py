@@ -8,10 +8,10 @@ from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 
-import shared.scripts
-from shared.ids import sequence_id
-from shared.keyspace import Keyspace
-from shared.scripts import Call, Scripts
+import shared.store.scripts
+from shared.contract.ids import sequence_id
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import Call, Scripts
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.script_truth import MODEL, Truth
 from tests.simulation.store import Store, StoreError
@@ -50,7 +50,7 @@ class Bench:
         digest = self.scripts.digest(call.script).encode()
         if digest not in self._loaded:
             self._loaded.add(
-                self.store.execute([b"SCRIPT", b"LOAD", shared.scripts.script_source(call.script).encode()])
+                self.store.execute([b"SCRIPT", b"LOAD", shared.store.scripts.script_source(call.script).encode()])
             )
         command = [b"EVALSHA", digest, _wire(len(call.keys)), *map(_wire, call.keys), *map(_wire, call.args)]
         try:

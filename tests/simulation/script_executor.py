@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from executor.core.recovery import Change, Checkpoints, Nothing
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
-from shared.ids import Epoch, ExecutorId, SequenceId, StepNumber
-from shared.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, StepFlag, inbox_entry
-from shared.scripts import CommitCode, Outcome, StepCommit
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.contract.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, StepFlag, inbox_entry
 from shared.statistics.tally import Compute, Load, execution, packed, success
+from shared.store.scripts import CommitCode, Outcome, StepCommit
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Done, State
 from tests.simulation.store import Store

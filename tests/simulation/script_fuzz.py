@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from executor.core.recovery import Checkpoints
-from shared.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
-from shared.messages import StepFlag
-from shared.scripts import (
+from shared.contract.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.contract.messages import StepFlag
+from shared.store.scripts import (
     Assignment,
     Call,
     CancelCode,

@@ -17,11 +17,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.ids import ExecutorId, SequenceId, ShardId
-from shared.keyspace import Keyspace
-from shared.limits import LOST_OWNERS_MAX
-from shared.messages import StepFlag
-from shared.scripts import CommitCode, Outcome, Submission, SubmitCode, Submitted
+from shared.contract.ids import ExecutorId, SequenceId, ShardId
+from shared.contract.limits import LOST_OWNERS_MAX
+from shared.contract.messages import StepFlag
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import CommitCode, Outcome, Submission, SubmitCode, Submitted
 from tests.simulation.store import Store
 from tests.simulation.values import HashValue, SetValue, SortedSet, Stream
 

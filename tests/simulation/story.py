@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from typing import Any, cast
 
-from shared.logs import fields_of
+from shared.process.logs import fields_of
 from tests.simulation.virtual import RUNNING
 
 LINES_KEPT = 20_000

@@ -15,8 +15,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from shared.link import Link
-from shared.redis_client import connect
+from shared.store.link import Link
+from shared.store.redis_client import connect
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.store import Store
 

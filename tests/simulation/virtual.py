@@ -169,7 +169,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualThread:
-    """In place of an engine's thread (`executor.engine_thread.EngineThread`)."""
+    """In place of an engine's thread (`executor.workers.engine_thread.EngineThread`)."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -26,15 +26,15 @@ import executor.service
 import gateway.service
 import scheduler.service
 from executor.settings import ExecutorSettings
-from gateway.admission import InferCall
+from gateway.requests.admission import InferCall
+from gateway.requests.waiting import Answer
 from gateway.service import Core
 from gateway.settings import GatewaySettings
-from gateway.waiting import Answer
 from scheduler.settings import SchedulerSettings
-from shared import lifecycle, logs
-from shared.keyspace import Keyspace
-from shared.lifecycle import Stop
-from shared.redis_client import CONNECTION_LOST
+from shared.process import lifecycle, logs
+from shared.process.lifecycle import Stop
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import CONNECTION_LOST
 from tests.simulation.clients import Client, Door, Habit, LostError, Style
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
@@ -54,11 +54,11 @@ FINISH_S = 240.0
 """After the last fault: every client has its answers within this time."""
 STOP_PATIENCE_S = 10.0
 RHYTHMS_S = {
-    "executor.incarnation.COUNTS_INTERVAL_S": 5.0,
-    "executor.models.serving.CLAIM_INTERVAL_S": 10.0,
-    "executor.models.serving.READINESS_INTERVAL_S": 10.0,
+    "executor.lease.registration.COUNTS_INTERVAL_S": 5.0,
+    "executor.lease.serving.CLAIM_INTERVAL_S": 10.0,
+    "executor.lease.serving.READINESS_INTERVAL_S": 10.0,
     "executor.reporting.reports.REPORT_INTERVAL_S": 10.0,
-    "gateway.catalog.REFRESH_S": 1.0,
+    "gateway.models.catalog.REFRESH_S": 1.0,
     "shared.mesh_settings.POLL_INTERVAL_S": 30.0,
 }
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
@@ -495,10 +495,10 @@ async def _run(make: Callable[[], World]) -> World:
         return FoldRepository(world.plan.shape)
 
     with (
-        patch("shared.redis_client.ConnectionPool", pool),
+        patch("shared.store.redis_client.ConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.Repository", repository),
-        patch("executor.worker.EngineThread", VirtualThread),
+        patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):
         await world.run()

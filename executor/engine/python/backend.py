@@ -11,7 +11,7 @@ from executor.engine.base import Engine, LoadRequest
 from executor.engine.python.engine import PythonEngine
 from executor.engine.python.model import model_path
 from executor.engine.python.model_completion import LIMIT_S, completed_apart
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 
 log = logging.getLogger(__name__)
 

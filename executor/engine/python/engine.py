@@ -46,11 +46,11 @@ from executor.engine.python.model_state import ModelState, has_methods
 from executor.engine.python.slot_states import SlotStates, States
 from executor.engine.row_shapes import RowShapes
 from executor.engine.state_tensors import size_problem
-from shared.errors import Code, LoadError, ModelError
-from shared.ids import CorrelationId
-from shared.limits import MODEL_STATE_BYTES_MAX
-from shared.model_config.values import Direct, FixedShape, SequenceRecovery, StateSpec, TensorSpec
-from shared.tensors import NUMPY_TYPE, Tensor, to_numpy
+from shared.contract.errors import Code, LoadError, ModelError
+from shared.contract.ids import CorrelationId
+from shared.contract.limits import MODEL_STATE_BYTES_MAX
+from shared.contract.model_config import Direct, FixedShape, SequenceRecovery, StateSpec, TensorSpec
+from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from executor.engine.python import triton_python_backend_utils
 from executor.engine.python.triton_python_backend_utils import current_model_dir
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 
 MODEL_FILE = "model.py"
 INTERFACE_NAME = "triton_python_backend_utils"

@@ -23,7 +23,7 @@ import msgspec
 
 from executor.engine.python.model import error_text, forget, import_model_class, model_dir_known
 from executor.engine.python.triton_python_backend_utils import ModelConfig
-from shared.errors import ConfigError, LoadError
+from shared.contract.errors import ConfigError, LoadError
 
 LIMIT_S = 60.0
 """Time for starting Python, importing the model and running the function. Triton allows 30 s for starting."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from executor.engine.base import Row
 from executor.engine.python.model import error_text, model_dir_known
-from shared.ids import CorrelationId
+from shared.contract.ids import CorrelationId
 
 RELEASE = "release"
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.engine.python.model import error_text, model_dir_known
-from shared.errors import ModelError
-from shared.ids import CorrelationId
-from shared.messages import encode
-from shared.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
+from shared.contract.errors import ModelError
+from shared.contract.ids import CorrelationId
+from shared.contract.messages import encode
+from shared.contract.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
 
 CHECKPOINT, RESTORE = "checkpoint", "restore"
 _PARAMETERS: Mapping[str, int] = {CHECKPOINT: 1, RESTORE: 2}

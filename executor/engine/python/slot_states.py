@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from executor.engine.state_tensors import check_checkpoint, initial_state
-from shared.model_config.values import StateSpec
-from shared.tensors import Tensor, described
+from shared.contract.model_config import StateSpec
+from shared.contract.tensors import Tensor, described
 
 States = Mapping[str, Tensor]
 """By the state's input name, without the batch dimension."""

@@ -20,9 +20,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.configuration import completion
 from executor.engine.python.model_metrics import MetricFamily, TritonModelException
-from shared.model_config import completion
-from shared.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
 
 __all__ = [
     "InferenceRequest",

@@ -21,8 +21,8 @@ import torch
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE, STORAGE_TYPE, TORCH_TYPE, raw_of, tensor_of
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
-from shared.model_config.values import StateSpec
-from shared.tensors import Tensor, bytes_elements, element_count, pack_bytes
+from shared.contract.model_config import StateSpec
+from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
 Value = torch.Tensor | list[str]
 """What a model takes and returns for one state and a whole batch; strings row after row."""

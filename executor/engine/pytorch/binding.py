@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from executor.engine.pytorch.signature import argument_names
-from shared.errors import LoadError
-from shared.model_config.values import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.contract.errors import LoadError
+from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, StateSpec, TensorSpec
 
 Source = TensorSpec | ControlSpec | StateSpec | BatchInput
 """Where an argument's value comes from."""

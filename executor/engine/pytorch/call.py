@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from executor.engine.base import Row, RowError
-from shared.errors import Code
+from shared.contract.errors import Code
 
 
 class Layout(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from shared.tensors import ELEMENT_BYTES
+from shared.contract.tensors import ELEMENT_BYTES
 
 TORCH_TYPE: dict[str, torch.dtype] = {
     "BOOL": torch.bool,

@@ -45,10 +45,10 @@ from executor.engine.pytorch.relocation import relocated
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
-from shared.errors import Code
-from shared.model_config.values import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
+from shared.contract.errors import Code
+from shared.contract.model_config import BatchInput, ControlSpec, Direct, ModelConfig, StateSpec
+from shared.contract.tensors import Tensor, bytes_elements, element_count
 from shared.statistics.tally import MemoryUse
-from shared.tensors import Tensor, bytes_elements, element_count
 
 ERROR_TEXT_MAX = 4096
 """Characters of a model's own error text in a reply: TorchScript's can quote pages of source."""

@@ -14,8 +14,8 @@ from executor.engine.pytorch.arena import StateArena
 from executor.engine.pytorch.binding import bind_arguments, bind_outputs, program_arguments, script_arguments
 from executor.engine.pytorch.engine import Forward, TorchEngine
 from executor.engine.pytorch.signature import is_fixed, load_program, model_file, script_deprecation_ignored
-from shared.errors import LoadError
-from shared.model_config.values import FixedShape, ModelConfig
+from shared.contract.errors import LoadError
+from shared.contract.model_config import FixedShape, ModelConfig
 
 
 def load(request: LoadRequest) -> TorchEngine:

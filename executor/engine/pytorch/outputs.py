@@ -16,9 +16,9 @@ from executor.engine.pytorch.binding import Returned
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from executor.engine.ragged import request_shapes
-from shared.errors import Code
-from shared.model_config.values import ModelConfig, TensorSpec
-from shared.tensors import Tensor, element_count, pack_bytes
+from shared.contract.errors import Code
+from shared.contract.model_config import ModelConfig, TensorSpec
+from shared.contract.tensors import Tensor, element_count, pack_bytes
 
 
 class Outputs:

@@ -23,7 +23,7 @@ import torch
 
 from executor.engine import shapes
 from executor.engine.pytorch.datatypes import DATATYPE
-from shared.errors import ConfigError, LoadError
+from shared.contract.errors import ConfigError, LoadError
 
 SIGNATURE_FILE = "seqmesh_signature.json"
 SCRIPT_FILE = "model.pt"

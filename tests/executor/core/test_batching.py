@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.core.batching import Wait, decide_direct, decide_queue
-from shared.ids import SlotIndex
-from shared.model_config.values import Direct
+from shared.contract.ids import SlotIndex
+from shared.contract.model_config import Direct
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from executor.core.controls import ControlTensors
-from shared.model_config.values import ControlKind, ControlSpec, Direct, ModelConfig, SequenceBatching
-from shared.tensors import to_numpy
+from shared.contract.model_config import ControlKind, ControlSpec, Direct, ModelConfig, SequenceBatching
+from shared.contract.tensors import to_numpy
 
 
 def config(*controls: ControlSpec, max_batch_size: int = 4) -> ModelConfig:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from shared.model_config.values import DynamicBatching, ModelConfig, QueuePolicy
+from shared.contract.model_config import DynamicBatching, ModelConfig, QueuePolicy
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from executor.core.recovery import Change, Checkpoints, Log, Nothing, Recovery, recovery_of
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
-from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.messages import InboxStep, InferMessage, StepFlag
-from shared.model_config.values import ModelConfig, Oldest, SequenceBatching, StateSpec
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import InboxStep, InferMessage, StepFlag
+from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching, StateSpec
 
 SEQUENCE = SequenceId("m||i7")
 MESSAGE = InferMessage("m", "1", "", 7, ())

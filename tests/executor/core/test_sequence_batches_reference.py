@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from executor.core.batching import Wait
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
-from shared.ids import SlotIndex
-from shared.model_config.values import Direct, Oldest
+from shared.contract.ids import SlotIndex
+from shared.contract.model_config import Direct, Oldest
 
 DIRECT_ROWS = 4
 CANDIDATES = 6

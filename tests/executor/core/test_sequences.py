@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
-from shared.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.messages import InboxOwned, InboxStep, InferMessage, StepFlag
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
 SEQUENCE = SequenceId("m||i7")
 MESSAGE = InferMessage("m", "1", "", 7, ())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
 from executor.engine.pytorch.signature import script_deprecation_ignored
-from shared.model_config.values import (
+from shared.contract.model_config import (
     ControlKind,
     ControlSpec,
     Direct,
@@ -24,7 +24,7 @@ from shared.model_config.values import (
     StateSpec,
     TensorSpec,
 )
-from shared.tensors import Tensor, from_numpy, to_numpy
+from shared.contract.tensors import Tensor, from_numpy, to_numpy
 
 CONTROLS = (
     ControlSpec("START", ControlKind.START, "INT32", (0, 1)),

@@ -11,7 +11,7 @@ import pytest
 
 from executor.engine import backends
 from executor.engine.python.backend import PythonBackend
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 
 
 class OtherBackend(PythonBackend):

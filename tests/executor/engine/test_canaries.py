@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.pytorch.threads import use_threads
-from shared.model_config.values import StateSpec, TensorSpec
-from shared.tensors import Tensor, to_numpy
+from shared.contract.model_config import StateSpec, TensorSpec
+from shared.contract.tensors import Tensor, to_numpy
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, raws, results, sequence_config, wire
 

@@ -18,8 +18,8 @@ from executor.engine.fixed_shape import ROWS_MULTIPLE, padded_rows
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.pytorch.threads import use_threads
 from executor.models.fixed_shape import Finding, trials
-from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
-from shared.tensors import Tensor
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import Tensor
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import CONTROLS, Workshop, raws, results, sequence_config, wire
 

@@ -17,7 +17,7 @@ import os
 os.environ.pop("MKL_CBWR", None)
 {before}
 from executor.engine import mkl
-from shared.errors import LoadError
+from shared.contract.errors import LoadError
 try:
     mkl.require_fixed_products("m")
     print(os.environ["MKL_CBWR"])

@@ -10,7 +10,7 @@ import pytest
 
 from executor.engine.backends import find_backend
 from executor.engine.python.model_completion import completed_apart, completed_here
-from shared.errors import ConfigError, LoadError
+from shared.contract.errors import ConfigError, LoadError
 from tests.executor.engine.model_workshop import Workshop
 
 CONFIG: dict[str, Any] = {

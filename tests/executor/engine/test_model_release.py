@@ -12,8 +12,8 @@ import pytest
 from executor.engine.base import ReleasesSequences, Row
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.python.model_release import has_release
-from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
-from shared.tensors import from_numpy, to_numpy
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, plain_config, sequence_config
 
 KEEPING = """

@@ -12,10 +12,10 @@ import pytest
 from executor.engine.base import BatchResult, HandsOutState, Row, RowError
 from executor.engine.python.model_state import ModelState, has_methods
 from executor.models.recovery import of_versions, with_methods
-from shared.errors import Code, LoadError, ModelError
-from shared.limits import MODEL_STATE_BYTES_MAX
-from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
-from shared.tensors import from_numpy, to_numpy
+from shared.contract.errors import Code, LoadError, ModelError
+from shared.contract.limits import MODEL_STATE_BYTES_MAX
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import from_numpy, to_numpy
 from tests.executor.engine.model_workshop import Workshop, sequence_config
 
 SUMS = """

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from executor.engine.base import Row
-from shared.model_config.values import TensorSpec
-from shared.tensors import Tensor
+from shared.contract.model_config import TensorSpec
+from shared.contract.tensors import Tensor
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, plain_config, results
 

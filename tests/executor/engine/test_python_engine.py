@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from executor.answers import answer
 from executor.engine.base import Engine, Row, RowError, RowResult
 from executor.engine.python.engine import PythonEngine
-from shared.errors import LoadError
-from shared.ids import ExecutorId
-from shared.messages import decode_reply
-from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
-from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
+from executor.workers.answers import answer
+from shared.contract.errors import LoadError
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import decode_reply
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
 from tests.executor.engine.model_workshop import (
     CONTROLS,
     Workshop,

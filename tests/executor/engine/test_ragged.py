@@ -17,9 +17,9 @@ from executor.engine.base import Engine, Row, RowError
 from executor.engine.batch_tensors import batch_input_value, scattered_shape
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.shapes import Shape
-from shared.errors import LoadError
-from shared.model_config.values import BatchInput, BatchInputKind, BatchOutput, ModelConfig, StateSpec, TensorSpec
-from shared.tensors import Tensor, pack_bytes
+from shared.contract.errors import LoadError
+from shared.contract.model_config import BatchInput, BatchInputKind, BatchOutput, ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import Tensor, pack_bytes
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, array, plain_config, results, sequence_config, wire
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from executor.engine.base import Row, RowError, RowResult
-from shared.errors import Code
-from shared.model_config.values import ModelConfig, StateSpec, TensorSpec
+from shared.contract.errors import Code
+from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from tests.executor.engine.model_workshop import Workshop, array, sequence_config, wire
 
 COUNTDOWN = """

@@ -10,9 +10,9 @@ import torch
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
 from executor.engine.pytorch.arena import FixedState
-from shared.errors import LoadError, ModelError
-from shared.model_config.values import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
-from shared.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
+from shared.contract.errors import LoadError, ModelError
+from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from shared.contract.tensors import ELEMENT_BYTES, Tensor, pack_bytes, to_numpy
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import (
     Workshop,

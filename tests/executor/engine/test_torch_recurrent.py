@@ -9,7 +9,7 @@ import torch
 from executor.engine.base import Engine, Row
 from executor.engine.pytorch.engine import TorchEngine
 from executor.engine.pytorch.recurrent import RecurrentLayers
-from shared.model_config.values import StateSpec, TensorSpec
+from shared.contract.model_config import StateSpec, TensorSpec
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, array, results, sequence_config, wire
 

@@ -16,7 +16,7 @@ from executor.engine.pytorch.signature import (
     read_signature,
     save_with_signature,
 )
-from shared.errors import ConfigError, LoadError
+from shared.contract.errors import ConfigError, LoadError
 from tests.executor.engine import torch_modules
 from tests.executor.engine.model_workshop import Workshop, scripted
 

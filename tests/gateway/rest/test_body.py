@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.bounds.byte_budget import Room
 from gateway.rest import body
 from gateway.rest.json_values import Json, parse_object
-from gateway.room import Room
 
 
 @pytest.mark.parametrize(("size", "is_beside"), [(100, False), (body.BULKY_BYTES, True)])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as blocking_client
 
-from gateway.rpc.pb import pb, pb_grpc
+from gateway.grpc.pb import pb, pb_grpc
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 

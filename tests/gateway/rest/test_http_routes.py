@@ -12,14 +12,14 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.metadata import SHARED_MEMORY_REFUSAL
+from gateway.access.origins import Origins
+from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
-from gateway.rest.origins import Origins
 from gateway.rest.reply import Endpoint
 from gateway.rest.server import Server
 from gateway.settings import GatewaySettings
-from shared.lifecycle import Stop
-from shared.messages import ControlMessage, LoadFailure, RepositoryEntry
+from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry
+from shared.process.lifecycle import Stop
 from shared.statistics.tally import packed
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.http as blocking_client
 
-from gateway.rest.origins import Origins, is_loopback
+from gateway.access.origins import Origins, is_loopback
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, gateway_running
 

@@ -19,19 +19,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gateway import inflate
-from gateway.admission import admit
-from gateway.classification import classify
+from gateway.bounds import inflate
+from gateway.requests.admission import admit
+from gateway.requests.classification import classify
+from gateway.requests.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
+from gateway.requests.waiting import Answer
 from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
 from gateway.rest.json_values import LARGE_BYTES, JsonError, parse
 from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
-from gateway.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
-from gateway.waiting import Answer
-from shared.errors import Code, Reason, RequestError, SequenceError
-from shared.messages import ModelRecord, ReplyMessage, decode_infer, encode
-from shared.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
+from shared.contract.errors import Code, Reason, RequestError, SequenceError
+from shared.contract.messages import ModelRecord, ReplyMessage, decode_infer, encode
+from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, Tensor, from_numpy, to_numpy
 from tests.gateway.fake_executor import echo, running_sum
 
 CLASSIFIED = [dtype for dtype, name in DATATYPE_OF.items() if name not in ("BOOL", "FP16")]

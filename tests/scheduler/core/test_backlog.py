@@ -7,7 +7,7 @@ from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, Backlog, Entry, W
 from scheduler.core.decide import decide
 from scheduler.core.events import SequenceWaits
 from scheduler.core.state import Policy, State
-from shared.ids import SequenceId, ShardId
+from shared.contract.ids import SequenceId, ShardId
 
 STAYING = 5
 LEAVING = 10 * COMPACT_SLACK

@@ -18,7 +18,7 @@ from scheduler.core.events import Assigned, Event, ExecutorSeen, MovedOut, Seque
 from scheduler.core.placement import Ring
 from scheduler.core.slots import ServedVersion, SlotTable
 from scheduler.core.state import Policy, State
-from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 TICK_MS = 500
 

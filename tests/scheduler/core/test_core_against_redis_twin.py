@@ -49,7 +49,7 @@ from scheduler.core.events import (
 )
 from scheduler.core.slots import Place, ServedVersion
 from scheduler.core.state import Policy, State, picture
-from shared.ids import Epoch, ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
 SHARD = ShardId(0)

@@ -13,9 +13,9 @@ from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, 
 from scheduler.core.slots import Place, ServedVersion
 from scheduler.core.state import State, picture
 from scheduler.ingest import withdrawn
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
-from shared.membership import Member
-from shared.messages import ExecutorRegistration, RepositoryEntry, ServedModel
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.contract.messages import ExecutorRegistration, RepositoryEntry, ServedModel
+from shared.store.membership import Member
 
 E1 = ExecutorId("e1")
 V1, V2 = ServedVersion("1", 1, 2), ServedVersion("2", 1, 2)

@@ -70,7 +70,7 @@ from scheduler.core.events import (
 )
 from scheduler.core.slots import Place, ServedVersion
 from scheduler.core.state import Policy, State, picture
-from shared.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
 FILES = sorted(FOLDER.glob("*.txt"))

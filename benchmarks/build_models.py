@@ -1,0 +1,82 @@
+# ruff: noqa: T201 - a script that is started by its path and talks to the terminal
+"""Makes the model repository of the benchmarks.
+
+    python benchmarks/build_models.py DIRECTORY
+
+Copies `models/` beside this file and adds the weights of the LSTM, which are random, always the same, and too large
+(13 MiB) to be kept in the repository. Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+MODELS = Path(__file__).resolve().parent / "models"
+INPUT_SIZE = 128
+HIDDEN_SIZE = 512
+OUTPUT_SIZE = 10
+SEED = 512
+
+
+class StackedLstm(nn.Module):
+    """Two LSTM layers and a linear one: a single step, with states in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower = nn.LSTMCell(INPUT_SIZE, HIDDEN_SIZE)
+        self.upper = nn.LSTMCell(HIDDEN_SIZE, HIDDEN_SIZE)
+        self.readout = nn.Linear(HIDDEN_SIZE, OUTPUT_SIZE)
+
+    def forward(self, INPUT: Tensor, HIDDEN_IN: Tensor, CELL_IN: Tensor) -> dict[str, Tensor]:  # noqa: N803 - tensor names of config.pbtxt
+        """INPUT [batch, 128], HIDDEN_IN and CELL_IN [batch, 2, 512]: OUTPUT [batch, 10] and new states; all FP32."""
+        lower_hidden, lower_cell = self.lower(INPUT, (HIDDEN_IN[:, 0], CELL_IN[:, 0]))
+        upper_hidden, upper_cell = self.upper(lower_hidden, (HIDDEN_IN[:, 1], CELL_IN[:, 1]))
+        return {
+            "OUTPUT": self.readout(upper_hidden),
+            "HIDDEN_OUT": torch.stack([lower_hidden, upper_hidden], 1),
+            "CELL_OUT": torch.stack([lower_cell, upper_cell], 1),
+        }
+
+
+def seeded_lstm() -> StackedLstm:
+    """The network with its weights, drawn as torch draws them; the process's own generator is left alone."""
+    generator = torch.Generator().manual_seed(SEED)
+    lstm = StackedLstm().eval()
+    bound = 1 / math.sqrt(HIDDEN_SIZE)
+    with torch.no_grad():
+        for parameter in lstm.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return lstm
+
+
+def build(directory: Path) -> None:
+    """Writes the repository: accumulate, lstm_512 and lstm_512_python. What is there by these names is overwritten."""
+    shutil.copytree(MODELS, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    # git keeps no empty folders.
+    (directory / "lstm_512" / "1").mkdir(exist_ok=True)
+    with warnings.catch_warnings():
+        # torch prefers torch.export for new models; Triton's pytorch backend loads TorchScript.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(seeded_lstm())
+        for path in ("lstm_512/1/model.pt", "lstm_512_python/1/lstm.pt"):
+            scripted.save(str(directory / path))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Make the model repository of the benchmarks.")
+    parser.add_argument("directory", type=Path, help="where to; is created")
+    directory: Path = parser.parse_args().directory
+    build(directory)
+    print(f"{directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}")
+
+
+if __name__ == "__main__":
+    main()

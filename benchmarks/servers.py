@@ -1,0 +1,100 @@
+"""The servers under load: where they listen, which processes they are, what they say about their batches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.clients import Addresses
+from deploy.local.launcher import MeshState
+from deploy.local.private_mesh import private_mesh
+
+BUILD_MODELS = Path(__file__).with_name("build_models.py")
+STATISTICS_TIMEOUT_S = 10.0
+
+
+class Server(Protocol):
+    """A server that speaks the v2 protocols.
+
+    label      how results name it
+    groups     process ids by the name their CPU time is reported under
+    redis_url  None when it has no Redis
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def address(self) -> Addresses: ...
+    @property
+    def groups(self) -> Mapping[str, list[int]]: ...
+    @property
+    def redis_url(self) -> str | None: ...
+
+    def keep_running(self) -> None:
+        """Called before each cell: starts a server again that has died."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A mesh that was started for the benchmark; its launcher restarts what dies."""
+
+    label: str
+    address: Addresses
+    groups: Mapping[str, list[int]]
+    redis_url: str | None
+
+    def keep_running(self) -> None:
+        """The launcher sees to that."""
+
+
+@contextmanager
+def running_mesh(models: Path, executors: int) -> Generator[Mesh]:
+    """A mesh that serves `models`, as long as the block."""
+    with private_mesh(executors=executors, models=(models,)) as state:
+        yield mesh_of(state)
+
+
+def mesh_of(state: MeshState) -> Mesh:
+    """The mesh's addresses and its processes by service."""
+    groups: dict[str, list[int]] = {}
+    for child in state.children:
+        groups.setdefault(child.service, []).append(child.pid)
+    gateway = next(child for child in state.children if child.service == "gateway")
+    order = [name for name in ("gateway", "scheduler", "executor", "redis") if name in groups]
+    address = Addresses(state.host, gateway.http_port, gateway.grpc_port)
+    return Mesh("seqmesh", address, {name: groups[name] for name in order}, state.redis_url)
+
+
+def build_models(directory: Path) -> None:
+    """Makes the model repository. In a process of its own, so that this one, the client, stays without torch."""
+    subprocess.run([sys.executable, str(BUILD_MODELS), str(directory)], check=True, stdout=subprocess.DEVNULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Executions:
+    """How many requests a model has answered, and in how many runs."""
+
+    inferences: int
+    runs: int
+
+    def mean_batch_since(self, earlier: Executions) -> float | None:
+        """Requests per run between two readings; None when nothing ran."""
+        runs = self.runs - earlier.runs
+        return (self.inferences - earlier.inferences) / runs if runs else None
+
+
+def executions(address: Addresses, model: str) -> Executions:
+    """From the server's statistics extension, over all versions of the model."""
+    # No proxy: what is asked is always this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{address.http}/v2/models/{model}/stats", timeout=STATISTICS_TIMEOUT_S) as answer:
+        rows = json.load(answer)["model_stats"]
+    return Executions(sum(row["inference_count"] for row in rows), sum(row["execution_count"] for row in rows))

@@ -1,0 +1,1 @@
+"""A mesh on this machine: its own Redis, the services as processes, their supervision."""

@@ -1,0 +1,552 @@
+"""The shell of `seqmesh up`: starts a mesh's processes on this machine, watches them, shows what happens.
+
+Decisions are `supervision.py`'s. This module owns the data directory:
+
+    lock          held while a launcher runs, so that two never share a directory
+    mesh.json     who runs where (`MeshState`); written anew after every start of a child, removed at the end
+    redis/        the embedded server's data, and the socket by which it is reached
+    logs/<name>.log   what a child prints; warnings and errors also go to the terminal. Cut off at 32 MiB, one old file
+
+All of it is for its owner only. Services keep the umask of whoever called: what a model writes is the model's.
+
+Children are tied to this process (`tether.py`): if it is killed, so are they; the embedded server gets SIGTERM, so that
+it writes out its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import fcntl
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+import msgspec
+
+from deploy.local.embedded import (
+    Address,
+    family_of,
+    find_server,
+    free_port,
+    on_socket,
+    server_command,
+    serves,
+    socket_path,
+    socket_url,
+)
+from deploy.local.private_files import PRIVATE_UMASK, make_private, private_files
+from deploy.local.settings import UpSettings
+from deploy.local.supervision import (
+    Action,
+    Begin,
+    Event,
+    Exited,
+    Finish,
+    MeshReady,
+    Report,
+    Send,
+    ServerReady,
+    ShowLog,
+    Start,
+    StopRequested,
+    Supervision,
+    Tick,
+)
+from deploy.local.tether import tethered
+from shared.process.logs import Level, level_of_line
+from shared.process.repeats import Repeats
+from shared.settings import MeshSettings, environment_of
+from shared.store.keyspace import DEFAULT_PREFIX
+from shared.store.redis_url import url_without_password
+
+PORT_STEP = 10
+"""The n-th gateway's ports lie this far above the one's before it."""
+PROBE_INTERVAL_S = 0.1
+PROBE_TIMEOUT_S = 2.0
+PROGRESS_INTERVAL_S = 5.0
+"""How often it is said again who is not ready."""
+LOG_INTERVAL_S = 0.2
+LOG_BYTES_MAX = 32 << 20
+LOG_TAIL_LINES = 20
+TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+SAMPLE_MODELS = Path(__file__).parents[1] / "models"
+
+
+class ChildState(msgspec.Struct):
+    """One process of the mesh. Ports only where the service has them; `pid` 0 between two runs."""
+
+    name: str
+    service: str
+    pid: int
+    log: str
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+
+
+class MeshState(msgspec.Struct):
+    """The content of mesh.json: the mesh that runs in a data directory."""
+
+    pid: int
+    host: str
+    redis_url: str
+    ready: bool
+    children: list[ChildState]
+    key_prefix: str = DEFAULT_PREFIX
+
+
+class LauncherError(click.ClickException):
+    """The mesh cannot be started; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """How one child is run.
+
+    umask         of the files that it makes
+    death_signal  what it gets when the launcher dies
+    address       of its readiness: a gateway's HTTP port, the server's socket; None when it has none
+    """
+
+    state: ChildState
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    umask: int
+    death_signal: signal.Signals = signal.SIGKILL
+    address: Address | None = None
+
+
+ServiceCommand = Callable[[str], list[str]]
+"""From a service's name to the command line that its flags are appended to."""
+
+
+def service_command(service: str) -> list[str]:
+    """The installed service under the present interpreter (-P: never a folder of its name in the current directory)."""
+    return [sys.executable, "-P", "-m", service]
+
+
+def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
+    """Runs a mesh until it is told to stop; returns the exit code. Raises `LauncherError` when it cannot begin."""
+    for repository in settings.models:
+        if not repository.is_dir():
+            raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
+    with private_files() as umask, locked(settings.data_dir), server_socket(settings) as server:
+        plans = plan(settings, commands, server, umask)
+        refuse_taken_ports(settings.host, plans)
+        return asyncio.run(Launcher(settings, plans).run())
+
+
+@contextmanager
+def locked(data_dir: Path) -> Generator[None]:
+    """Holds the data directory. Raises `LauncherError` when another launcher does, or it is somebody else's."""
+    try:
+        open_to_others = make_private(data_dir)
+    except PermissionError as refused:
+        raise LauncherError(f"{refused}: give another --data-dir") from refused
+    if open_to_others:
+        say(f"warning: {open_to_others}")
+    with (data_dir / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise LauncherError(
+                f"{data_dir} is in use by another launcher (process {lock.read().strip() or 'unknown'}); "
+                "stop it, or give another --data-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+@contextmanager
+def server_socket(settings: UpSettings) -> Generator[Path | None]:
+    """Where the embedded server is to listen; None where a server was given."""
+    if settings.redis_url:
+        yield None
+        return
+    directory = server_dir(settings.data_dir)
+    make_private(directory)
+    with socket_path(directory) as path:
+        yield path
+
+
+def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int) -> list[ChildPlan]:
+    """Every child of the mesh, in the order in which they start.
+
+    server  socket of the embedded server; None where another is used
+    umask   of the services' files
+    """
+    plans = [server_plan(settings, server)] if server else []
+    redis_url = socket_url(server) if server else settings.redis_url
+    environment = {**os.environ, **environment_of(mesh_settings(settings, redis_url))}
+    models = [f"--models={repository}" for repository in settings.models or (SAMPLE_MODELS,)]
+    for service, count in (("scheduler", settings.schedulers), ("executor", settings.executors)):
+        for number in range(1, count + 1):
+            state = child_state(settings.data_dir, service, f"{service}-{number}")
+            flags = [f"--name={state.name}", *(models if service == "executor" else [])]
+            plans.append(ChildPlan(state, [*commands(service), *flags], environment, umask))
+    plans.extend(gateway_plan(settings, number, commands, environment, umask) for number in range(settings.gateways))
+    return plans
+
+
+def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
+    """Raises `LauncherError` for a gateway's port that somebody listens on: their readiness would pass for ours."""
+    for child in (child.state for child in plans if child.state.service == "gateway"):
+        ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
+        for name, port in ports.items():
+            try:
+                socket.create_server((host, port), family=family_of(host)).close()
+            except OSError as refused:
+                raise LauncherError(
+                    f"{child.name} cannot listen on {host}:{port} ({refused.strerror}): "
+                    f"stop what runs there, or give another --{name}-port"
+                ) from refused
+
+
+def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
+    """What all children have to agree on."""
+    agreed: dict[str, Any] = {field.name: getattr(settings, field.name) for field in dataclasses.fields(MeshSettings)}
+    agreed["redis_url"] = redis_url
+    return MeshSettings(**agreed)
+
+
+def server_dir(data_dir: Path) -> Path:
+    """Where the embedded server keeps its data."""
+    return data_dir / "redis"
+
+
+def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
+    """The embedded server, on a socket that it keeps when it is restarted."""
+    directory = server_dir(settings.data_dir).resolve()
+    return ChildPlan(
+        child_state(settings.data_dir, "redis", "redis"),
+        server_command(find_server().path, directory, on_socket(listening), settings.appendfsync),
+        dict(os.environ),
+        PRIVATE_UMASK,
+        death_signal=signal.SIGTERM,
+        address=listening,
+    )
+
+
+def gateway_plan(
+    settings: UpSettings, number: int, commands: ServiceCommand, environment: Mapping[str, str], umask: int
+) -> ChildPlan:
+    """The gateway with that number, counted from 0."""
+
+    def port(first: int) -> int:
+        return first + PORT_STEP * number if first else free_port(settings.host)
+
+    ports = {
+        "http_port": port(settings.http_port),
+        "grpc_port": port(settings.grpc_port),
+        "metrics_port": port(settings.metrics_port),
+    }
+    state = child_state(settings.data_dir, "gateway", f"gateway-{number + 1}", ports)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
+    command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
+    return ChildPlan(state, command, environment, umask, address=(reachable(settings.host), ports["http_port"]))
+
+
+def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
+    """A child that does not run yet."""
+    return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **(ports or {}))
+
+
+def reachable(host: str) -> str:
+    """An address of this machine that a listener on `host` can be reached at."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared, not bound
+
+
+class Launcher:
+    """One run of a mesh. `run` returns the exit code when every child has ended."""
+
+    def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan]) -> None:
+        self._settings = settings
+        self._plans = {child.state.name: child for child in plans}
+        self._supervision = Supervision(
+            [(child.state.name, child.state.service) for child in plans],
+            longest_pause_ms=settings.restart_pause_max_ms,
+        )
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._log_files = {name: LogFile(Path(child.state.log)) for name, child in self._plans.items()}
+        self._exit_code: int | None = None
+        self._ready = False
+
+    async def run(self) -> int:
+        """Starts everything, watches it, and ends it in order."""
+        loop = asyncio.get_running_loop()
+        for expected in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(expected, self._events.put_nowait, StopRequested())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(self._announce_readiness(), name="readiness"),
+                    tasks.create_task(self._relay_logs(), name="logs"),
+                ]
+                await self._supervise(tasks)
+                for task in background:
+                    task.cancel()
+        finally:
+            self._relay_new_lines()
+            self._state_path.unlink(missing_ok=True)
+        assert self._exit_code is not None
+        return self._exit_code
+
+    async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
+        self._events.put_nowait(Begin())
+        while self._exit_code is None:
+            event = await self._next_event()
+            if isinstance(event, StopRequested) and not self._supervision.stopping:
+                say("stopping")
+            for action in self._supervision.handle(event, now_ms()):
+                await self._perform(action, tasks)
+
+    async def _next_event(self) -> Event:
+        wake_ms = self._supervision.wake_ms()
+        if wake_ms is None:
+            return await self._events.get()
+        try:
+            async with asyncio.timeout(max(0, wake_ms - now_ms()) / 1000):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _perform(self, action: Action, tasks: asyncio.TaskGroup) -> None:
+        match action:
+            case Start(name):
+                process = await self._spawn(self._plans[name])
+                tasks.create_task(self._watch(name, process), name=f"watch {name}")
+            case Send(name, with_signal):
+                process = self._processes[name]
+                if process.returncode is None:
+                    process.send_signal(with_signal)
+            case Report(text):
+                say(text)
+            case ShowLog(name):
+                say(f"the end of {self._plans[name].state.log}:\n{self._log_files[name].tail()}")
+            case Finish(code):
+                self._exit_code = code
+
+    async def _spawn(self, child: ChildPlan) -> asyncio.subprocess.Process:
+        with self._log_files[child.state.name].open_for_child() as log:
+            # A session of its own: Ctrl-C on the terminal must reach the launcher only, which stops things in order.
+            process = await asyncio.create_subprocess_exec(
+                *tethered(list(child.command), child.death_signal),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=child.environment,
+                umask=child.umask,
+                start_new_session=True,
+            )
+        self._processes[child.state.name] = process
+        child.state.pid = process.pid
+        self._write_state()
+        return process
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        self._plans[name].state.pid = 0
+        self._write_state()
+        self._events.put_nowait(Exited(name, code))
+
+    @property
+    def _state_path(self) -> Path:
+        return self._settings.data_dir / "mesh.json"
+
+    def _write_state(self) -> None:
+        """Replaces mesh.json at once. It is its owner's alone: the URL may hold a password."""
+        state = MeshState(
+            pid=os.getpid(),
+            host=reachable(self._settings.host),
+            redis_url=self._redis_url(),
+            ready=self._ready,
+            children=[child.state for child in self._plans.values()],
+            key_prefix=self._settings.key_prefix,
+        )
+        new = self._state_path.with_suffix(".new")
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
+        new.replace(self._state_path)
+
+    def _redis_url(self) -> str:
+        server = self._plans.get("redis")
+        return socket_url(server.address) if server and isinstance(server.address, Path) else self._settings.redis_url
+
+    async def _announce_readiness(self) -> None:
+        """Lets the others start when the server takes commands, and says so when every gateway is ready."""
+        server = self._plans.get("redis")
+        while server is not None and server.address is not None:
+            if server.state.pid and await asyncio.to_thread(serves, server.address, server.state.pid):
+                self._events.put_nowait(ServerReady())
+                break
+            await asyncio.sleep(PROBE_INTERVAL_S / 2)
+        said_at = time.monotonic()
+        while waiting := await self._not_ready():
+            if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
+                said_at = time.monotonic()
+                say("waiting for " + "; ".join(waiting))
+            await asyncio.sleep(PROBE_INTERVAL_S)
+        self._ready = True
+        self._write_state()
+        self._events.put_nowait(MeshReady())
+        say(self._ready_line())
+
+    async def _not_ready(self) -> list[str]:
+        """Gateways that are not ready, each with the reason."""
+        gateways = [child for child in self._plans.values() if child.state.service == "gateway"]
+        reasons = await asyncio.gather(
+            *(unreadiness(*child.address) for child in gateways if isinstance(child.address, tuple))
+        )
+        return [
+            f"{child.state.name} ({reason}; {child.state.log})"
+            for child, reason in zip(gateways, reasons, strict=True)
+            if reason
+        ]
+
+    def _ready_line(self) -> str:
+        host = reachable(self._settings.host)
+        gateways = [child.state for child in self._plans.values() if child.state.service == "gateway"]
+        where = "; ".join(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways)
+        metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
+        return (
+            f"ready: {where}; metrics {metrics}; redis {url_without_password(self._redis_url())}. "
+            f"Try, in another terminal: {self._demo_command()}"
+        )
+
+    def _demo_command(self) -> str:
+        """As this program was called, so that it can be pasted."""
+        if self._settings.models:
+            gateway = next(child.state for child in self._plans.values() if child.state.service == "gateway")
+            index = f"http://{reachable(self._settings.host)}:{gateway.http_port}/v2/repository/index"
+            return f"curl -X POST {index}"
+        program = Path(sys.argv[0])
+        called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"
+        is_default = self._settings.data_dir == UpSettings().data_dir
+        return f"{called} demo" + ("" if is_default else f" --data-dir {self._settings.data_dir}")
+
+    async def _relay_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_INTERVAL_S)
+            self._relay_new_lines()
+
+    def _relay_new_lines(self) -> None:
+        for name, log in self._log_files.items():
+            for line in log.new_important_lines():
+                click.echo(f"{name} | {line}", err=True)
+
+
+class LogFile:
+    """A child's log: written by the child, watched and kept short by the launcher.
+
+    What an earlier launcher's children left in it is kept, and not shown again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen_bytes = path.stat().st_size if path.exists() else 0
+        self._important = False
+        self._repeats = Repeats()
+
+    @contextmanager
+    def open_for_child(self) -> Generator[BinaryIO]:
+        """The file to hand to a new process."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            yield file
+
+    def new_important_lines(self) -> list[str]:
+        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them. What comes
+        again comes at growing intervals."""
+        important: list[str] = []
+        for line in self._new_lines():
+            level = level_of_line(line)
+            if level is not None:
+                # A process that ends again and again says the same each time.
+                said = TIME.sub("", line, count=1)
+                self._important = level >= Level.WARNING and self._repeats.held_back(said) is not None
+            elif not line.startswith(" "):
+                self._important = False
+            if self._important:
+                important.append(line)
+        return important
+
+    def tail(self) -> str:
+        """The last lines."""
+        text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
+
+    def _new_lines(self) -> list[str]:
+        """Whole lines since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._seen_bytes)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._seen_bytes += len(whole)
+        if self._seen_bytes > LOG_BYTES_MAX:
+            self._cut()
+        return whole.decode(errors="replace").splitlines()
+
+    def _cut(self) -> None:
+        """Keeps the file as `.1` and empties it in place, because the child holds it open, for appending.
+
+        Lines written between the two calls are lost; that is the price of a child that need not reopen its log.
+        """
+        shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
+        os.truncate(self.path, 0)
+        self._seen_bytes = 0
+
+
+async def unreadiness(host: str, port: int) -> str:
+    """Why a gateway is not ready, in a few words; "" when it is."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(
+                    f"GET /v2/health/ready HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode()
+                )
+                status = (await reader.readline()).split(maxsplit=2)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return "does not answer"
+    except OSError:
+        return "does not listen yet"
+    if status[1:2] == [b"200"]:
+        return ""
+    return "listens, has no executor with its models yet"
+
+
+def read_state(data_dir: Path) -> MeshState:
+    """The mesh that runs in a data directory. Raises `LauncherError` when there is none."""
+    path = data_dir / "mesh.json"
+    if not path.exists():
+        raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
+    return msgspec.json.decode(path.read_bytes(), type=MeshState)
+
+
+def now_ms() -> int:
+    """Milliseconds of a clock that never jumps."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def say(text: str) -> None:
+    """One line of the launcher's own to the user."""
+    click.echo(f"seqmesh: {text}")
+    sys.stdout.flush()

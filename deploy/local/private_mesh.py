@@ -1,0 +1,102 @@
+"""A mesh of one's own, for a while: `seqmesh up` as a child process, on free ports, in a temporary directory.
+
+For programs that try or measure a mesh and must not touch one that runs already. The settings of the caller's
+environment are left out for the same reason: a SEQMESH_REDIS_URL there names somebody's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.local.embedded import log_tail
+from deploy.local.launcher import LauncherError, MeshState, read_state
+from deploy.local.private_files import make_private
+from deploy.local.tether import tethered
+from shared.settings import ENVIRONMENT_PREFIX
+
+START_TIMEOUT_S = 120.0
+"""Executors import torch and load their models: seconds on a quiet machine, much longer on a busy one."""
+STOP_TIMEOUT_S = 30.0
+"""The launcher gives each stage of its own stop less than this."""
+POLL_INTERVAL_S = 0.1
+
+
+@contextmanager
+def private_mesh(
+    *,
+    executors: int,
+    models: tuple[Path, ...] = (),
+    settings: Mapping[str, str] | None = None,
+    data_dir: Path | None = None,
+) -> Generator[MeshState]:
+    """Runs a mesh inside the `with` block; yields where it listens and its processes, as they are when it is ready.
+
+    models    model repositories; by default the sample models
+    settings  further settings, by their environment variables
+    data_dir  where data and logs go, and stay; by default a temporary directory
+    raises    LauncherError when it does not become ready, with the end of what the launcher said
+    """
+    with contextlib.ExitStack() as stack:
+        if data_dir is None:
+            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-")))
+        make_private(data_dir)
+        said = data_dir / "launcher.log"
+        with said.open("wb") as output:
+            launcher = subprocess.Popen(
+                tethered(up_command(data_dir, executors, models), signal.SIGTERM),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**environment_without_settings(), **(settings or {})},
+                # A session of its own: Ctrl-C is for the caller, which then stops the launcher in order.
+                start_new_session=True,
+            )
+        try:
+            yield ready_state(launcher, data_dir, said)
+        finally:
+            stop(launcher)
+
+
+def up_command(data_dir: Path, executors: int, models: tuple[Path, ...]) -> list[str]:
+    """`seqmesh up` with this interpreter (-P: never a folder of its name in the current directory)."""
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    repositories = [f"--models={repository.resolve()}" for repository in models]
+    command = [sys.executable, "-P", "-m", "deploy.cli", "up"]
+    return [*command, f"--executors={executors}", f"--data-dir={data_dir}", *ports, *repositories]
+
+
+def environment_without_settings() -> dict[str, str]:
+    """This process's environment without any setting of a mesh."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+
+
+def ready_state(launcher: subprocess.Popen[bytes], data_dir: Path, said: Path) -> MeshState:
+    """The mesh's state as soon as it is ready."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and launcher.poll() is None:
+        if (data_dir / "mesh.json").exists():
+            state = read_state(data_dir)
+            if state.ready:
+                return state
+        time.sleep(POLL_INTERVAL_S)
+    problem = "ended" if launcher.poll() is not None else f"was not ready after {START_TIMEOUT_S:.0f} s"
+    raise LauncherError(f"the mesh {problem}; the end of what it said:\n{log_tail(said)}")
+
+
+def stop(launcher: subprocess.Popen[bytes]) -> None:
+    """Stops the mesh in order; kills the launcher, and by that everything, when that takes too long."""
+    launcher.send_signal(signal.SIGTERM)
+    try:
+        launcher.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()

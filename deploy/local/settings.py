@@ -1,0 +1,67 @@
+"""What `seqmesh up` can be told: how many of each service, where they listen, where things are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local.embedded import AppendFsync
+from shared.settings import MeshSettings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings(MeshSettings):
+    """A whole mesh on this machine."""
+
+    redis_url: str = setting(
+        "",
+        help="Redis or Valkey of the mesh: redis://, rediss://, unix:// or redis+sentinel:// (docs/redis.md). By "
+        "default one is started here.",
+        unit="url",
+        group="Mesh",
+        secret=True,
+    )
+    models: tuple[Path, ...] = setting(
+        (),
+        help="Model repository in Triton's layout; by default the sample models. May be repeated (in the environment: "
+        "separated by ':').",
+        unit="dir",
+        group="Models",
+    )
+    gateways: int = setting(
+        1, help="Gateways; the n-th listens on the ports below plus 10 for each before it.", group="Size", minimum=1
+    )
+    schedulers: int = setting(1, help="Schedulers; one leads each model, the others stand by.", group="Size", minimum=1)
+    executors: int = setting(1, help="Executors; each loads every model.", group="Size", minimum=1)
+    host: str = setting("127.0.0.1", help="Address to listen on; 0.0.0.0 for every interface.", group="Addresses")
+    http_port: int = setting(
+        8000, help="Port of the v2 HTTP protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
+    )
+    grpc_port: int = setting(
+        8001, help="Port of the v2 gRPC protocol; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
+    )
+    metrics_port: int = setting(
+        8002, help="Port of /metrics alone; 0 picks a free one.", group="Addresses", minimum=0, maximum=65535
+    )
+    # Below the 15 s for which a gateway lets requests wait for a model whose executors have died.
+    restart_pause_max_ms: int = setting(
+        5_000,
+        help="Longest pause before a process that fails again and again is started again; the first is 200 ms, each "
+        "one after that twice the one before.",
+        unit="ms",
+        group="Restarts",
+        minimum=200,
+    )
+    data_dir: Path = setting(
+        Path(".seqmesh"),
+        help="Where the embedded server keeps its data, and where logs and mesh.json go.",
+        unit="dir",
+        group="Data",
+    )
+    appendfsync: AppendFsync = setting(
+        "everysec",
+        help="When the embedded server's writes reach the disk. everysec: within a second or two; a stop in order "
+        "loses nothing, a power cut or SIGKILL of the server may lose the last of them. always: before they are "
+        "acknowledged.",
+        group="Data",
+    )

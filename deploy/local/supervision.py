@@ -1,0 +1,290 @@
+"""What the local launcher decides: when a child is started, restarted, given up, stopped. Pure: no processes, no clock.
+
+    start      redis first; the others when it takes commands
+    restart    a child that exits is started again after a pause that doubles with each quick failure
+    give up    before the mesh was ready once: on a refused command line (exit code 2), or after a few quick failures;
+               after more of them, where an executor crashes, for its models' code runs in it, and a model that ends its
+               process is given up by executors themselves. Afterwards never: a mesh that served should come back
+    stop       gateways, then executors, then schedulers, then redis: nobody may lose what it still needs to drain.
+               Each stage has a grace period, then SIGKILL; a second request kills at once
+
+`launcher.py` performs the actions and feeds back what happened.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.contract.errors import FAILED
+
+STOP_ORDER = ("gateway", "executor", "scheduler", "redis")
+SERVER = "redis"
+"""The service that the others need before they can start."""
+FIRST_PAUSE_MS = 200
+STEADY_MS = 30_000
+"""A child that ran this long has recovered: its next failure counts as the first."""
+QUICK_FAILURES_MAX = 3
+"""So often may a child fail in a row before the mesh is ready for the first time."""
+CRASHES_MAX = 12
+"""So often may an executor that does not say why it ends. Executors give a model up that has ended three of them: this
+is enough for three such models."""
+REPORTED_IN_A_ROW = 4
+"""So many quick failures of a child are told each; of more only the 8th, the 16th and so on."""
+USAGE_ERROR = 2
+"""Exit code of a refused command line; trying again cannot help."""
+GRACE_MS = 15_000
+"""Per stage. An executor's own drain takes up to 10 s."""
+
+
+class Status(StrEnum):
+    """Where a child is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    ENDED = "ended"
+
+
+@dataclass(slots=True)
+class Child:
+    """One process to keep running. `since_ms`: start of the run, or end of the pause."""
+
+    name: str
+    service: str
+    status: Status = Status.WAITING
+    since_ms: int = 0
+    quick_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The launcher is set up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReady:
+    """Redis takes commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshReady:
+    """Every gateway says that it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child's process ended; `code` as in `subprocess`: negative for a signal."""
+
+    name: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user wants an end; said twice: at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = Begin | ServerReady | MeshReady | Exited | StopRequested | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the child's process."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the child's process a signal."""
+
+    name: str
+    signal: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the user, in one line."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowLog:
+    """Show the user the end of the child's log."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everything has ended: leave with this exit code."""
+
+    code: int
+
+
+Action = Start | Send | Report | ShowLog | Finish
+
+
+class Supervision:
+    """The state of all children. `handle` is the only way in; it returns what is to be done, in order."""
+
+    def __init__(self, children: Sequence[tuple[str, str]], *, longest_pause_ms: int, grace_ms: int = GRACE_MS) -> None:
+        """children: (name, service) in the order in which they start."""
+        self._children = {name: Child(name, service) for name, service in children}
+        self._longest_pause_ms = longest_pause_ms
+        self._grace_ms = grace_ms
+        self._was_ready = False
+        self._stage: int | None = None
+        self._stage_deadline_ms = 0
+        self._killed = False
+        self._finished = False
+        self._exit_code = 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether an end was requested or decided."""
+        return self._stage is not None
+
+    def wake_ms(self) -> int | None:
+        """When a Tick is needed next; None: only other events can change anything."""
+        times = [child.since_ms for child in self._children.values() if child.status is Status.PAUSING]
+        if self.stopping and not self._killed and not self._finished:
+            times.append(self._stage_deadline_ms)
+        return min(times, default=None)
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        """Takes one event in and returns the actions that follow from it."""
+        match event:
+            case Begin():
+                return self._begin(now_ms)
+            case ServerReady():
+                return [] if self.stopping else self._start_all(Status.WAITING, now_ms)
+            case MeshReady():
+                self._was_ready = True
+                return []
+            case Exited(name, code):
+                return self._exited(self._children[name], code, now_ms)
+            case StopRequested():
+                return self._kill() if self.stopping else self._stop(0, now_ms)
+            case Tick():
+                return self._tick(now_ms)
+
+    def _begin(self, now_ms: int) -> list[Action]:
+        servers = [child for child in self._children.values() if child.service == SERVER]
+        if not servers:
+            return self._start_all(Status.WAITING, now_ms)
+        return [self._start(child, now_ms) for child in servers]
+
+    def _start_all(self, status: Status, now_ms: int) -> list[Action]:
+        return [self._start(child, now_ms) for child in self._children.values() if child.status is status]
+
+    def _start(self, child: Child, now_ms: int) -> Action:
+        child.status = Status.RUNNING
+        child.since_ms = now_ms
+        return Start(child.name)
+
+    def _exited(self, child: Child, code: int, now_ms: int) -> list[Action]:
+        ran_ms = now_ms - child.since_ms
+        if self.stopping:
+            child.status = Status.ENDED
+            # SIGTERM itself ends a process that is still loading the interpreter.
+            unexpected: list[Action] = (
+                []
+                if code in (0, -signal.SIGTERM) or self._killed
+                else [Report(f"{child.name} {ending(code)} while stopping")]
+            )
+            return [*unexpected, *self._next_stage(now_ms)]
+        child.quick_failures = 1 if ran_ms >= STEADY_MS else child.quick_failures + 1
+        row = f", {child.quick_failures} times in a row" if child.quick_failures > REPORTED_IN_A_ROW else ""
+        what = f"{child.name} {ending(code)} after {ran_ms / 1000:.1f} s{row}"
+        if not self._was_ready and (code == USAGE_ERROR or child.quick_failures >= patience(child, code)):
+            child.status = Status.ENDED
+            return [Report(f"{what}; giving up"), ShowLog(child.name), *self._stop(1, now_ms)]
+        pause_ms = min(self._longest_pause_ms, FIRST_PAUSE_MS << (child.quick_failures - 1))
+        child.status = Status.PAUSING
+        child.since_ms = now_ms + pause_ms
+        return [Report(f"{what}; starting it again in {pause_ms / 1000:.1f} s")] if is_news(child, code) else []
+
+    def _tick(self, now_ms: int) -> list[Action]:
+        if self.stopping:
+            return self._kill_stage() if not self._killed and now_ms >= self._stage_deadline_ms else []
+        return [
+            self._start(child, now_ms)
+            for child in self._children.values()
+            if child.status is Status.PAUSING and now_ms >= child.since_ms
+        ]
+
+    def _stop(self, exit_code: int, now_ms: int) -> list[Action]:
+        self._exit_code = exit_code
+        for child in self._children.values():
+            if child.status is not Status.RUNNING:
+                child.status = Status.ENDED
+        self._stage = -1
+        return self._next_stage(now_ms)
+
+    def _next_stage(self, now_ms: int) -> list[Action]:
+        """Moves on over the stages that have nothing left to run; finishes after the last."""
+        assert self._stage is not None
+        if self._stage >= 0 and self._running(STOP_ORDER[self._stage]):
+            return []
+        while self._stage + 1 < len(STOP_ORDER):
+            self._stage += 1
+            running = self._running(STOP_ORDER[self._stage])
+            if running:
+                self._stage_deadline_ms = now_ms + self._grace_ms
+                return [] if self._killed else [Send(child.name, signal.SIGTERM) for child in running]
+        if self._finished:
+            return []
+        self._finished = True
+        return [Finish(self._exit_code)]
+
+    def _kill_stage(self) -> list[Action]:
+        """The stage's grace period is over. Its deadline moves out of reach: SIGKILL cannot be refused."""
+        assert self._stage is not None
+        running = self._running(STOP_ORDER[self._stage])
+        self._stage_deadline_ms = 1 << 62
+        late = ", ".join(child.name for child in running)
+        return [
+            Report(f"{late} did not stop within {self._grace_ms / 1000:.0f} s; killing"),
+            *(Send(child.name, signal.SIGKILL) for child in running),
+        ]
+
+    def _kill(self) -> list[Action]:
+        if self._killed:
+            return []
+        self._killed = True
+        self._exit_code = 1
+        running = [child for child in self._children.values() if child.status is Status.RUNNING]
+        return [Report("killing everything"), *(Send(child.name, signal.SIGKILL) for child in running)]
+
+    def _running(self, service: str) -> list[Child]:
+        return [
+            child for child in self._children.values() if child.service == service and child.status is Status.RUNNING
+        ]
+
+
+def patience(child: Child, code: int) -> int:
+    """How many quick failures a child may have that ended with this code."""
+    return CRASHES_MAX if child.service == "executor" and code != FAILED else QUICK_FAILURES_MAX
+
+
+def is_news(child: Child, code: int) -> bool:
+    """Whether an end is told. That of a process that says itself why it ends, at growing intervals only."""
+    times = child.quick_failures
+    return code <= 0 or times <= REPORTED_IN_A_ROW or times.bit_count() == 1
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    return f"was killed by {signal.Signals(-code).name}"

@@ -1,0 +1,1 @@
+"""What an operator tells a running mesh: drain, move, settings."""

@@ -1,0 +1,144 @@
+"""`seqmesh move`: one sequence goes to another executor between two of its steps.
+
+The wish is an entry in the starts stream of the sequence's model, so it reaches whoever leads, also a successor. The
+leader removes it when it has come true, or cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+
+from deploy.operate.operating import Holding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.settings import OperatorSettings
+from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from shared.settings import SettingsCommand, options
+from shared.store.reading import text_of
+
+POLL_S = 0.1
+PAGED = "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
+HELP = """Moves a sequence to another executor, between two of its steps.
+
+ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
+must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it. One that has given
+up its slot (see virtual slots in the README) gets one with its next step anyway; with --to it gets one there at once.
+
+\b
+  seqmesh move running_sum 42
+  seqmesh move running_sum customer-7 --to executor-2
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    command.main(list(arguments), prog_name="seqmesh move")
+
+
+def run(model: str, correlation_id: str, to: str, version: str, *, string: bool, **settings: str) -> None:
+    """What the command does. Raises click.ClickException with what to do instead."""
+    number = correlation_id.isdecimal() and not string
+    identity: CorrelationId = int(correlation_id) if number else correlation_id
+    sequence = sequence_id(model, version, identity)
+    asyncio.run(_run(OperatorSettings(**settings), sequence, model, to))  # pyright: ignore[reportArgumentType]
+
+
+async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to: str) -> None:
+    async with found_mesh(settings) as mesh:
+        owner = await owner_of(mesh, sequence)
+        if owner is None and not to:
+            click.echo(PAGED)
+            return
+        executor = destination(await holdings(mesh), model, owner, to)
+        entry = await mesh.commands.xadd(
+            mesh.keys.starts(mesh.keys.shard_of(sequence), model), {"k": "v", "q": sequence, "x": executor}
+        )
+        click.echo(await outcome(mesh, sequence, model, owner, executor, entry))
+
+
+async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
+    """A live sequence's executor, None while it is paged. Raises click.ClickException for one that cannot be moved,
+    saying why."""
+    record = mesh.keys.sequence(sequence).record
+    state, owner, durable = await mesh.commands.hmget(record, "st", "ow", "du")
+    if state in (b"w", b"m"):
+        raise click.ClickException("the sequence waits for a slot: it has no executor that it could leave")
+    if state == b"p":
+        return None
+    if state != b"l":
+        raise click.ClickException(
+            "no such live sequence: is it the model's, the ID as the client gives it (--string for a text that looks "
+            "like a number), and the version if the client names one (--version)?"
+        )
+    if durable != b"1":
+        raise click.ClickException(
+            "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
+            "configuration (sequence_batching { state ... }), or see sequence_recovery in the README"
+        )
+    return text_of(owner or b"")
+
+
+def destination(known: list[Holding], model: str, owner: str | None, to: str) -> str:
+    """The id of the executor that is meant, "" for any other one. Raises click.ClickException where there is none."""
+    serving = [
+        one
+        for one in known
+        if one.member.usable and any(each.model == model and not each.closing for each in one.registration.models)
+    ]
+    names = ", ".join(sorted({one.registration.name for one in serving}))
+    if not to:
+        if all(one.registration.executor == owner for one in serving):
+            raise click.ClickException(f"no other executor serves '{model}': start one, then move")
+        return ""
+    meant = matching(to, serving)
+    if not meant:
+        raise click.ClickException(f"no executor '{to}' serves '{model}'; it is served by: {names}")
+    if len(meant) > 1:
+        ids = ", ".join(one.registration.executor for one in meant)
+        raise click.ClickException(f"several executors are called '{to}': name one by its id ({ids})")
+    if meant[0].registration.executor == owner:
+        raise click.ClickException(f"the sequence is on {owner} already")
+    return meant[0].registration.executor
+
+
+async def outcome(
+    mesh: OperatedMesh, sequence: SequenceId, model: str, owner: str | None, to: str, entry: bytes
+) -> str:
+    """Waits until the wish is gone; says what became of it. Raises click.ClickException when it did not come true."""
+    starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
+    while await mesh.commands.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
+        await asyncio.sleep(POLL_S)
+    state, now = await mesh.commands.hmget(mesh.keys.sequence(sequence).record, "st", "ow")
+    if state == b"p" and to:
+        raise click.ClickException(f"{PAGED}; {to} had none free for it")
+    if state == b"p":
+        return PAGED
+    if now is None:
+        return "the sequence has ended meanwhile"
+    if owner is None:
+        return f"the sequence held no slot; it has one on {text_of(now)} now"
+    if text_of(now) == owner:
+        raise click.ClickException(
+            f"the sequence is still on {owner}: it was never between two steps, or nobody else had a free slot; "
+            "try again (seqmesh drain --list shows how much each executor holds)"
+        )
+    return f"moved from {owner} to {text_of(now)}"
+
+
+command = SettingsCommand(
+    "move",
+    params=[
+        click.Argument(["model"]),
+        click.Argument(["correlation_id"], metavar="ID"),
+        click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it."),
+        click.Option(["--version"], default="", help="The version that the client names in its requests, if any."),
+        click.Option(
+            ["--string"], is_flag=True, help='ID is a text even if it looks like a number: 42 and "42" differ.'
+        ),
+        *options(OperatorSettings),
+    ],
+    callback=run,
+    help=HELP,
+    context_settings={"max_content_width": 110},
+)

@@ -1,0 +1,115 @@
+"""What the commands that operate a running mesh share: how they find it, and what its executors hold."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import click
+from redis.asyncio import Redis
+
+from deploy.local.launcher import LauncherError, read_state
+from deploy.operate.settings import OperatorSettings
+from shared.contract.messages import ExecutorRegistration
+from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
+from shared.store.membership import Member, Membership
+from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, keys_of_mesh
+from shared.store.redis_url import url_without_password
+
+
+@dataclass(frozen=True, slots=True)
+class OperatedMesh:
+    """A mesh that was found. commands: the same client, typed loosely: redis-py's types are unions."""
+
+    redis: Redis
+    keys: Keyspace
+    membership: Membership
+
+    @property
+    def commands(self) -> Any:
+        """Redis."""
+        return cast("Any", self.redis)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An executor and what it owns: sequences by model, models without any left out."""
+
+    member: Member
+    sequences: Mapping[str, int]
+
+    @property
+    def registration(self) -> ExecutorRegistration:
+        """As it announced itself."""
+        return self.member.registration
+
+    @property
+    def total(self) -> int:
+        """All sequences that it owns."""
+        return sum(self.sequences.values())
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        if self.registration.leaving:
+            return "leaving"
+        if not self.member.alive:
+            return "dead"
+        return "closing" if any(served.closing for served in self.registration.models) else "serving"
+
+
+@asynccontextmanager
+async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]:
+    """The mesh that the settings lead to. Raises click.ClickException where there is none, with the remedy."""
+    url, prefix = located(settings)
+    redis = connect(url, retries=0)
+    try:
+        keys = await keys_of_mesh(redis, prefix)
+        if keys is None:
+            raise click.ClickException(
+                f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
+            )
+        yield OperatedMesh(redis, keys, Membership(redis, keys))
+    except CONNECTION_LOST as error:
+        raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
+    except UnfitRedisError as error:
+        raise click.ClickException(error.message) from error
+    finally:
+        await redis.aclose()
+
+
+def located(settings: OperatorSettings) -> tuple[str, str]:
+    """Redis' URL and the prefix of the keys; what is given counts more than what is found."""
+    if settings.redis_url:
+        return settings.redis_url, settings.key_prefix or DEFAULT_PREFIX
+    try:
+        state = read_state(settings.data_dir)
+    except LauncherError as error:
+        raise click.ClickException(
+            f"no mesh runs in {settings.data_dir}: give the --data-dir of its `seqmesh up`, or its --redis-url"
+        ) from error
+    return state.redis_url, settings.key_prefix or state.key_prefix
+
+
+async def holdings(mesh: OperatedMesh) -> list[Holding]:
+    """Every registered executor, by name and id."""
+    members = await mesh.membership.members()
+    models = sorted(await mesh.membership.models())
+    pipe = mesh.commands.pipeline(transaction=False)
+    for member in members:
+        for model in models:
+            for shard in mesh.keys.shard_ids():
+                pipe.scard(mesh.keys.owned(shard, member.registration.executor, model))
+    counts = iter(await pipe.execute())
+    found: list[Holding] = []
+    for member in members:
+        held = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
+        found.append(Holding(member, {model: count for model, count in held.items() if count}))
+    return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
+
+
+def matching(who: str, known: list[Holding]) -> list[Holding]:
+    """The executors of that name or id."""
+    return [one for one in known if who in (one.registration.name, one.registration.executor)]

@@ -1,0 +1,61 @@
+"""`seqmesh settings`: what was changed in the logging and tracing of a running mesh, by whom, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import socket
+from collections.abc import Sequence
+
+import click
+
+from deploy.operate.operating import found_mesh
+from deploy.operate.settings import OperatorSettings
+from shared.mesh_settings import MeshSettings, Picture
+from shared.settings import SettingsCommand, options
+
+HELP = """What was changed in the logging and tracing of a running mesh, and by whom.
+
+Everybody who reaches a gateway may change them (/v2/logging, /v2/trace/setting) unless --restricted-api says otherwise,
+and a change holds for every process, also for those that start later. With --reset what holds is again what each
+process was started with.
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command."""
+    command.main(list(arguments), prog_name="seqmesh settings")
+
+
+def run(*, reset: bool, **settings: str) -> None:
+    """What the command does. Raises click.ClickException with what to do instead."""
+    asyncio.run(_run(OperatorSettings(**settings), reset=reset))  # pyright: ignore[reportArgumentType]
+
+
+async def _run(settings: OperatorSettings, *, reset: bool) -> None:
+    async with found_mesh(settings) as mesh:
+        held = MeshSettings(mesh.redis, mesh.keys)
+        if reset:
+            await held.reset(f"{getpass.getuser()} on {socket.gethostname()} (seqmesh settings --reset)")
+        click.echo(described(await held.read()))
+
+
+def described(picture: Picture) -> str:
+    """Lines for an operator."""
+    lines = [f"{name} = {value}" for name, value in picture.logs.items()]
+    for model, changed in sorted(picture.traces.items()):
+        lines += [f"{name} = {value}" + (f" (model {model})" if model else "") for name, value in changed.items()]
+    lines = lines or ["as each process was started"]
+    return "\n".join([*lines, *(f"{what} changed last by {by}" for what, by in sorted(picture.by.items()))])
+
+
+command = SettingsCommand(
+    "settings",
+    params=[
+        click.Option(["--reset"], is_flag=True, help="Take every change back."),
+        *options(OperatorSettings),
+    ],
+    callback=run,
+    help=HELP,
+    context_settings={"max_content_width": 110},
+)

@@ -1,0 +1,1 @@
+"""How the sample model of the demo was trained."""

@@ -1,0 +1,130 @@
+"""Which backend serves a model: from `backend`, from `platform`, or from the files in a version directory.
+
+Source: triton-spec section 4, "backend/platform"; Triton core, model_config_utils.cc (AutoCompleteBackendFields).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shared.configuration.schema import ConfigMessage
+from shared.contract.errors import ConfigError
+
+FILE_BACKENDS: dict[str, str] = {
+    "model.py": "python",
+    "model.onnx": "onnxruntime",
+    "model.plan": "tensorrt",
+    "model.pt": "pytorch",
+    "model.pt2": "pytorch",
+    "model.xml": "openvino",
+}
+"""Model file -> backend, in the order of choice. `model.pt2`, an exported program, is the mesh's own."""
+
+PLATFORM_BACKENDS: dict[str, str] = {
+    "tensorrt_plan": "tensorrt",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+}
+"""Triton's older way to name a backend."""
+
+BACKEND_PLATFORMS: dict[str, str] = {"pytorch": "pytorch_libtorch", "onnxruntime": "onnxruntime_onnx"}
+"""The platform that Triton fills in for a backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a configuration's defaults depend on beside the configuration itself.
+
+    directory  name of the model's directory
+    files      what lies in the version directory that is looked at
+    backends   names of the installed backends
+    gpu_count  GPUs of this executor
+    """
+
+    directory: str
+    files: frozenset[str]
+    backends: frozenset[str]
+    gpu_count: int = 0
+
+
+def fill_backend(config: ConfigMessage, around: Surroundings) -> list[str]:
+    """Fills `backend`, `platform` and `default_model_filename`, in place; returns notes.
+
+    A platform that is not installed is served by an installed backend whose file lies in the version directory.
+
+    raises  ConfigError when no backend can be told, or when it is not installed (with the list of those that are)
+    """
+    if config.platform == "ensemble":
+        raise ConfigError(f"model '{config.name}' has platform 'ensemble'; the mesh does not serve ensembles")
+    if not config.backend:
+        config.backend = _backend_of(config, around)
+    _check_installed(config, around)
+    if not config.platform:
+        config.platform = BACKEND_PLATFORMS.get(config.backend, "")
+    if not config.default_model_filename:
+        config.default_model_filename = _filename_of(config.backend, around.files)
+    return _review_platform(config, around)
+
+
+def _backend_of(config: ConfigMessage, around: Surroundings) -> str:
+    if config.platform:
+        native = PLATFORM_BACKENDS.get(config.platform, "")
+        return native if native in around.backends else _stand_in(config, around)
+    candidates = {config.default_model_filename} if config.default_model_filename else around.files
+    for file, backend in FILE_BACKENDS.items():
+        if file in candidates and file in around.files:
+            return backend
+    _, _, suffix = config.name.partition(".")
+    if suffix:
+        return suffix
+    raise ConfigError(
+        f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+        "configuration. Expected model name of the form 'model.<backend_name>'."
+    )
+
+
+def _stand_in(config: ConfigMessage, around: Surroundings) -> str:
+    """An installed backend whose file is there, for a platform that is not installed."""
+    for file, backend in FILE_BACKENDS.items():
+        if file in around.files and backend in around.backends and config.default_model_filename in ("", file):
+            return backend
+    if config.platform not in PLATFORM_BACKENDS:
+        raise ConfigError(f"unexpected platform type '{config.platform}' for {config.name}; {_installed(around)}")
+    raise ConfigError(
+        f"platform '{config.platform}' of model '{config.name}' is not installed, and no file of an installed backend "
+        f"stands in for it; {_installed(around)}"
+    )
+
+
+def _check_installed(config: ConfigMessage, around: Surroundings) -> None:
+    if config.backend not in around.backends:
+        raise ConfigError(f"unable to find backend '{config.backend}' for model '{config.name}'; {_installed(around)}")
+
+
+def _installed(around: Surroundings) -> str:
+    names: Iterable[str] = (
+        f"{backend} (platform {BACKEND_PLATFORMS[backend]})" if backend in BACKEND_PLATFORMS else backend
+        for backend in sorted(around.backends)
+    )
+    return f"installed backends: {', '.join(names) or 'none'}"
+
+
+def _filename_of(backend: str, files: frozenset[str]) -> str:
+    """The backend's file that is there; the first it knows where none is; `model.<backend>` for a user's own."""
+    known = [file for file, name in FILE_BACKENDS.items() if name == backend]
+    return next((file for file in known if file in files), known[0] if known else f"model.{backend}")
+
+
+def _review_platform(config: ConfigMessage, around: Surroundings) -> list[str]:
+    native = PLATFORM_BACKENDS.get(config.platform)
+    if config.platform and native != config.backend and native not in around.backends:
+        if native is None and config.backend not in PLATFORM_BACKENDS.values():
+            return []  # Neither is known to Triton: a backend of the user's own may call its platform as it likes.
+        file = config.default_model_filename
+        return [f"platform {config.platform} is not installed; serving {file} with {config.backend}"]
+    if native != (config.backend if config.backend in PLATFORM_BACKENDS.values() else None):
+        raise ConfigError(f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}")
+    return []

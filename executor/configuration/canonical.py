@@ -1,0 +1,82 @@
+"""The configuration message as Triton's JSON: what the config endpoint answers and what a python model is given.
+
+Protobuf's own JSON printer is not used, because Triton's form differs from it in three ways: fields come in the order
+of their declaration, every scalar without presence is printed even at its default, and 64-bit integers are numbers.
+
+Source: triton-spec section 4, "config as JSON".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from shared.configuration.schema import ConfigMessage
+
+_STRING_FIELDS = frozenset(
+    {
+        "inference.ModelSequenceBatching.InitialState.dims",
+        "inference.ModelInstanceGroup.SecondaryDevice.device_id",
+        "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
+    }
+)
+"""64-bit integers that Triton leaves as strings: of the first its fix-up looks in the wrong object, the others it
+forgets. Model code may rely on it.
+"""
+
+
+def to_json(config: ConfigMessage) -> str:
+    """Triton's JSON of a configuration, compact; the dialect's fields stand in it where they were given."""
+    return json.dumps(_members(config), separators=(",", ":"), ensure_ascii=False)
+
+
+def _members(message: Message) -> dict[str, Any]:
+    return {
+        field.name: _field(message, field)
+        for field in cast("list[FieldDescriptor]", message.DESCRIPTOR.fields)
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _field(message: Message, field: FieldDescriptor) -> Any:
+    value = getattr(message, field.name)
+    if not field.is_repeated:
+        return _scalar(value, field)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        return {str(key): _scalar(value[key], entry) for key in sorted(value)}
+    return [_scalar(element, field) for element in value]
+
+
+def _scalar(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return _members(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    if isinstance(value, float):
+        return _number(value, single=field.type == FieldDescriptor.TYPE_FLOAT)
+    return str(value) if field.full_name in _STRING_FIELDS else value
+
+
+def _number(value: float, *, single: bool) -> float | str:
+    """The shortest number that reads back the same; JSON has no infinities, so protobuf writes them as strings."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if not single:
+        return value
+    packed = struct.pack("<f", value)
+    shortest = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((number for number in shortest if _packs_to(number, packed)), value)
+
+
+def _packs_to(number: float, packed: bytes) -> bool:
+    try:
+        return struct.pack("<f", number) == packed
+    except OverflowError:  # the largest single, rounded up
+        return False

@@ -1,0 +1,88 @@
+"""Files that a configuration speaks of, beside the model itself: are they there, and long enough?
+
+Source: triton-spec sections 2 (initial state), 3.4 (custom batching) and 4 (model_warmup).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from executor.configuration.names import wire_type
+from executor.configuration.parameter_rules import STRATEGY
+from executor.configuration.warmup import NO_ID
+from shared.configuration.schema import ConfigMessage
+from shared.contract.errors import ConfigError
+from shared.contract.tensors import ELEMENT_BYTES
+
+
+def check_files(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
+    """Initial states, warm-up data and batching libraries of a valid configuration.
+
+    raises  ConfigError for the first file that is missing, too short or not supported
+    """
+    _check_no_batching_library(config, model_dir, version_dir)
+    _check_initial_files(config, model_dir / "initial_state")
+    _check_warmup_files(config, model_dir / "warmup")
+
+
+def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
+    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence.
+
+    A strategy in Python, which the executor loads, takes the library's place.
+    """
+    if config.HasField("sequence_batching") or not config.HasField("dynamic_batching"):
+        return
+    folders = (version_dir, model_dir)
+    if STRATEGY in config.parameters or any((folder / "batchstrategy.py").exists() for folder in folders):
+        return
+    for path in (folder / "batchstrategy.so" for folder in folders):
+        if path.exists():
+            raise ConfigError(
+                f"{path} is not supported for {config.name}: a batch strategy is a Python file here, batchstrategy.py"
+            )
+
+
+def _check_initial_files(config: ConfigMessage, folder: Path) -> None:
+    for state in config.sequence_batching.state:
+        for initial in state.initial_state:
+            if initial.WhichOneof("state_data") != "data_file":
+                continue
+            size = _size(folder / initial.data_file, "initial_state", config.name)
+            expected = _fixed_bytes(initial.data_type, initial.dims)
+            if size < expected:
+                # The space that is missing before "only" is missing in Triton too.
+                raise ConfigError(
+                    f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}"
+                    f"only has {size} bytes."
+                )
+
+
+def _check_warmup_files(config: ConfigMessage, folder: Path) -> None:
+    for sample in config.model_warmup:
+        for name in sorted(sample.inputs) if sample.batch_size else ():
+            tensor = sample.inputs[name]
+            if tensor.WhichOneof("input_data_type") != "input_data_file":
+                continue
+            size = _size(folder / tensor.input_data_file, "warmup", config.name)
+            expected = _fixed_bytes(tensor.data_type, tensor.dims)
+            if size < expected:
+                raise ConfigError(
+                    f"{NO_ID}warmup setting expects {expected} bytes, but the data provided from "
+                    f"{tensor.input_data_file}only has {size} bytes"
+                )
+
+
+def _fixed_bytes(data_type: int, dims: Sequence[int]) -> int:
+    """Bytes that a tensor of that shape needs; a longer file is cut. STRING takes its whole file, however short."""
+    return math.prod(dims) * ELEMENT_BYTES.get(wire_type(data_type), 0)
+
+
+def _size(path: Path, what: str, model: str) -> int:
+    try:
+        if path.is_file():
+            return path.stat().st_size
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"failed to read {what} file {path} for {model}: {error}") from error
+    raise ConfigError(f"failed to read {what} file {path} for {model}: there is no such file")

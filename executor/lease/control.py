@@ -1,0 +1,138 @@
+"""Load and unload on request: every executor in explicit mode carries out each control message, once, in order.
+
+A message's outcome stands in the registration: `applied` tells that it was carried out, `failures` what could not be
+done. Whoever asked reads it there.
+
+What was asked is the mesh's, not a process's. Redis holds two words on each model: the last that was asked (`wanted`)
+and the last that an executor carried out (`kept`). An executor that starts, anew or for the first time, begins with the
+kept one and then tries the wanted one, as all others did: so a model that was loaded on request outlives the
+executors that loaded it, one that was unloaded does not come back with the next crash, and where a reload failed the
+model before it is served everywhere. The stream only says that a model's word is new; words are repeated without harm,
+because a load that changes nothing does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from executor.connections import RETRY_DELAY_S, Connections, insist
+from executor.lease.registration import Applied
+from executor.models.loader import Loader
+from executor.models.repository import NoSuchModelError, Repository
+from executor.sequences.inbox import BEGINNING
+from shared.contract.errors import Code, MeshError
+from shared.contract.messages import ControlMessage, LoadFailure, encode
+from shared.process import logs
+from shared.store.reading import noted, text_of, value_of
+from shared.store.redis_client import CONNECTION_LOST
+
+BLOCK_MS = 1000
+FAILURES_MAX = 32
+"""Failures that a registration tells: whoever asked looks ten times a second."""
+
+_decoder = msgspec.msgpack.Decoder(ControlMessage)
+
+
+class Control:
+    """Reads the control stream. changed: set when the mesh should be told."""
+
+    def __init__(
+        self, connections: Connections, repository: Repository, loader: Loader, changed: asyncio.Event
+    ) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._commands = cast("Any", connections.commands)
+        self._blocking = cast("Any", connections.blocking)
+        self._keys = connections.keys
+        self._repository = repository
+        self._loader = loader
+        self._changed = changed
+        self._missed = False
+        self.applied = Applied()
+
+    async def words(self) -> set[str]:
+        """Models about which there is a word. Raises one of `CONNECTION_LOST`."""
+        names: list[bytes] = await self._commands.hkeys(self._keys.kept) + await self._commands.hkeys(self._keys.wanted)
+        return {text_of(name) for name in names}
+
+    async def catch_up(self) -> None:
+        """Carries out what was asked before. What could not be done is told: who asked for it may still wait, when the
+        executors that heard it first have not survived it. Raises one of `CONNECTION_LOST`."""
+        # The position comes first: what is asked meanwhile is read again from the stream.
+        last = await self._commands.xrevrange(self._keys.control, count=1)
+        position = last[0][0].decode() if last else BEGINNING
+        for model in sorted(await self.words()):
+            kept: bytes | None = await self._commands.hget(self._keys.kept, model)
+            wanted: bytes | None = await self._commands.hget(self._keys.wanted, model)
+            for key, word in ((self._keys.kept, kept), (self._keys.wanted, wanted if wanted != kept else None)):
+                if word is not None:
+                    self._tell(await self._carry_out(model, key, word, ""))
+        self.applied = Applied(position, self.applied.failures)
+
+    async def run(self) -> None:
+        """Carries out messages, for ever."""
+        while True:
+            try:
+                if self._missed:
+                    await self.catch_up()
+                    self._missed = False
+                    self._changed.set()
+                read = await self._blocking.xread({self._keys.control: self.applied.position}, block=BLOCK_MS)
+                for _, entries in read or ():
+                    for entry, fields in entries:
+                        await self._hear(entry.decode(), fields)
+            except (*CONNECTION_LOST, ResponseError) as error:
+                # The stream may be trimmed, or empty, when Redis is back; the words are there.
+                self._missed = True
+                logs.warning("control reading delayed", cause=str(error))
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _hear(self, entry: str, fields: Mapping[bytes, bytes]) -> None:
+        if b"n" not in fields:
+            noted(self._keys.control, "no model is named", field=entry)
+        model = text_of(fields.get(b"n", b""))
+        word: bytes | None = await self._commands.hget(self._keys.wanted, model)
+        if word is not None:
+            self._tell(await self._carry_out(model, self._keys.wanted, word, entry))
+        self.applied = Applied(entry, self.applied.failures)
+        self._changed.set()
+
+    def _tell(self, failure: LoadFailure | None) -> None:
+        if failure is not None:
+            self.applied = Applied(self.applied.position, (*self.applied.failures, failure)[-FAILURES_MAX:])
+
+    async def _carry_out(self, model: str, key: str, word: bytes, entry: str) -> LoadFailure | None:
+        """Does what is asked of a model; keeps it for executors to come, if it could be done. key: where it stands."""
+        message: ControlMessage | None = value_of(key, word, _decoder.decode, field=model)
+        if message is None or message.model != model:
+            return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
+        try:
+            done = await self._do(message)
+        except MeshError as error:
+            logs.error("model not loaded", model=message.model, cause=error.message)
+            found = not isinstance(error, NoSuchModelError)
+            return LoadFailure(entry, message.model, error.code, error.message, found, message.generation)
+        if entry:
+            await insist("keeping a load", lambda: self._keep(done))
+        return None
+
+    async def _do(self, message: ControlMessage) -> ControlMessage:
+        """Loads or unloads; returns what an executor to come has to do for the same result."""
+        if message.action not in ("load", "unload"):
+            raise MeshError(f"this executor cannot '{message.action}' a model: upgrade it", Code.UNSUPPORTED)
+        if message.action == "unload":
+            self._repository.unload(message.model)
+            self._repository.never_loaded(message.model)
+            return message
+        self._repository.loading.add(message.model)
+        self._changed.set()
+        loaded = await self._loader.load(message.model, message.config_json, message.files, message.generation)
+        # A load that changed nothing is still the load of before.
+        return msgspec.structs.replace(message, generation=loaded.record.generation)
+
+    async def _keep(self, message: ControlMessage) -> None:
+        await self._commands.hset(self._keys.kept, message.model, encode(message))

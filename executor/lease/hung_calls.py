@@ -1,0 +1,68 @@
+"""Calls into models that do not come back.
+
+A thread cannot be stopped from outside, so a process whose model hangs can only end; its lease goes before it, so that
+others take over at once. What the model was given is counted as what killed its executor, which bounds how often it is
+tried (`LOST_OWNERS_MAX`, `LOST_EXECUTORS_MAX`).
+
+Time is counted in looks, not by a clock: a process that was frozen itself has not waited for its model meanwhile.
+A call that holds the interpreter stops the looks as well. Then a timer of the C library, which needs no interpreter,
+ends the process; the lease has ended by itself, because nobody could renew it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+
+from executor.workers.worker import EngineCall, EngineWorker
+
+LOOKS_PER_LIMIT = 8
+LOOK_INTERVAL_MAX_S = 1.0
+HELD_UP_LIMITS = 2
+"""Limits without a single look, then the process ends."""
+
+
+class HungCallError(Exception):
+    """A model has not come back."""
+
+
+class HungCalls:
+    """Counts how many looks in a row have seen the same call. Pure. looks_max: then it has hung."""
+
+    def __init__(self, looks_max: int) -> None:
+        self._looks_max = looks_max
+        self._looks: dict[EngineCall, int] = {}
+
+    def look(self, running: Iterable[EngineCall]) -> EngineCall | None:
+        """Takes in what runs now; returns a call that has hung."""
+        self._looks = {call: self._looks.get(call, 0) + 1 for call in running}
+        return next((call for call, looks in self._looks.items() if looks > self._looks_max), None)
+
+
+async def watch(workers: Callable[[], Iterable[EngineWorker]], limit_s: float) -> EngineCall:
+    """Returns when a call of one of the workers has run for longer than the limit."""
+    interval_s = min(limit_s / LOOKS_PER_LIMIT, LOOK_INTERVAL_MAX_S)
+    hung = HungCalls(math.ceil(limit_s / interval_s))
+    try:
+        while True:
+            faulthandler.dump_traceback_later(HELD_UP_LIMITS * limit_s, exit=True)
+            call = hung.look(running for worker in workers() if (running := worker.running) is not None)
+            if call is not None:
+                return call
+            await asyncio.sleep(interval_s)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def place_of(call: EngineCall) -> str:
+    """Where in its code a call is now: `file:line in function`."""
+    # Documented, for exactly this.
+    frame = sys._current_frames().get(call.thread)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    if frame is None:
+        return "unknown"
+    innermost = traceback.extract_stack(frame, limit=1)[0]
+    return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"

@@ -1,0 +1,444 @@
+"""What one executor incarnation serves, and how that changes while it lives.
+
+    start      a version that is new
+    withdraw   one that was unloaded: goes on for a moment, for gateways that have not heard of it, then ends
+    replace    one that was loaded anew: what was accepted before is finished by the old engines, while sequences that
+               begin now are already the new ones'; then what came meanwhile of older sequences is read again
+    in place   the same version with other instances: its sequences stay, and are read again from the inbox
+
+A reload ends the sequences that are open (triton-spec 1.11). Which ones that are is told by a *mark*: the record of a
+sequence names the load that ran its START, and no other load takes its state, wherever in the mesh it comes to it: by a
+reload here, a move, a takeover, or from its page. Who has loaded anew ends what it holds idle; the rest is told with
+its next step. The scheduler has no part in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from executor.connections import Connections, insist
+from executor.core.sequences import OwnedSequence
+from executor.models.repository import Repository, ServedVersion
+from executor.sequences.checkpoints import read_checkpoints
+from executor.sequences.committer import Committer
+from executor.sequences.holdings import Holding
+from executor.sequences.inbox import Inbox, Marks, entry_key
+from executor.sequences.reloads import end_outdated
+from executor.sequences.sequence_model import SequenceModel
+from executor.stateless.work_model import WorkModel
+from executor.stateless.work_source import refuse_waiting
+from executor.workers.answers import unloaded_answer
+from executor.workers.first_batch import backlog_requests
+from shared.contract.ids import ExecutorId, SequenceId, StepNumber, model_of
+from shared.contract.messages import InboxOwned, InboxStep, InferMessage, ServedModel
+from shared.process import logs
+from shared.statistics.reports import ModelReport
+from shared.statistics.tally import Load
+from shared.store.membership import Member
+from shared.store.redis_client import CONNECTION_LOST
+from shared.traces.tracing import Tracing
+
+LINGER_S = 1.0
+"""How long an unloaded model still takes steps: twice the time after which a gateway looks at the mesh again."""
+FINISH_S = 60.0
+"""How long a replaced or unloaded model may work off what was accepted; then the scheduler decides about the rest."""
+FINISH_POLL_S = 0.01
+CLAIM_INTERVAL_S = 1.0
+READINESS_INTERVAL_S = 1.0
+ATTEMPT_POLL_S = 0.01
+
+Place = tuple[str, str]
+"""Model and version."""
+Model = SequenceModel | WorkModel
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A model that finishes what came before the marks."""
+
+    model: SequenceModel
+    marks: Marks
+
+    def holds(self, entry: InboxStep | InboxOwned) -> bool:
+        """Whether the sequence of an inbox entry is one of those that it has not finished."""
+        owned = self.model.table.get(entry.sequence)
+        return owned is not None and owned.epoch == entry.epoch
+
+
+class Serving:
+    """The models of one incarnation. `inbox` must be set before anything is started."""
+
+    inbox: Inbox
+
+    def __init__(
+        self,
+        executor: ExecutorId,
+        connections: Connections,
+        committer: Committer,
+        tracing: Tracing,
+        repository: Repository,
+        changed: asyncio.Event,
+        *,
+        tombstone_ms: int,
+    ) -> None:
+        self._executor = executor
+        self._tombstone_ms = tombstone_ms
+        self._connections = connections
+        self._keys = connections.keys
+        self._committer = committer
+        self._tracing = tracing
+        self._repository = repository
+        self._changed = changed
+        self._models: dict[Place, Model] = {}
+        self._loops: dict[Place, asyncio.Task[None]] = {}
+        self._replaced: dict[Place, Replaced] = {}
+        self._withdrawals: dict[Place, asyncio.Task[None]] = {}
+        self._unloaded: dict[Place, Load] = {}
+        self._changing = asyncio.Lock()
+        self._staying: frozenset[str] | None = None
+        self._restore = asyncio.Event()
+        self._suspected = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def begin(self, group: asyncio.TaskGroup) -> None:
+        """Starts every loaded model; their tasks live in the group."""
+        self._group = group
+        for place, version in self._served().items():
+            await self._start(place, version)
+        group.create_task(self._restore_sequences(), name="restore")
+        group.create_task(self._try_suspects(), name="suspects")
+        group.create_task(self._claim_work(), name="claims")
+        group.create_task(self._watch_readiness(), name="readiness")
+
+    # -- what others ask --------------------------------------------------------------------------------------------
+
+    @property
+    def offers(self) -> tuple[ServedModel, ...]:
+        """What the scheduler may send here: also a version that is about to go, until it has."""
+        return tuple(
+            msgspec.structs.replace(model.serves.announcement, closing=self._staying is not None)
+            for model in self._models.values()
+            if self._staying is None or model.model in self._staying
+        )
+
+    @property
+    def in_use(self) -> list[ServedVersion]:
+        """Versions on which something may still run."""
+        return [model.serves for model in self._all()]
+
+    @property
+    def loads(self) -> list[Load]:
+        """What is counted here."""
+        return [model.serves.statistics.load for model in self._all()]
+
+    def reports(self) -> list[ModelReport]:
+        """What this executor tells of each version. Stateless requests wait in Redis, where gateways count them."""
+        return [
+            model.serves.report(pending=model.table.waiting if isinstance(model, SequenceModel) else 0)
+            for model in self._models.values()
+        ]
+
+    @property
+    def held_bytes(self) -> int:
+        """See `inbox.Holder`."""
+        return sum(model.table.queued_bytes for model in self._all() if isinstance(model, SequenceModel))
+
+    @property
+    def is_busy(self) -> bool:
+        """See `inbox.Holder`."""
+        return any(model.table.busy for model in self._all() if isinstance(model, SequenceModel))
+
+    @property
+    def holdings(self) -> list[Holding]:
+        """What is known of every sequence that is owned here."""
+        return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]
+
+    async def close(self, staying: AbstractSet[str]) -> None:
+        """From now on no sequence begins here, and only those of some models go on. Returns when no batch of another
+        model is running."""
+        self._staying = frozenset(staying)
+        for model in self._all():
+            if model.model not in staying:
+                await model.quiet()
+
+    async def quiet(self) -> None:
+        """Returns when no batch is running; nothing new is started afterwards."""
+        await self.close(frozenset())
+
+    def forget_all(self) -> None:
+        """This life is over: nothing is owned here any more. The tasks have ended."""
+        for model in self._all():
+            if isinstance(model, SequenceModel):
+                model.forget_all()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+        """Takes a step from the inbox, or leaves it there for the scheduler. Returns entries that may go at once."""
+        model = self._taker((message.model, step.version), step)
+        if model is None:
+            logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
+            return ()
+        gone = model.accept(step, message)
+        if model.restoring:
+            self._restore.set()
+        if step.suspicion:
+            self._suspected.set()
+        return gone
+
+    def expect(self, told: InboxOwned) -> None:
+        """Has the state of a sequence fetched that has come here without a step, if its model takes it."""
+        model = self._taker((model_of(told.sequence), told.version), told)
+        if model is not None:
+            model.expect(told)
+            self._restore.set()
+
+    def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
+        replaced = self._replaced.get(place)
+        if replaced is not None:
+            if entry_key(entry.entry) <= entry_key(replaced.marks[self._keys.shard_of(entry.sequence)]):
+                return replaced.model
+            if replaced.holds(entry):
+                # Its turn comes when those before it are done, and is the new load's.
+                return None
+        model = self._models.get(place)
+        if not isinstance(model, SequenceModel) or not has_place(model.serves, entry):
+            # Assigned by a scheduler that has not heard yet of what is served here now.
+            return None
+        return model
+
+    def sequence_models(self, model: str) -> list[SequenceModel]:
+        """Every version of a model that may hold sequences."""
+        return [one for one in self._all() if isinstance(one, SequenceModel) and one.model == model]
+
+    def models_of(self, sequence: SequenceId) -> list[SequenceModel]:
+        """Those that may hold a sequence."""
+        return self.sequence_models(model_of(sequence))
+
+    # -- change -----------------------------------------------------------------------------------------------------
+
+    async def change(self) -> None:
+        """Goes over to what the repository holds now. Returns when new versions take what begins, and replaced ones
+        have finished what was accepted; unloaded ones finish on their own, and `changed` tells when they have."""
+        async with self._changing:
+            served = self._served()
+            for place, model in list(self._models.items()):
+                wanted = served.get(place)
+                if wanted is None:
+                    self._withdraw_soon(place, model)
+                elif wanted is not model.serves:
+                    withdrawal = self._withdrawals.pop(place, None)
+                    if withdrawal is not None:
+                        withdrawal.cancel()
+                    await self._replace(place, model, wanted)
+            for place, version in served.items():
+                if place not in self._models:
+                    await self._start(place, version)
+                    await self._meet_older_sequences(place)
+
+    async def _start(self, place: Place, served: ServedVersion) -> None:
+        assert self._group is not None
+        await _look(served)
+        if served.config.sequence_batching is not None:
+            model: Model = SequenceModel(
+                served,
+                executor=self._executor,
+                committer=self._committer,
+                tracing=self._tracing,
+                backlog=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
+                answer_bytes_max=self._connections.value_bytes_max,
+            )
+        else:
+            model = WorkModel(
+                served,
+                executor=self._executor,
+                redis=self._connections.commands,
+                blocking=self._connections.blocking,
+                scripts=self._connections.scripts,
+                keys=self._keys,
+                tracing=self._tracing,
+                answer_bytes_max=self._connections.value_bytes_max,
+            )
+        self._models[place] = model
+        self._unloaded.pop(place, None)
+        self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} {place[1]}")
+
+    async def _replace(self, place: Place, model: Model, wanted: ServedVersion) -> None:
+        if isinstance(model, WorkModel) or model.serves.fingerprint.content == wanted.fingerprint.content:
+            await self._end(model, self._loops.pop(place))
+            await self._start(place, wanted)
+            self.inbox.read_again()
+            return
+        marks = await insist("reload", self.inbox.marks)
+        loop = self._loops.pop(place)
+        self._replaced[place] = Replaced(model, marks)
+        await self._start(place, wanted)
+        await self._finish(model, marks)
+        await self._end(model, loop)
+        del self._replaced[place]
+        await self._meet_older_sequences(place)
+
+    async def _meet_older_sequences(self, place: Place) -> None:
+        """What this executor owns since before a load is ended if it is idle; else its steps are taken in after all."""
+        model = self._models[place]
+        if isinstance(model, SequenceModel):
+            ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
+            if count := await insist("reload", ended):
+                logs.info("idle sequences ended by a reload", model=place[0], version=place[1], sequences=count)
+            self.inbox.read_again()
+
+    def _withdraw_soon(self, place: Place, model: Model) -> None:
+        assert self._group is not None
+        if place not in self._withdrawals:
+            name = f"{place[0]} {place[1]} withdrawal"
+            self._withdrawals[place] = self._group.create_task(self._withdraw(place, model), name=name)
+
+    async def _withdraw(self, place: Place, model: Model) -> None:
+        """Works off what was accepted, and by gateways that did not know yet; what comes later is refused by others:
+        sequences' steps by the scheduler, stateless requests by `_refuse_unloaded`."""
+        await asyncio.sleep(LINGER_S)
+        await self._finish(model, {})
+        async with self._changing:
+            del self._withdrawals[place]
+            await self._end(model, self._loops.pop(place))
+            del self._models[place]
+            if isinstance(model, WorkModel):
+                self._unloaded[place] = model.serves.statistics.load
+        self._changed.set()
+
+    async def _finish(self, model: Model, marks: Marks) -> None:
+        """Returns when a model has nothing to do any more that came before the marks."""
+        try:
+            async with asyncio.timeout(FINISH_S):
+                while await self._has_more(model, marks):  # noqa: ASYNC110 - part of it lies in Redis
+                    await asyncio.sleep(FINISH_POLL_S)
+        except TimeoutError:
+            logs.warning("model ends with steps unfinished", model=model.model, seconds=FINISH_S)
+
+    async def _has_more(self, model: Model, marks: Marks) -> bool:
+        if not self.inbox.has_passed(marks):
+            return True
+        if isinstance(model, SequenceModel):
+            return model.table.busy
+        return await insist("end of a model", model.has_work)
+
+    async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
+        """Ends a model's loops after its running batches."""
+        await model.quiet()
+        await self._committer.drained()
+        loop.cancel()
+
+    # -- loops ------------------------------------------------------------------------------------------------------
+
+    async def _restore_sequences(self) -> None:
+        """Fetches the checkpoints of sequences that came from elsewhere, many that gathered in one round trip."""
+        while True:
+            await self._restore.wait()
+            self._restore.clear()
+            while waiting := [model for model in self._all() if isinstance(model, SequenceModel) and model.restoring]:
+                for model in waiting:
+                    await self._restore_all(model, model.next_restores())
+
+    async def _restore_all(self, model: SequenceModel, wanted: Sequence[OwnedSequence]) -> None:
+        names = [owned.sequence for owned in wanted]
+        found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
+        for owned in wanted:
+            if owned.sequence not in found:
+                # It is another's by now; or nobody can read its record.
+                lost = self._connections.scripts.lose(owned.sequence, self._executor, owned.epoch)
+                await insist("restore", partial(self._connections.scripts.run, lost))
+            if over := model.restored(owned, found.get(owned.sequence)):
+                shard = self._keys.shard_of(owned.sequence)
+                await insist("restore", partial(self.inbox.remove, shard, over))
+        logs.debug("sequences restored", model=model.model, sequences=len(wanted))
+
+    async def _try_suspects(self) -> None:
+        """Goes on with sequences that several owners in a row were lost with: one at a time, from its state to the
+        commit of its step, and written down before. If this owner is lost too, only that one can be the cause."""
+        while True:
+            await self._suspected.wait()
+            self._suspected.clear()
+            while (suspect := self._next_suspect()) is not None:
+                model, owned = suspect
+                before = owned.committed
+                attempt = self._connections.scripts.attempt(owned.sequence, owned.epoch)
+                await insist("attempt", partial(self._connections.scripts.run, attempt))
+                logs.warning("suspected sequence tried", sequence=owned.sequence, owners_lost=owned.suspicion)
+                model.attempt(owned)
+                if model.restoring:
+                    self._restore.set()
+                while self._is_tried(model, owned, before):  # noqa: ASYNC110 - rare, and it has many ways to end
+                    await asyncio.sleep(ATTEMPT_POLL_S)
+
+    def _next_suspect(self) -> tuple[SequenceModel, OwnedSequence] | None:
+        """Those first that are suspected least: they are the ones that will come through."""
+        models = [model for model in self._all() if isinstance(model, SequenceModel)]
+        suspects = [(model, owned) for model in models for owned in model.suspects]
+        return min(suspects, key=lambda suspect: suspect[1].suspicion, default=None)
+
+    def _is_tried(self, model: SequenceModel, owned: OwnedSequence, before: StepNumber) -> bool:
+        is_here = model in self._all() and model.table.get(owned.sequence) is owned
+        return is_here and owned.committed <= before
+
+    async def _claim_work(self) -> None:
+        """Looks for stateless requests of executors whose lease has ended."""
+        while True:
+            await asyncio.sleep(CLAIM_INTERVAL_S)
+            try:
+                members = await self._connections.membership.members()
+                alive: AbstractSet[str] = {member.registration.executor for member in members if member.alive}
+                for model in list(self._models.values()):
+                    if isinstance(model, WorkModel):
+                        await model.claim_from_others(alive)
+                await self._refuse_unloaded(members)
+            except CONNECTION_LOST as error:
+                logs.warning("claims delayed", cause=str(error))
+
+    async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
+        """Answers stateless requests of gateways that heard too late that nobody serves the version any more.
+
+        An executor that had it can tell so at once, and for the requests of every gateway, those that have died
+        included; a gateway can only conclude it from a long absence (`gateway.requests.unserved`).
+        """
+        living = [member.registration for member in members if member.alive]
+        served = {(one.model, one.version) for registration in living for one in registration.models}
+        alive = {registration.executor for registration in living}
+        for place, load in list(self._unloaded.items()):
+            if place not in served:
+                others = any(model == load.model for model, _ in served)
+                reply = unloaded_answer(load.model, load.version, others=others, executor=self._executor)
+                redis, scripts = self._connections.commands, self._connections.scripts
+                await refuse_waiting(redis, scripts, self._keys, load, reply, alive=alive)
+
+    async def _watch_readiness(self) -> None:
+        """Has announced what models say of their readiness, when they say something else than before."""
+        while True:
+            await asyncio.sleep(READINESS_INTERVAL_S)
+            before = [model.serves.announcement for model in self._models.values()]
+            await asyncio.gather(*(_look(model.serves) for model in self._models.values()))
+            if before != [model.serves.announcement for model in self._models.values()]:
+                self._changed.set()
+
+    def _all(self) -> list[Model]:
+        return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]
+
+    def _served(self) -> Mapping[Place, ServedVersion]:
+        # A copy, because models are loaded on another thread meanwhile.
+        models = list(self._repository.loaded.values())
+        return {(version.config.name, version.version): version for model in models for version in model.versions}
+
+
+async def _look(served: ServedVersion) -> None:
+    """Asks a version's instances whether they are ready, if they have a say."""
+    await asyncio.gather(*(one.look() for one in served.readiness))
+
+
+def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
+    """Whether there is such a slot."""
+    return entry.instance < len(served.workers) and entry.slot < served.config.slots_per_instance

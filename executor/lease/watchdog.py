@@ -1,0 +1,55 @@
+"""Whether an executor stood still for longer than its lease lasts, and what held it up.
+
+The lease is renewed by the event loop. A call into a model that keeps the interpreter's lock (a C extension that does
+not release it) stops the loop with every other thread, and one that lasts longer than the lease costs it: each owner of
+such a step loses its sequences in turn, until the step is given up (`LOST_OWNERS_MAX`). That is as it must be, since no
+owner can ever commit it; but the operator is to hear of the cause, which looks like a frozen process from outside.
+
+Told apart by CPU time: a process that was frozen, or got no processor, has not used any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from executor.workers.worker import EngineWorker
+from shared.process import logs
+
+REMEDY = "let the call release the interpreter's lock, or make --lease-ms longer than such a call may take"
+
+
+class Standstill:
+    """Notices that the loop stood still. limit_s: how long it may; workers: whose calls may be the cause."""
+
+    def __init__(self, limit_s: float, workers: Callable[[], Iterable[EngineWorker]]) -> None:
+        self._limit_s = limit_s
+        self._workers = workers
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleeps, and tells of it when that took the limit longer."""
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        await asyncio.sleep(seconds)
+        stood_s = time.monotonic() - began_s - seconds
+        if stood_s >= self._limit_s:
+            self._tell(stood_s, time.process_time() - cpu_s)
+
+    def _tell(self, stood_s: float, cpu_s: float) -> None:
+        seconds, cpu_seconds = round(stood_s, 1), round(cpu_s, 1)
+        instances = held_by(self._workers(), cpu_s, self._limit_s)
+        if instances:
+            logs.error(
+                "model held the interpreter for longer than the lease",
+                instances=instances,
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                remedy=REMEDY,
+            )
+        else:
+            logs.warning("executor stood still for longer than its lease", seconds=seconds, cpu_seconds=cpu_seconds)
+
+
+def held_by(workers: Iterable[EngineWorker], cpu_s: float, limit_s: float) -> list[str]:
+    """The instances whose latest call took that long, if the process was at work for so long, too."""
+    return [worker.name for worker in workers if worker.latest_call_s >= limit_s] if cpu_s >= limit_s else []

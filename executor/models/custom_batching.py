@@ -1,0 +1,218 @@
+"""Batch strategies: a model's own say in which requests share a batch (triton-spec 3.4), as a Python file.
+
+Triton loads a shared library with five hooks; here they are five functions of a module, under the same names:
+
+    model_batcher_initialize(model: ModelConfig) -> batcher       once per load; what it returns the others are given
+    model_batch_initialize(batcher) -> batch                      a batch is begun
+    model_batch_include_request(request: BatchRequest, batch) -> bool     may this request join the batch?
+    model_batch_finalize(batch)                                   the batch is formed, or will be looked at again later
+    model_batcher_finalize(batcher)                               the model is unloaded
+
+The strategy adds to the rules of the dynamic batcher and replaces none: it is asked of the first request too, so that
+it can measure it, but a request alone always runs. While a batch waits for others it is formed anew at each look, from
+its first request on. Hooks run on a thread of their own, one at a time per model version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from executor.core.batching import Wait
+from executor.core.dynamic_batcher import BatchRules
+from shared.contract.errors import Code, LoadError, MeshError
+from shared.contract.messages import InferMessage
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import Tensor, to_numpy
+from shared.process import logs
+from shared.store.work_scripts import Front, RequestId, Seen
+
+FILE_NAME = "batchstrategy.py"
+PATH_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
+HOOKS = (
+    "model_batcher_initialize",
+    "model_batch_initialize",
+    "model_batch_include_request",
+    "model_batch_finalize",
+    "model_batcher_finalize",
+)
+
+HOOK_FAILURES = (Exception, SystemExit)
+"""What a hook may end with: `sys.exit()` in a model's own file must not end the executor."""
+
+_modules = itertools.count(1)
+
+
+class StrategyError(MeshError):
+    """A hook raised while a request was looked at; that request hears of it, nobody else.
+
+    request  the one that it was about
+    """
+
+    code = Code.INTERNAL
+
+    def __init__(self, message: str, request: RequestId) -> None:
+        super().__init__(message)
+        self.request = request
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A waiting request, as a strategy sees it. rows: its own batch size."""
+
+    id: str
+    rows: int
+    inputs: Mapping[str, Tensor]
+    correlation_id: int | str
+    priority: int
+    timeout_us: int
+    parameters: Mapping[str, str | int | bool | float]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """An input's shape, with its batch dimension. Raises KeyError for an input that the request did not bring."""
+        return self.inputs[name].shape
+
+    def as_numpy(self, name: str) -> np.ndarray[Any, Any]:
+        """An input's content."""
+        return to_numpy(self.inputs[name])
+
+
+class BatchStrategy:
+    """The loaded strategy of one model version."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        """Loads the file and initializes its batcher. Blocks. Raises LoadError with the reason."""
+        self.path = path
+        self._model = config.name
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{config.name} strategy")
+        module = self._import(path)
+        self._module_name = module.__name__
+        missing = [name for name in HOOKS if not callable(getattr(module, name, None))]
+        if missing:
+            raise LoadError(f"batch strategy '{path}' of model '{config.name}' has no {', '.join(missing)}")
+        self._hooks: dict[str, Callable[..., Any]] = {name: getattr(module, name) for name in HOOKS}
+        try:
+            self._batcher = self._hooks["model_batcher_initialize"](config)
+        except HOOK_FAILURES as failure:
+            raise LoadError(f"{self._blame('model_batcher_initialize')}: {_reason(failure)}") from failure
+
+    async def decide(
+        self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool = False
+    ) -> int | Wait:
+        """How many requests of the front run now (see `BatchRules.decide`). Raises StrategyError."""
+        decided = partial(self._decide, rules, front, messages, was_busy=was_busy)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, decided)
+
+    async def close(self) -> None:
+        """Finalizes the batcher; a failure of that is logged."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.close_now)
+
+    def close_now(self) -> None:
+        """The same for a strategy that nobody uses yet, or on its own thread."""
+        self._quietly("model_batcher_finalize", self._batcher)
+        sys.modules.pop(self._module_name, None)
+        self._thread.shutdown(wait=False)
+
+    def _decide(
+        self, rules: BatchRules, front: Front, messages: Mapping[RequestId, InferMessage], *, was_busy: bool
+    ) -> int | Wait:
+        batch = self._call("model_batch_initialize", front.front[0].id, self._batcher)
+
+        def include(seen: Seen) -> bool:
+            request = _request(seen, messages[seen.id])
+            return bool(self._call("model_batch_include_request", seen.id, request, batch))
+
+        try:
+            return rules.decide(
+                front.front, now_us=front.now_us, deadline_us=front.deadline_us, was_busy=was_busy, include=include
+            )
+        finally:
+            self._quietly("model_batch_finalize", batch)
+
+    def _call(self, hook: str, request: RequestId, *arguments: Any) -> Any:
+        try:
+            return self._hooks[hook](*arguments)
+        except HOOK_FAILURES as failure:
+            raise StrategyError(f"{self._blame(hook)}: {_reason(failure)}", request) from failure
+
+    def _quietly(self, hook: str, argument: Any) -> None:
+        try:
+            self._hooks[hook](argument)
+        except HOOK_FAILURES as failure:  # nobody waits for this hook; the operator is told
+            logs.error("batch strategy failed", failure, model=self._model, hook=hook)
+
+    def _import(self, path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"seqmesh_batch_strategy_{next(_modules)}", path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise LoadError(f"batch strategy '{path}' of model '{self._model}' is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        # Registered because dataclasses look a class's module up by its name.
+        sys.modules[spec.name] = module
+        try:
+            spec.loader.exec_module(module)
+        except HOOK_FAILURES as failure:
+            del sys.modules[spec.name]
+            raise LoadError(
+                f"batch strategy '{path}' of model '{self._model}' cannot be imported: {_reason(failure)}"
+            ) from failure
+        return module
+
+    def _blame(self, hook: str) -> str:
+        return f"{hook} of the batch strategy of model '{self._model}' failed"
+
+
+def find_strategy(
+    config: ModelConfig, model_dir: Path, version: str, backend_dirs: Sequence[Path] = ()
+) -> BatchStrategy | None:
+    """A model version's batch strategy, loaded; None when it has none. Blocks. Raises LoadError.
+
+    The parameter TRITON_BATCH_STRATEGY_PATH names the file, relative to the model's directory and inside the repository
+    or a backend directory: a load request may bring the parameter, but no code from elsewhere. Else `batchstrategy.py`
+    is looked for in the version's, the model's and the backend's directory (`<backend dir>/<backend>`), in this order.
+    A sequence model's is logged as an error and ignored, as in Triton.
+    """
+    named = config.parameters.get(PATH_PARAMETER)
+    if config.sequence_batching is not None:
+        if named is not None:
+            logs.error("batch strategy ignored", model=config.name, cause="sequence models batch by their own rules")
+        return None
+    if config.dynamic_batching is None:
+        return None
+    if named is not None:
+        path = (model_dir / named).resolve()
+        if not any(path.is_relative_to(root.resolve()) for root in (model_dir.parent, model_dir, *backend_dirs)):
+            raise LoadError(f"batch strategy '{named}' of model '{config.name}' is not in the model repository")
+        return BatchStrategy(path, config)
+    folders = (model_dir / version, model_dir, *(folder / config.backend for folder in backend_dirs))
+    found = next((path for folder in folders if (path := folder / FILE_NAME).is_file()), None)
+    if found is None:
+        return None
+    logs.info("batch strategy", model=config.name, version=version, file=str(found))
+    return BatchStrategy(found, config)
+
+
+def _request(seen: Seen, message: InferMessage) -> BatchRequest:
+    return BatchRequest(
+        message.request_id,
+        seen.rows,
+        {tensor.name: tensor for tensor in message.inputs},
+        message.correlation_id,
+        message.priority,
+        message.timeout_us,
+        message.parameters,
+    )
+
+
+def _reason(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,1 @@
+"""Stateless requests: the queue that all executors of a model share."""

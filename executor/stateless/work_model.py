@@ -1,0 +1,341 @@
+"""Runs the stateless requests of one model version: takes batches from its queue, runs them, answers.
+
+The queue lies in Redis and is one for all executors of the model (`shared.store.work_scripts`), so that priorities,
+policies, delay and order hold over all of them; an executor takes a batch only when an instance is free to run it. One
+collector per model version takes for all instances here: what one instance leaves, the next one is given.
+
+What a dead executor held goes back to its old place once its lease has ended (never because it was merely silent), what
+a leaving one holds at once. A request may therefore run twice, but it is answered once: only its holder answers.
+One that kills whoever runs it does not go round for ever: after a few lost executors it is answered with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from redis.asyncio import Redis
+
+from executor.core.batching import Wait
+from executor.core.dynamic_batcher import BatchRules
+from executor.engine.base import Row, RowError
+from executor.models.custom_batching import StrategyError
+from executor.models.repository import ServedVersion
+from executor.stateless.work_source import WorkSource, takers_of
+from executor.workers.answers import answer, refusal
+from executor.workers.first_batch import POLL_S
+from executor.workers.worker import EngineWorker
+from shared.contract.batch_shape import rows_of
+from shared.contract.errors import Code
+from shared.contract.ids import ExecutorId
+from shared.contract.limits import LOST_EXECUTORS_MAX, VALUE_BYTES_MAX
+from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
+from shared.contract.response_cache import entry_name
+from shared.process import logs
+from shared.statistics.tally import Reason
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.reading import value_of
+from shared.store.scripts import Scripts
+from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone
+from shared.traces.tracing import SpanName, Tracing
+
+SWEEP_S = 0.5
+"""While every instance is busy, what has become too late is refused this often, as in Triton."""
+SWEEP_AT_LEAST_S = 0.01
+
+
+class WorkModel:
+    """The stateless requests of one model version on this executor."""
+
+    def __init__(
+        self,
+        served: ServedVersion,
+        *,
+        executor: ExecutorId,
+        redis: Redis,
+        blocking: Redis,
+        scripts: Scripts,
+        keys: Keyspace,
+        tracing: Tracing,
+        answer_bytes_max: int = VALUE_BYTES_MAX,
+    ) -> None:
+        """answer_bytes_max: that Redis takes."""
+        self.serves = served
+        self.model = served.config.name
+        self.version = served.version
+        self.config = served.config
+        self._executor = executor
+        self._redis = redis
+        self._keys = keys
+        self._tracing = tracing
+        self._answer_bytes_max = answer_bytes_max
+        self._statistics = served.statistics
+        self._rules = BatchRules.of(served.config)
+        self._strategy = served.strategy
+        self._source = WorkSource(
+            served.statistics.load,
+            executor,
+            scripts=scripts,
+            commands=Link(redis),
+            blocking=Link(blocking),
+            keys=keys,
+        )
+        self._too_late = refusal(Code.UNAVAILABLE, "Request timeout expired", version=served.version, executor=executor)
+        lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
+        text = f"request to model '{self.model}' was given up: {lost}"
+        self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
+        self._messages: dict[RequestId, InferMessage] = {}
+        self._idle = deque(served.workers)
+        self._freed = asyncio.Event()
+        self._running = 0
+        self._finished = asyncio.Event()
+        self._finished.set()
+        self._deadline_us: int | None = None
+        # Under load the queue is never empty, and an instance that is done looks at once; a lone caller's next request
+        # comes later, and looking for it would be one call more for each.
+        self._looks_first = False
+        self._waits_first = False
+        # Since the queue was last waited for, every instance here has been busy.
+        self._was_busy = False
+        self._first_batch = served.workers[0].first_batch
+        self._collector: asyncio.Task[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Takes and runs, for ever."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            group.create_task(self._source.run(), name=f"{self.model} source")
+            self._collector = group.create_task(self._collect(), name=f"{self.model} collector")
+
+    async def quiet(self) -> None:
+        """Returns when no batch is running; nothing new is started afterwards, and nothing is held here any more."""
+        if self._collector is None:
+            return
+        self._collector.cancel()
+        await self._finished.wait()
+        # A take may have been on its way: it was sent before this.
+        await self._source.hand_back()
+
+    async def has_work(self) -> bool:
+        """Whether something runs here, or waits for any executor."""
+        if self._running:
+            return True
+        pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
+        return pulled.queued > 0
+
+    async def claim_from_others(self, alive: AbstractSet[str]) -> None:
+        """Puts back what executors without a lease held."""
+        for holder in await takers_of(self._redis, self._keys, self.model, self.version):
+            if holder not in alive and holder != self._executor:
+                requests = await self._source.take_from(holder, given_up=self._given_up)
+                logs.info("work of a dead executor put back", model=self.model, holder=holder, requests=requests)
+
+    # -- taking -----------------------------------------------------------------------------------------------------
+
+    async def _collect(self) -> None:
+        while True:
+            if not self._idle:
+                self._was_busy = True
+                await self._until_idle()
+                continue
+            taken = await self._take()
+            if taken:
+                self._start(taken)
+
+    async def _until_idle(self) -> None:
+        """Returns when an instance is free; meanwhile, what has become too late is refused."""
+        self._freed.clear()
+        try:
+            async with asyncio.timeout(self._sweep_s()):
+                await self._freed.wait()
+        except TimeoutError:
+            swept = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
+            self._deadline_us = swept.deadline_us
+
+    def _sweep_s(self) -> float | None:
+        if not self._rules.has_timeouts:
+            return None
+        due_s = SWEEP_S if self._deadline_us is None else self._deadline_us / 1e6
+        return max(SWEEP_AT_LEAST_S, min(SWEEP_S, due_s))
+
+    async def _take(self) -> Sequence[tuple[RequestId, bytes]]:
+        """One look at the queue, and what it leads to: a batch, or nothing yet, after waiting."""
+        if self._waits_first:
+            self._waits_first = False
+            await self._wait()
+        rules = self._rules
+        pulled = await self._source.pull(
+            requests_max=rules.requests_max,
+            rows_max=rules.rows_max,
+            delay_us=rules.delay_us,
+            take=self._takes_at_once(),
+            too_late=self._too_late,
+        )
+        self._deadline_us = pulled.deadline_us
+        if isinstance(pulled, Taken):
+            self._looks_first |= pulled.queued > 0
+            return pulled.requests
+        if not pulled.front:
+            self._looks_first = False
+            await self._wait()
+            return ()
+        if not self._first_batch.look(pulled.queued):
+            await self._wait(POLL_S)
+            return ()
+        looked = time.monotonic()
+        try:
+            decision = await self._decide(pulled)
+        except StrategyError as error:
+            await self._refuse(error)
+            return ()
+        if isinstance(decision, int):
+            return await self._source.take([seen.id for seen in pulled.front[:decision]])
+        due_s = None if decision.until_us is None else (decision.until_us - pulled.now_us) / 1e6
+        await self._wait(None if due_s is None else max(0.0, due_s - (time.monotonic() - looked)))
+        return ()
+
+    async def _wait(self, timeout_s: float | None = None) -> None:
+        await self._source.wait(timeout_s)
+        self._was_busy = False
+
+    def _takes_at_once(self) -> int:
+        if self._strategy is not None or not self._first_batch.is_open:
+            return Take.NEVER
+        return Take.WHEN_LATE if self._rules.preferred else Take.WHEN_PLAIN
+
+    async def _decide(self, look: Front) -> int | Wait:
+        if self._strategy is None:
+            return self._rules.decide(
+                look.front, now_us=look.now_us, deadline_us=look.deadline_us, was_busy=self._was_busy
+            )
+        ids = [seen.id for seen in look.front]
+        known = self._messages
+        unknown = [id for id in ids if id not in known]
+        if unknown:
+            for id, data in await self._source.read(unknown):
+                message = self._read(id, data)
+                if message is None:
+                    raise StrategyError(UNREADABLE, id)
+                known[id] = message
+        self._messages = {id: known[id] for id in ids if id in known}
+        if len(self._messages) < len(ids):
+            # Somebody took one of them since the look: look again.
+            return Wait(look.now_us)
+        return await self._strategy.decide(self._rules, look, self._messages, was_busy=self._was_busy)
+
+    async def _refuse(self, error: StrategyError) -> None:
+        """Answers the request that a strategy failed on; the others are looked at again."""
+        logs.error("batch strategy failed", model=self.model, cause=error.message)
+        for id, data in await self._source.take([error.request]):
+            message = self._read(id, data)
+            arrived_ns = message.arrived_ns if message is not None else time.time_ns()
+            await self._source.finish([self._refused(id, error.code, error.message, arrived_ns)])
+
+    def _refused(self, id: RequestId, code: Code, text: str, arrived_ns: int) -> WorkDone:
+        counts = self._statistics.refused(Reason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
+        return WorkDone(id, refusal(code, text, version=self.version, executor=self._executor), counts)
+
+    def _read(self, id: RequestId, data: bytes) -> InferMessage | None:
+        """A request's message; None for one that cannot be read."""
+        return value_of(self._keys.work_queue(self.model, self.version).messages, data, decode_infer, field=id)
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def _start(self, taken: Sequence[tuple[RequestId, bytes]]) -> None:
+        assert self._group is not None
+        worker = self._idle.popleft()
+        self._running += 1
+        self._finished.clear()
+        self._group.create_task(self._run_batch(worker, taken), name=f"{worker.name} batch")
+
+    async def _run_batch(self, worker: EngineWorker, taken: Sequence[tuple[RequestId, bytes]]) -> None:
+        batch: list[tuple[RequestId, InferMessage]] = []
+        unreadable: list[WorkDone] = []
+        for id, data in taken:
+            message = self._read(id, data)
+            if message is not None:
+                batch.append((id, message))
+            else:
+                unreadable.append(self._refused(id, Code.INTERNAL, UNREADABLE, time.time_ns()))
+        try:
+            done, execution = await self._compute(worker, batch) if batch else ([], b"")
+            done += unreadable
+            looks = self._looks_first
+            if looks:
+                # First the instance, then the answers: the look for its next batch leaves with them.
+                self._free(worker)
+            finished = await self._source.finish(done, execution)
+            if not looks:
+                self._looks_first = finished.queued > 0
+                # Not if another instance is free: then the collector waits already, and what wakes it counts.
+                self._waits_first = finished.queued == 0 and not self._idle
+                self._free(worker)
+            if not all(finished.answered):
+                requests = finished.answered.count(False)
+                logs.warning("answers of another's requests", model=self.model, requests=requests)
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self._finished.set()
+
+    def _free(self, worker: EngineWorker) -> None:
+        self._idle.append(worker)
+        self._freed.set()
+
+    async def _compute(
+        self, worker: EngineWorker, batch: Sequence[tuple[RequestId, InferMessage]]
+    ) -> tuple[list[WorkDone], bytes]:
+        rows = [_row(message) for _, message in batch]
+        sizes = [rows_of(self.config, message.inputs) for _, message in batch]
+        began_ns = time.time_ns()
+        result = await worker.run(rows, [False] * len(rows))
+        ended_ns = time.time_ns()
+        done: list[WorkDone] = []
+        for (id, message), row, size in zip(batch, result.rows, sizes, strict=True):
+            assert row is not None, "only null rows have no result"
+            counts = self._statistics.answered(
+                row,
+                rows=size,
+                arrived_ns=message.arrived_ns,
+                began_ns=began_ns,
+                ended_ns=ended_ns,
+                timings=result.timings,
+            )
+            reply = answer(row, version=self.version, executor=self._executor, bytes_max=self._answer_bytes_max)
+            done.append(WorkDone(id, reply, counts, None if isinstance(row, RowError) else self._stored(message)))
+            self._trace(message, began_ns, ended_ns, len(batch))
+        execution = self._statistics.execution(batch_size=sum(sizes), timings=result.timings, ended_ns=ended_ns)
+        return done, execution
+
+    def _stored(self, message: InferMessage) -> Stored | None:
+        """Where the answer goes in the response cache: under what it was computed by, whatever the gateway knew."""
+        scope = self.serves.cache_scope
+        if not message.cache_key or not scope:
+            return None
+        return Stored(entry_name(scope, self._statistics.load.generation, message.cache_key), message.cache_bytes)
+
+    def _trace(self, message: InferMessage, began_ns: int, ended_ns: int, batch_size: int) -> None:
+        if message.traceparent:
+            self._tracing.record(message.traceparent, SpanName.QUEUE, message.arrived_ns, began_ns)
+            self._tracing.record(message.traceparent, SpanName.COMPUTE, began_ns, ended_ns, batch_size=batch_size)
+
+
+def _row(message: InferMessage) -> Row:
+    return Row(
+        inputs={tensor.name: tensor for tensor in message.inputs},
+        start=bool(message.flags & StepFlag.START),
+        end=bool(message.flags & StepFlag.END),
+        correlation_id=message.correlation_id,
+        request_id=message.request_id,
+        outputs=message.outputs,
+        timeout_us=message.timeout_us,
+        priority=message.priority,
+        parameters=message.parameters,
+    )

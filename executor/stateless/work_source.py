@@ -1,0 +1,223 @@
+"""An executor's end of one queue of stateless work: calls that gather into round trips, and waiting without polling.
+
+Every call may be sent twice, so what was lost with a connection is simply sent again, in order. What is asked for in
+the same turn of the loop leaves in one write: an instance's answers go together with the look for its next batch.
+
+An idle executor waits for the queue's wake-up (a blocking pop), which reaches one of all that wait; the pop stays open
+over a timed wait. A wake-up that comes when nobody here is idle any more is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
+
+from shared.contract.ids import ExecutorId
+from shared.process import logs
+from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.scripts import Call, Scripts
+from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
+
+WAKE_BLOCK_S = 1
+"""An idle executor looks at least this often: a wake-up may have gone to an executor that died of it."""
+RETRY_DELAY_S = 0.2
+T = TypeVar("T")
+
+
+class Carrier:
+    """Sends calls, all that gathered at once, with one round trip outstanding; repeats what was lost."""
+
+    def __init__(self, scripts: Scripts, link: Link, what: str) -> None:
+        self._scripts = scripts
+        self._link = link
+        self._what = what
+        self._waiting: deque[tuple[Call[Any], asyncio.Future[Any]]] = deque()
+        self._arrived = asyncio.Event()
+        self.round_trips = 0
+
+    def send(self, call: Call[T]) -> asyncio.Future[T]:
+        """Puts a call in the next round trip. A call whose future is cancelled may still happen."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, future))
+        self._arrived.set()
+        return future
+
+    async def run(self) -> None:
+        """Sends, for ever."""
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                await self._deliver()
+        finally:
+            await self._link.close()
+
+    async def _deliver(self) -> None:
+        while self._waiting:
+            sending = [(call, future) for call, future in self._waiting if not future.done()]
+            self._waiting.clear()
+            try:
+                outcomes = await self._exchange(sending)
+            except CONNECTION_LOST as error:
+                logs.warning("work delayed", queue=self._what, calls=len(sending), cause=str(error))
+                self._waiting.extendleft(reversed(sending))
+                await asyncio.sleep(RETRY_DELAY_S)
+                continue
+            failed = [pair for pair, outcome in zip(sending, outcomes, strict=True) if isinstance(outcome, Exception)]
+            for (_, future), outcome in zip(sending, outcomes, strict=True):
+                if not isinstance(outcome, Exception) and not future.done():
+                    future.set_result(outcome)
+            if failed:
+                causes = {str(outcome) for outcome in outcomes if isinstance(outcome, Exception)}
+                logs.error("work calls failed", queue=self._what, calls=len(failed), cause="; ".join(sorted(causes)))
+                self._waiting.extendleft(reversed(failed))
+                await asyncio.sleep(RETRY_DELAY_S)
+
+    async def _exchange(self, sending: Sequence[tuple[Call[Any], asyncio.Future[Any]]]) -> list[Any]:
+        if not sending:
+            return []
+        await self._link.connect()
+        self.round_trips += 1
+        return await self._scripts.run_all([call for call, _ in sending], self._link)
+
+
+class WorkSource:
+    """The queue of one load of a model version, for one executor."""
+
+    def __init__(
+        self, load: Load, executor: ExecutorId, *, scripts: Scripts, commands: Link, blocking: Link, keys: Keyspace
+    ) -> None:
+        self._load = load
+        self._executor = executor
+        self._work = WorkScripts(keys)
+        self._keys = keys.work_queue(load.model, load.version)
+        self._carrier = Carrier(scripts, commands, load.model)
+        self._blocking = blocking
+        self._takes = 0
+        self._nonce = secrets.token_hex(4)
+        self._armed = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._listening = False
+        self._waiting = False
+
+    @property
+    def round_trips(self) -> int:
+        """Round trips that carried calls so far; waiting is not counted."""
+        return self._carrier.round_trips
+
+    async def run(self) -> None:
+        """Carries calls and wake-ups, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._carrier.run(), name=f"{self._load.model} calls")
+            group.create_task(self._listen(), name=f"{self._load.model} wake-ups")
+
+    def pull(
+        self, *, requests_max: int, rows_max: int, delay_us: int, take: int, too_late: bytes
+    ) -> asyncio.Future[Taken | Front]:
+        """Takes the front of the queue, or looks at it (see `WorkScripts.pull`)."""
+        return self._carrier.send(
+            self._work.pull(
+                self._load,
+                self._executor,
+                self._tag(),
+                requests_max=requests_max,
+                rows_max=rows_max,
+                delay_us=delay_us,
+                take=take,
+                too_late=too_late,
+            )
+        )
+
+    def take(self, ids: Sequence[RequestId]) -> asyncio.Future[tuple[tuple[RequestId, bytes], ...]]:
+        """Takes these; empty when somebody else was first."""
+        return self._carrier.send(self._work.take(self._load, self._executor, self._tag(), ids))
+
+    def read(self, ids: Sequence[RequestId]) -> asyncio.Future[tuple[tuple[RequestId, bytes], ...]]:
+        """Messages of waiting requests."""
+        return self._carrier.send(self._work.read(self._load, ids))
+
+    def finish(self, done: Sequence[WorkDone], execution: bytes = b"") -> asyncio.Future[Finished]:
+        """Answers what this executor holds."""
+        return self._carrier.send(self._work.finish(self._load, self._executor, done, execution=execution))
+
+    def hand_back(self) -> asyncio.Future[int]:
+        """Puts back what this executor holds: it leaves."""
+        return self._carrier.send(self._work.requeue(self._load, self._executor))
+
+    def take_from(self, dead: ExecutorId, *, given_up: bytes) -> asyncio.Future[int]:
+        """Puts back what a dead executor held. given_up: answer of requests that have lost too many executors."""
+        return self._carrier.send(self._work.requeue(self._load, dead, given_up=given_up))
+
+    async def wait(self, delay_s: float | None = None) -> None:
+        """Returns when there may be something to take, or after the delay."""
+        self._waiting = True
+        if not self._listening:
+            self._armed.set()
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._waiting = False
+            self._woken.clear()
+
+    def _tag(self) -> str:
+        # The executor's id is new with each of its lives; a reloaded model's takes must not look like the old one's.
+        self._takes += 1
+        return f"{self._nonce}.{self._takes}"
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                await self._armed.wait()
+                self._armed.clear()
+                self._listening = True
+                token = await self._pop()
+                self._listening = False
+                if self._waiting:
+                    self._woken.set()
+                elif token:
+                    self._carrier.send(self._work.wake(self._load))
+        finally:
+            await self._blocking.close()
+
+    async def _pop(self) -> bool:
+        """Whether a wake-up came; False after a while without."""
+        try:
+            await self._blocking.connect()
+            (popped,) = await self._blocking.exchange(
+                [("BLPOP", self._keys.wake, WAKE_BLOCK_S)], blocking_s=WAKE_BLOCK_S
+            )
+            if isinstance(popped, Exception):
+                raise popped
+        except (*CONNECTION_LOST, ResponseError) as error:
+            logs.warning("wake-ups delayed", queue=self._load.model, cause=str(error))
+            await asyncio.sleep(RETRY_DELAY_S)
+            return False
+        return popped is not None
+
+
+async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> list[ExecutorId]:
+    """The executors that may hold requests of a queue. redis: typed loosely, as redis-py's commands are unions."""
+    return holders_of(await redis.hgetall(keys.work_queue(model, version).takers))
+
+
+async def refuse_waiting(
+    redis: Any, scripts: Scripts, keys: Keyspace, load: Load, reply: bytes, *, alive: AbstractSet[str]
+) -> None:
+    """Answers everything in a queue that nobody serves any more, also what dead executors held. reply: encoded."""
+    for holder in await takers_of(redis, keys, load.model, load.version):
+        if holder not in alive:
+            await scripts.run(WorkScripts(keys).requeue(load, holder))
+    while await scripts.run(WorkScripts(keys).refuse(load, reply)):
+        logs.info("requests to an unloaded model refused", model=load.model, version=load.version)

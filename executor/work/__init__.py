@@ -1,1 +1,0 @@
-"""Stateless requests on an executor: which of the queue run together, and their answers."""

@@ -1,0 +1,96 @@
+"""From a model's result to the bytes that a caller gets: replies are built once, here."""
+
+from __future__ import annotations
+
+from executor.core.sequences import VoidCause
+from executor.engine.base import RowError, RowResult
+from shared.contract.errors import Code, Reason, sendable
+from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of, model_of
+from shared.contract.limits import LOST_OWNERS_MAX, VALUE_BYTES_MAX
+from shared.contract.messages import ReplyMessage, encode
+
+
+def answer(
+    result: RowResult | RowError,
+    *,
+    version: str,
+    executor: ExecutorId,
+    step: int = 0,
+    bytes_max: int = VALUE_BYTES_MAX,
+) -> bytes:
+    """A row's result as an encoded reply.
+
+    step       number since the sequence's START, 0 for a stateless request
+    bytes_max  that Redis takes
+    """
+    if isinstance(result, RowError):
+        # Where the state is lost the step counts as not run, like those that will hear `void_answer` behind it.
+        reason, step = (Reason.LOST, max(0, step - 1)) if result.lost else ("", step)
+        error = sendable(result.message)
+        return encode(
+            ReplyMessage(version, error_code=result.code, error=error, reason=reason, step=step, executor=executor)
+        )
+    parameters = dict(result.parameters)
+    reply = encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
+    if len(reply) > bytes_max:
+        # What was computed stands; sent as it is, the answer would be cut off and sent again for ever.
+        text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {bytes_max}"
+        return encode(ReplyMessage(version, error_code=Code.INTERNAL, error=text, step=step, executor=executor))
+    return reply
+
+
+def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:
+    """An error that the executor itself has to tell, encoded."""
+    return encode(ReplyMessage(version, error_code=code, error=sendable(message), executor=executor))
+
+
+def cancelled_answer(*, version: str, executor: ExecutorId, last_step: int) -> bytes:
+    """What a step hears that was cancelled before it ran, or that was queued behind such a one (triton-spec 1.8)."""
+    return encode(
+        ReplyMessage(version, error_code=Code.CANCELLED, reason=Reason.CANCELLED, step=last_step, executor=executor)
+    )
+
+
+def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
+    """What a step hears that too many executors were lost with; its sequence has no state from here on."""
+    message = (
+        f"sequence {correlation_id_of(sequence)} of model '{model_of(sequence)}' was given up: {LOST_OWNERS_MAX} "
+        "executors were lost with its next step"
+    )
+    return encode(
+        ReplyMessage(
+            version, error_code=Code.INTERNAL, error=message, reason=Reason.LOST, step=last_step, executor=executor
+        )
+    )
+
+
+def unloaded_answer(model: str, version: str, *, others: bool, executor: ExecutorId) -> bytes:
+    """What a stateless request hears that came when its version had gone. others: the model has another one."""
+    if others:
+        text = f"Request for unknown model: '{model}' version {version} is not at ready state"
+        return refusal(Code.UNAVAILABLE, text, version=version, executor=executor)
+    text = f"Request for unknown model: '{model}' has no available versions"
+    return refusal(Code.NOT_FOUND, text, version=version, executor=executor)
+
+
+def void_answer(
+    cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int, loss_remedy: str
+) -> bytes:
+    """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
+    or a step before it was cancelled. loss_remedy: what the model's configuration knows against the second."""
+    if cause is VoidCause.CANCELLED:
+        return cancelled_answer(version=version, executor=executor, last_step=last_step)
+    reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST
+    why = "the sequence's START failed"
+    if cause is VoidCause.LOST:
+        why = "the sequence's state was lost with the process that held it, or could not be restored"
+        why += loss_remedy and f"; {loss_remedy}"
+    message = (
+        f"inference request for sequence {correlation_id_of(sequence)} to model '{model_of(sequence)}' must specify "
+        f"the START flag on the first request of the sequence ({why})"
+    )
+    return encode(
+        ReplyMessage(
+            version, error_code=Code.INVALID_ARG, error=message, reason=reason, step=last_step, executor=executor
+        )
+    )

@@ -1,0 +1,149 @@
+"""One engine and the thread it runs on.
+
+A model's call may take long and holds no lock of ours; it runs on a thread of its own, so that heartbeats, reads and
+commits go on meanwhile. Everything that touches the engine goes through that thread, in order: loading a checkpoint
+never overlaps with a running batch.
+
+After a failure the worker looks whether the GPUs are still there. Where one is lost, nothing that the engine says is an
+answer: the steps are right, and run on any other executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from executor.engine.base import (
+    BatchResult,
+    ChecksReadiness,
+    Engine,
+    HandsOutState,
+    MeasuresMemory,
+    ReleasesSequences,
+    Row,
+    RowError,
+    Timings,
+)
+from executor.workers.devices import NO_GPUS, DeviceLostError, Devices
+from executor.workers.engine_thread import EngineThread, P, R
+from executor.workers.first_batch import FirstBatch
+from executor.workers.readiness import Readiness
+from shared.contract.errors import Code, ModelError
+from shared.contract.ids import CorrelationId, InstanceIndex, SequenceId, SlotIndex, correlation_id_of
+from shared.contract.tensors import Tensor
+from shared.process import logs
+from shared.statistics.tally import MemoryUse
+
+
+class EngineCall(msgspec.Struct, frozen=True, eq=False):
+    """One call of an engine, while it runs. thread: on which it does (`threading.get_ident`)."""
+
+    worker: str
+    thread: int
+
+
+class EngineWorker:
+    """Calls one engine, one call at a time."""
+
+    def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex, devices: Devices = NO_GPUS) -> None:
+        """devices: that may be lost with what the engine calls."""
+        self.name = name
+        self._model = model
+        self.index = index
+        self._engine = engine
+        self._devices = devices
+        self.first_batch = FirstBatch.from_environment()
+        """Of this load of the model: an engine lives exactly as long as one."""
+        self.readiness: Readiness | None = None
+        """Of a model that may say that it is not ready."""
+        if isinstance(engine, ChecksReadiness) and engine.has_readiness:
+            self.readiness = Readiness(engine.is_ready, name)
+        self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
+        self._measures = engine if isinstance(engine, MeasuresMemory) else None
+        self._thread = EngineThread(name)
+        self.running: EngineCall | None = None
+        """The batch that is run, or the state that is taken in, at the moment."""
+        self._began_s = self._took_s = 0.0
+
+    @property
+    def latest_call_s(self) -> float:
+        """How long the call that runs now has taken so far, or else the last one; 0.0 before the first."""
+        return self._took_s if self.running is None else time.monotonic() - self._began_s
+
+    @property
+    def memory_usage(self) -> Sequence[MemoryUse]:
+        """What the engine holds, as far as it knows."""
+        return self._measures.memory_usage() if self._measures is not None else ()
+
+    async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error.
+
+        raises  DeviceLostError
+        """
+        try:
+            result = await self._start(self._engine.run, rows, want_state)
+            if any(isinstance(row, RowError) for row in result.rows):
+                await self._thread.start(self._devices.check)
+            return result
+        except DeviceLostError:
+            raise
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
+            logs.error("batch failed", failure, instance=self.name, rows=len(rows))
+            error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
+            return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
+
+    def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
+        """Puts a checkpoint into a slot, before any batch that is run after this call."""
+        return self._start(self._engine.load_state, slot, states)
+
+    def restore_model(self, correlation_id: CorrelationId, state: bytes) -> asyncio.Future[None]:
+        """Has the model take a sequence's state back, before any batch that is run after this call."""
+        return self._start(self._restore_model, correlation_id, state)
+
+    def _restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
+        if not (isinstance(self._engine, HandsOutState) and self._engine.hands_out_state):
+            raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
+        self._engine.restore_model(correlation_id, state)
+
+    def _start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
+        return self._thread.start(self._watched, call, *arguments, **named)
+
+    def _watched(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        began_s = self._began_s = time.monotonic()
+        self.running = EngineCall(self.name, threading.get_ident())
+        try:
+            return call(*arguments, **named)
+        except (Exception, SystemExit):
+            self._devices.check()
+            raise
+        finally:
+            self._took_s = time.monotonic() - began_s
+            self.running = None
+
+    async def describe_state(self, slot: SlotIndex) -> str:
+        """A line for the log about a slot's state."""
+        return await self._thread.start(self._engine.describe_state, slot)
+
+    def release(self, sequence: SequenceId) -> None:
+        """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""
+        if self._releases is not None:
+            self._start(self._releases.release, correlation_id_of(sequence))
+
+    def release_all(self) -> None:
+        """The same for all that it has."""
+        if self._releases is not None:
+            self._start(self._releases.release_all)
+
+    async def close(self) -> None:
+        """Lets the running batch end, then finalizes the model."""
+        await self._thread.start(self._engine.close)
+        self._thread.stop()
+
+    def close_now(self) -> None:
+        """The same for an engine on which nothing has run yet, from a thread that may block."""
+        self._thread.run(self._engine.close)
+        self._thread.stop()

@@ -1,0 +1,1 @@
+"""What one gateway may hold at a time: bytes of requests, unread answers, file descriptors."""

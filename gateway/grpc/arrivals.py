@@ -1,0 +1,120 @@
+"""What the transport has received of messages that are not there yet, by connection; and whose calls end for it.
+
+The transport says nothing of a message before it is whole, but the system knows how many bytes have come over each
+connection: what was delivered of them is counted here, the rest waits in the transport. Headers and frames are not
+known exactly; over a connection's life the difference becomes some bytes a call, which does not matter where those are
+looked for who have sent many megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import grpc
+
+from gateway.grpc.connections import LISTENING, Connections, client_port, received_bytes, sockets_of
+from gateway.grpc.errors import abort
+from shared.contract.errors import MeshError, UnavailableError
+from shared.process import logs
+
+_aio: Any = grpc.aio  # the checker does not see all that it exports
+END_OF_REQUESTS = _aio.EOF
+Context = Any
+"""grpc.aio.ServicerContext; its methods carry no types."""
+CALL_BYTES = 64
+"""Headers and frames of a message, about; rather too many, so that a connection that lives long is not suspected."""
+MUCH_BYTES = 1 << 20
+"""A connection that keeps less than this waiting is left alone."""
+CHECK_S = 1.0
+"""Between two looks for calls whose message does not come: a timer for each call would take ten times as long."""
+PEERS_MAX = 4096
+"""Beyond so many connections those that are closed are forgotten."""
+
+
+class Arrivals:
+    """Of one port."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        # Until when each call's message has to be there, by the loop's clock.
+        self._reading: dict[Context, float] = {}
+        self._checking: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._delivered: dict[int, int] = {}
+        self._peers_max = PEERS_MAX
+        self._cutting: dict[int, asyncio.Task[None]] = {}
+
+    async def read(self, context: Context, patience_s: float = math.inf) -> Any:
+        """A call's next message as it came, or END_OF_REQUESTS. patience_s: then the call is ended, within CHECK_S."""
+        loop = asyncio.get_running_loop()
+        self._reading[context] = loop.time() + patience_s
+        if self._checking is None and patience_s < math.inf:
+            self._checking = loop.call_later(min(CHECK_S, patience_s), self._end_late)
+        try:
+            raw = await context.read()
+        finally:
+            self._reading.pop(context, None)
+        if raw is not END_OF_REQUESTS:
+            client = client_port(context)
+            self._delivered[client] = self._delivered.get(client, 0) + len(raw) + CALL_BYTES
+            if len(self._delivered) > self._peers_max:
+                self._forget_closed()
+        return raw
+
+    def relieve(self, excess: int) -> int:
+        """Ends the calls that wait for their messages, on the connections that have sent most of such, until so many
+        bytes are given back; returns how many are. A connection that has no such call, or does not let them end, is
+        closed."""
+        calls: dict[int, list[Context]] = {}
+        for context in self._reading:
+            calls.setdefault(client_port(context), []).append(context)
+        waiting = {
+            client: received_bytes(file) - self._delivered.get(client, 0)
+            for file, client in sockets_of(self._connections.port)
+            if client != LISTENING
+        }
+        given = 0
+        for client in sorted(waiting, key=lambda client: -waiting[client]):
+            if given >= excess or waiting[client] < MUCH_BYTES:
+                break
+            given += waiting[client]
+            self._cut(client, calls.get(client, []), waiting[client])
+            self._delivered[client] = self._delivered.get(client, 0) + waiting[client]
+        return given
+
+    def _cut(self, client: int, calls: list[Context], size: int) -> None:
+        logs.warning("memory is short, calls are ended", calls=len(calls), waiting_bytes=size, client_port=client)
+        if client in self._cutting or not calls:
+            self._connections.cut(client)
+            return
+        refusal = UnavailableError("the gateway has no memory for the message, which was on its way: try again later")
+        task = asyncio.get_running_loop().create_task(end_all(calls, refusal), name="grpc calls that take memory")
+        self._cutting[client] = task
+        task.add_done_callback(lambda _: self._cutting.pop(client))
+
+    def _end_late(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._checking = None
+        late = [context for context, until in self._reading.items() if until <= loop.time()]
+        if late:
+            refusal = UnavailableError("the message does not come: try again")
+            task = loop.create_task(end_all(late, refusal), name="grpc calls without a message")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            for context in late:
+                del self._reading[context]
+        waiting = [until for until in self._reading.values() if until < math.inf]
+        if waiting:
+            self._checking = loop.call_later(CHECK_S, self._end_late)
+
+    def _forget_closed(self) -> None:
+        open_ones = {client for _, client in sockets_of(self._connections.port) if client != LISTENING}
+        self._delivered = {client: size for client, size in self._delivered.items() if client in open_ones}
+        self._peers_max = max(PEERS_MAX, 2 * len(self._delivered))
+
+
+async def end_all(calls: list[Context], refusal: MeshError) -> None:
+    """Ends calls from outside of their handlers."""
+    await asyncio.gather(*[abort(context, refusal) for context in calls], return_exceptions=True)

@@ -1,0 +1,298 @@
+"""gRPC messages of inference to the mesh's values and back. Pure: message in, value or error out.
+
+Raw tensor bytes are handed on as protobuf gives them, never decoded. A request is read here only as far as the protocol
+itself goes; whether it fits the model is for `gateway.requests.admission`.
+
+Repeated fields are read by a slice (`field[:]`): that copies them in C, where iterating comes back to Python for each
+element, at two to three times the cost for a small request.
+
+Source: triton-spec section 6; KServe v2 protocol, gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.grpc.contents import pack_contents
+from gateway.grpc.metadata import NO_METADATA, CallMetadata
+from gateway.grpc.pb import InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
+from gateway.models.metadata import SHARED_MEMORY_REFUSAL
+from gateway.requests.admission import InferCall, Parameter, check_correlation_id
+from gateway.requests.classification import classify
+from gateway.requests.waiting import Answer
+from shared.contract.errors import Code, MeshError, RequestError, SequenceError
+from shared.contract.ids import CorrelationId
+from shared.contract.tensors import Tensor
+
+RESERVED_PREFIX = "triton_"
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
+"""Accepted and without effect: a model of the mesh gives a request exactly one response, which is the final one."""
+RESERVED_REFUSAL = (
+    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
+    f"'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
+)
+FINAL_RESPONSE = "triton_final_response"
+CLASSIFICATION = "classification"
+SHARED_MEMORY_REGION = "shared_memory_region"
+NO_CLASSES: Mapping[str, int] = {}
+UINT64_MASK = (1 << 64) - 1
+INT64_MAX = (1 << 63) - 1
+
+
+# -- request --------------------------------------------------------------------------------------------------------
+
+
+def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) -> InferCall:
+    """The call that a request makes.
+
+    raises  RequestError (INVALID_ARG or UNSUPPORTED) with Triton's words
+    """
+    correlation_id: CorrelationId = 0
+    start = end = False
+    expected_step: int | None = None
+    priority = timeout_us = 0
+    custom: dict[str, Parameter] = {}
+    parameters = request.parameters
+    for key in parameters:
+        value = parameters[key]
+        match key:
+            case "sequence_id":
+                correlation_id = correlation_id_of(value)
+            case "sequence_start":
+                start = flag_of(key, value)
+            case "sequence_end":
+                end = flag_of(key, value)
+            case "sequence_step":
+                expected_step = count_of(key, value, at_least=1)
+            case "priority":
+                priority = count_of(key, value)
+            case "timeout":
+                timeout_us = timeout_of(value)
+            case _:
+                read_other(key, value, custom)
+    return InferCall(
+        model=request.model_name,
+        version=request.model_version,
+        request_id=request.id,
+        correlation_id=correlation_id,
+        start=start,
+        end=end,
+        expected_step=expected_step,
+        priority=priority,
+        timeout_us=timeout_us,
+        inputs=decode_inputs(request),
+        outputs=tuple([output.name for output in request.outputs[:]]),
+        parameters={**custom, **metadata.forwarded} if metadata.forwarded else custom,
+        session_id=metadata.session_id,
+        trace_headers=metadata.trace_headers,
+    )
+
+
+def correlation_id_of(parameter: InferParameter) -> CorrelationId:
+    """The client's id of its sequence.
+
+    int64_param is read as unsigned: that is how clients send ids beyond 2**63; as in Triton, uint64_param is refused.
+    """
+    match parameter.WhichOneof("parameter_choice"):
+        case "int64_param":
+            return parameter.int64_param & UINT64_MASK
+        case "string_param":
+            check_correlation_id(parameter.string_param)
+            return parameter.string_param
+        case _:
+            raise RequestError("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
+
+
+def flag_of(key: str, parameter: InferParameter) -> bool:
+    """A parameter that must be a bool."""
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise RequestError(f"invalid value type for '{key}' parameter, expected bool_param.")
+    return parameter.bool_param
+
+
+def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:
+    """A parameter that must be a number, signed or not, of at least that size."""
+    match parameter.WhichOneof("parameter_choice"):
+        case "int64_param":
+            value: int = parameter.int64_param
+        case "uint64_param":
+            value = parameter.uint64_param
+        case _:
+            raise RequestError(f"invalid value type for '{key}' parameter, expected int64_param or uint64_param.")
+    if value < at_least:
+        raise RequestError(f"invalid value for '{key}', expected value >= {at_least}.")
+    return value
+
+
+def timeout_of(parameter: InferParameter) -> int:
+    """The request's timeout, microseconds."""
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise RequestError("invalid value type for 'timeout' parameter, expected int64_param.")
+    return count_of("timeout", parameter)
+
+
+def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]) -> None:
+    """Puts a parameter that means nothing to the mesh among those that the model is given; refuses reserved ones."""
+    if key.startswith(RESERVED_PREFIX):
+        if key != EMPTY_FINAL_RESPONSE:
+            raise RequestError(RESERVED_REFUSAL)
+        flag_of(key, parameter)
+        return
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        raise RequestError(
+            f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+        )
+    custom[key] = getattr(parameter, choice)
+
+
+def decode_inputs(request: InferRequest) -> tuple[Tensor, ...]:
+    """The request's tensors: raw contents as they are, typed contents packed.
+
+    Raw contents belong to the inputs in their order; a request uses one way for all of its inputs.
+    """
+    model: str = request.model_name
+    raw: list[bytes] = request.raw_input_contents[:]
+    tensors = [
+        decode_input(tensor, raw[index] if index < len(raw) else None, model, typed_allowed=not raw)
+        for index, tensor in enumerate(request.inputs[:])
+    ]
+    if len(raw) > len(tensors):
+        raise RequestError(f"unexpected additional input data for model '{model}'")
+    return tuple(tensors)
+
+
+def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_allowed: bool) -> Tensor:
+    """One input; `raw` is its part of the raw contents, None when there is none."""
+    name: str = tensor.name
+    datatype: str = tensor.datatype
+    if tensor.parameters:
+        refuse_shared_memory(tensor.parameters, name)
+    if tensor.HasField("contents"):
+        if not typed_allowed:
+            raise RequestError(
+                f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model}'"
+            )
+        raw = pack_contents(tensor.contents, datatype, name, model)
+    if raw is None:
+        raise RequestError(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+    return Tensor(name, datatype, tuple(tensor.shape[:]), raw)
+
+
+def requested_classes(request: InferRequest) -> Mapping[str, int]:
+    """Outputs that the caller wants as their k largest elements, and k (parameter `classification`).
+
+    raises  RequestError for a k below 1, and for an output that should go into shared memory
+    """
+    classes = NO_CLASSES
+    for output in request.outputs[:]:
+        parameters = output.parameters
+        if parameters:
+            refuse_shared_memory(parameters, output.name)
+            if CLASSIFICATION in parameters:
+                classes = {**classes, output.name: class_count_of(parameters[CLASSIFICATION])}
+    return classes
+
+
+def class_count_of(parameter: InferParameter) -> int:
+    """How many classes are asked for. The words are Triton's, which mean: more than 0."""
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise RequestError("invalid value type for 'classification' parameter, expected int64_param")
+    if parameter.int64_param <= 0:
+        raise RequestError("invalid value for 'classification' parameter, expected >= 0")
+    return parameter.int64_param
+
+
+def refuse_shared_memory(parameters: Mapping[str, InferParameter], name: str) -> None:
+    """Raises RequestError when a tensor is said to lie in shared memory."""
+    if SHARED_MEMORY_REGION in parameters:
+        if parameters[SHARED_MEMORY_REGION].WhichOneof("parameter_choice") != "string_param":
+            raise RequestError(
+                f"invalid value type for '{SHARED_MEMORY_REGION}' parameter for tensor '{name}', expected string_param."
+            )
+        raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+
+
+# -- response -------------------------------------------------------------------------------------------------------
+
+
+def encode_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> InferResponse:
+    """The message that answers a unary call.
+
+    classes  of `requested_classes`
+    raises   RequestError for an output that has no classes
+    """
+    response = pb.ModelInferResponse()
+    fill_response(response, answer, classes)
+    return response
+
+
+def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> StreamInferResponse:
+    """The message that answers one request of a stream; otherwise as `encode_answer`."""
+    message = pb.ModelStreamInferResponse()
+    # Filled in place: a message that is given to another one is copied.
+    response = message.infer_response
+    fill_response(response, answer, classes)
+    response.parameters[FINAL_RESPONSE].bool_param = True
+    return message
+
+
+def encode_stream_error(error: MeshError, request_id: str, model: str) -> StreamInferResponse:
+    """The message by which one request of a stream fails; the stream goes on.
+
+    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason`, `last_step` and
+    `retry`. A request that had been accepted is answered by it, finally, for its model; one that was refused never was.
+    """
+    message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
+    response = message.infer_response
+    response.id = request_id
+    if error.accepted:
+        response.model_name = model
+        response.parameters[FINAL_RESPONSE].bool_param = True
+    write_parameters(response.parameters, {"code": error.code.value})
+    if isinstance(error, SequenceError):
+        write_parameters(response.parameters, error.facts)
+    return message
+
+
+def fill_response(response: InferResponse, answer: Answer, classes: Mapping[str, int]) -> None:
+    """Writes an answer into an empty ModelInferResponse; outputs are always raw."""
+    response.model_name = answer.model.config.name
+    response.model_version = answer.version
+    if answer.request_id:
+        response.id = answer.request_id
+    outputs = answer.message.outputs
+    if classes:
+        outputs = [classified(tensor, classes, answer) for tensor in outputs]
+    for tensor in outputs:
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(tensor.raw)
+    if answer.parameters:
+        write_parameters(response.parameters, answer.parameters)
+
+
+def classified(tensor: Tensor, classes: Mapping[str, int], answer: Answer) -> Tensor:
+    """The output itself, or its largest elements where those were asked for."""
+    if tensor.name not in classes:
+        return tensor
+    record = answer.model
+    batched = record.config.max_batch_size > 0
+    return classify(tensor, classes[tensor.name], batched=batched, labels=record.labels.get(tensor.name, ()))
+
+
+def write_parameters(target: Mapping[str, InferParameter], parameters: Mapping[str, Parameter]) -> None:
+    """Writes parameters, each into the field of its type; integers beyond int64 go into uint64_param."""
+    for key, value in parameters.items():
+        field = target[key]
+        # bool first: it is an int to Python.
+        if isinstance(value, bool):
+            field.bool_param = value
+        elif isinstance(value, int):
+            if value > INT64_MAX:
+                field.uint64_param = value
+            else:
+                field.int64_param = value
+        elif isinstance(value, float):
+            field.double_param = value
+        else:
+            field.string_param = value

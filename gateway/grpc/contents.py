@@ -1,0 +1,83 @@
+"""Typed tensor contents of a gRPC request (`InferTensorContents`) to the bytes that everything else works with.
+
+A client that cannot or will not send raw bytes puts numbers into one of eight repeated fields. They are packed here by
+numpy; 8 and 16 bit integers come in the 32 bit fields and must fit. FP16 and BF16 have no field: they need raw bytes.
+
+Source: triton-spec section 6; Triton server, src/grpc/infer_handler.h, InferGRPCToInput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.grpc.pb import AnyMessage
+from shared.contract.errors import RequestError
+from shared.contract.tensors import NUMPY_TYPE, pack_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TypedField:
+    """One field of `InferTensorContents`: the datatype it is named after, and all datatypes that it may carry."""
+
+    datatype: str
+    carries: tuple[str, ...]
+
+
+FIELDS: dict[str, TypedField] = {
+    "bool_contents": TypedField("BOOL", ("BOOL",)),
+    "int_contents": TypedField("INT32", ("INT8", "INT16", "INT32")),
+    "int64_contents": TypedField("INT64", ("INT64",)),
+    "uint_contents": TypedField("UINT32", ("UINT8", "UINT16", "UINT32")),
+    "uint64_contents": TypedField("UINT64", ("UINT64",)),
+    "fp32_contents": TypedField("FP32", ("FP32",)),
+    "fp64_contents": TypedField("FP64", ("FP64",)),
+    "bytes_contents": TypedField("BYTES", ("BYTES",)),
+}
+"""In the order of the field numbers, which is the order in which Triton looks at them."""
+
+
+def pack_contents(contents: AnyMessage, datatype: str, name: str, model: str) -> bytes:
+    """The tensor's bytes, little-endian and row-major, from its typed contents.
+
+    datatype     what the request says the tensor is
+    name, model  of the input and its model, for the message
+    raises       RequestError when a field does not fit the datatype, two fields are set, or a value is out of range
+    """
+    # ListFields gives the non-empty repeated fields only, by field number.
+    given = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
+    if not given:
+        return b""
+    where = f"unexpected explicit tensor data for input tensor '{name}' for model '{model}'"
+    (field, values), *surplus = given
+    check_carries(field, datatype, where)
+    if surplus:
+        raise RequestError(f"{where}, binary data was already supplied.")
+    return pack_values(values, datatype, name, model)
+
+
+def check_carries(field: str, datatype: str, where: str) -> None:
+    """Raises RequestError when a typed field cannot hold a tensor of that datatype."""
+    if datatype not in FIELDS[field].carries:
+        raise RequestError(f"{where} of type '{FIELDS[field].datatype}', expected datatype '{datatype}'")
+
+
+def pack_values(values: Sequence[bytes] | Sequence[float], datatype: str, name: str, model: str) -> bytes:
+    """Bytes of numbers (or of byte strings) that a protobuf field holds."""
+    if datatype == "BYTES":
+        return pack_bytes(values)  # pyright: ignore[reportArgumentType]  (the datatype says which sequence it is)
+    wanted = NUMPY_TYPE[datatype]
+    carried = wanted if wanted.itemsize >= 4 or wanted.kind == "b" else np.dtype(np.int64)
+    array = np.fromiter(values, dtype=carried, count=len(values))
+    if array.dtype != wanted:
+        # Triton cuts such values off silently; a number that is not the client's helps nobody.
+        limits = np.iinfo(wanted)
+        if array.min() < limits.min or array.max() > limits.max:
+            raise RequestError(
+                f"value out of range for input tensor '{name}' for model '{model}', datatype '{datatype}' holds "
+                f"{limits.min} to {limits.max}"
+            )
+        array = array.astype(wanted)
+    return array.tobytes()

@@ -1,0 +1,60 @@
+"""What a call's metadata says, beside its messages: trace context, session, how a stream wants its errors, and what is
+forwarded to the model. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.requests.forwarding import forwarded
+
+TRACE_KEYS = frozenset({"traceparent", "tracestate"})
+"""W3C trace context; gRPC's metadata keys are lower-case already."""
+SESSION_KEY = "inference-session-id"
+"""The HTTP header `Inference-Session-Id`, as gRPC writes it; in requests and in the answer's metadata."""
+STATUS_ON_ERROR_KEY = "triton_grpc_error"
+"""`true`: a stream ends with the status of its first error, instead of carrying it as a message (triton-spec 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallMetadata:
+    """The keys that mean something to the mesh; all others are ignored.
+
+    forwarded  those that become parameters of each request
+    """
+
+    trace_headers: Mapping[str, str]
+    session_id: str | None = None
+    status_on_error: bool = False
+    forwarded: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+NO_METADATA = CallMetadata({})
+"""What most calls have; shared, because it is never changed."""
+
+
+def call_metadata(
+    pairs: Iterable[tuple[str, str | bytes]] | None, forward: re.Pattern[str] | None = None
+) -> CallMetadata:
+    """Reads a call's metadata. Binary values (keys ending in -bin) mean nothing here.
+
+    forward  keys that it finds become parameters
+    raises   RequestError for such a key that has a meaning as a parameter
+    """
+    trace: dict[str, str] = {}
+    session_id: str | None = None
+    status_on_error = False
+    texts = [(key, value) for key, value in pairs or () if isinstance(value, str)]
+    for key, value in texts:
+        if key in TRACE_KEYS:
+            trace[key] = value
+        elif key == SESSION_KEY:
+            session_id = value
+        elif key == STATUS_ON_ERROR_KEY:
+            status_on_error = value.lower() == "true"
+    parameters = forwarded(texts, forward) if forward is not None else {}
+    if not trace and session_id is None and not status_on_error and not parameters:
+        return NO_METADATA
+    return CallMetadata(trace, session_id, status_on_error, parameters)

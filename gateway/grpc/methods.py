@@ -1,0 +1,75 @@
+"""The rpcs of a service as handlers that read their messages themselves.
+
+grpc.aio's own unary handlers have a message received whole, and unpacked, before anybody is asked. On the wire a unary
+call is a stream of one message: served as such, nothing beyond the stream's window is received until
+`gateway.grpc.intake` reads. What cannot be read, and every MeshError, ends the call with its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+
+from gateway.grpc.connections import Connections
+from gateway.grpc.errors import SHUTTING_DOWN, abort
+from gateway.grpc.intake import Intake
+from shared.contract.errors import MeshError, UnavailableError
+
+Context = Any
+"""grpc.aio.ServicerContext; its methods carry no types."""
+
+
+def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connections: Connections) -> None:
+    """Serves every rpc of a service by the servicer's method of that name.
+
+    A method is given a call's one message and its context; of a stream of requests its context alone.
+
+    service  protobuf's descriptor
+    """
+    handlers: dict[str, Any] = {}
+    for method in service.methods:
+        work = getattr(servicer, method.name)
+        if not method.client_streaming:
+            work = with_message(work, message_factory.GetMessageClass(method.input_type), intake)
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+        )
+        answer: Any = message_factory.GetMessageClass(method.output_type)
+        handlers[method.name] = make(serving(work, connections), None, answer.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_registered_method_handlers(service.full_name, handlers)
+
+
+def with_message(
+    work: Callable[[Any, Context], Awaitable[Any]], kind: Any, intake: Intake
+) -> Callable[[Context], Awaitable[Any]]:
+    """What a unary call does, beginning with its message. kind: the message's class."""
+
+    async def read_and_work(context: Context) -> Any:
+        return await work(await intake.only_message(context, kind), context)
+
+    return read_and_work
+
+
+def serving(
+    work: Callable[[Context], Awaitable[Any]], connections: Connections
+) -> Callable[[object, Context], Awaitable[Any]]:
+    """A handler whose call is known to its connection, and whose MeshErrors become the call's status."""
+
+    async def serve(_messages: object, context: Context) -> Any:
+        try:
+            if not connections.enter(context):
+                raise UnavailableError(SHUTTING_DOWN)
+            return await work(context)
+        except MeshError as error:
+            refusal = error.released()
+        try:
+            await abort(context, refusal)
+        finally:
+            # The call keeps what `abort` raises, with this frame: it must not keep the call in turn.
+            del context, refusal
+
+    return serve

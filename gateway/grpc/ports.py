@@ -1,0 +1,93 @@
+"""What the gRPC side needs of the rest of the gateway. Its own tests put twins in these places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.models.metadata import SERVER_NAME
+from gateway.requests.admission import InferCall
+from gateway.requests.orphans import Connection
+from gateway.requests.waiting import Answer
+from shared.contract.messages import ModelRecord, RepositoryEntry
+from shared.process.log_settings import LogSettings
+from shared.statistics.tally import ModelStatistics
+
+
+class Inference(Protocol):
+    """`gateway.requests.inference.Inference`."""
+
+    def connection(self) -> Connection:
+        """Of one stream, to be ended with it."""
+        ...
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+        """Accepts in the order of the calls; never raises, every failure is the future's MeshError."""
+        ...
+
+
+class Catalog(Protocol):
+    """`gateway.models.catalog.Catalog`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the mesh can serve."""
+        ...
+
+    def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
+        """A loaded model and its READY versions. Raises MeshError."""
+        ...
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether somebody serves it. Raises RequestError for a version that is no number."""
+        ...
+
+
+class Repository(Protocol):
+    """`gateway.models.repository.Repository`."""
+
+    def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
+        """Every model version that an executor knows of."""
+        ...
+
+    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Loads a model on every executor. Raises MeshError."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unloads a model from every executor. Raises MeshError."""
+        ...
+
+
+class Statistics(Protocol):
+    """`gateway.models.statistics.Statistics`."""
+
+    async def read(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        """Counters of READY versions. Raises MeshError."""
+        ...
+
+
+class Settings(Protocol):
+    """`gateway.models.runtime_settings.RuntimeSettings`."""
+
+    async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
+        """The log settings after the changes. Raises RequestError."""
+        ...
+
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
+        """The trace settings of a model, or of the mesh, after the changes. Raises RequestError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All of them, as the composition root gives them."""
+
+    inference: Inference
+    catalog: Catalog
+    repository: Repository
+    statistics: Statistics
+    settings: Settings
+    server_name: str = SERVER_NAME

@@ -1,0 +1,86 @@
+"""Parts of the gRPC protocol that answer only to those who send a metadata key (options `--restricted-api`,
+`--grpc-restricted-protocol`).
+
+The key is the option's with Triton's prefix before it. What is restricted is refused before a message is read.
+
+Source: triton-spec 5.2; Triton server, `grpc_server.cc`, restricted protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+
+from gateway.access.restrictions import Restriction
+from gateway.grpc.pb import pb
+
+KEY_PREFIX = "triton-grpc-protocol-"
+CATEGORY: dict[str, str] = {
+    "ServerLive": "health",
+    "ServerReady": "health",
+    "ModelReady": "health",
+    "ServerMetadata": "metadata",
+    "ModelMetadata": "metadata",
+    "ModelInfer": "inference",
+    "ModelStreamInfer": "inference",
+    "ModelConfig": "model-config",
+    "ModelStatistics": "statistics",
+    "RepositoryIndex": "model-repository",
+    "RepositoryModelLoad": "model-repository",
+    "RepositoryModelUnload": "model-repository",
+    "SystemSharedMemoryStatus": "shared-memory",
+    "SystemSharedMemoryRegister": "shared-memory",
+    "SystemSharedMemoryUnregister": "shared-memory",
+    "CudaSharedMemoryStatus": "shared-memory",
+    "CudaSharedMemoryRegister": "shared-memory",
+    "CudaSharedMemoryUnregister": "shared-memory",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
+"""Of every rpc of GRPCInferenceService; all of grpc.health.v1.Health is `health`."""
+INFERENCE_PREFIX = f"/{pb.DESCRIPTOR.package}.GRPCInferenceService/"
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
+
+_aio: Any = grpc.aio
+Handler = Any
+"""grpc.RpcMethodHandler"""
+
+
+class Restrictions(_aio.ServerInterceptor):
+    """Looks at every call before its handler does."""
+
+    def __init__(self, restrictions: Mapping[str, Restriction]) -> None:
+        self._restrictions = restrictions
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Handler]], details: Any) -> Handler:
+        """The call's own handler, or one that refuses."""
+        handler = await continuation(details)
+        restriction = self._restrictions.get(category_of(details.method))
+        if handler is None or restriction is None:
+            return handler
+        key = KEY_PREFIX + restriction.key
+        if restriction.is_met(value for name, value in details.invocation_metadata if name == key):
+            return handler
+        return refusing(handler, f"This protocol is restricted, expecting header '{key}'")
+
+
+def category_of(method: str) -> str:
+    """The category of `/package.Service/Method`; "" for what does not belong to one."""
+    if method.startswith(HEALTH_PREFIX):
+        return "health"
+    return CATEGORY.get(method.removeprefix(INFERENCE_PREFIX), "")
+
+
+def refusing(handler: Handler, reason: str) -> Handler:
+    """A handler of the same kind that ends the call at once."""
+
+    async def refuse(_request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+
+    make: Any = {
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(refuse, handler.request_deserializer, handler.response_serializer)

@@ -1,0 +1,215 @@
+"""The gRPC server of a gateway: composition, the transport's options, and a stop that loses nothing accepted.
+
+Source: triton-spec section 6 (message size, keepalive); Triton's command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from gateway.access.restrictions import Restriction
+from gateway.grpc.health import Health
+from gateway.grpc.methods import add_service
+from gateway.grpc.pb import pb
+from gateway.grpc.restricted import Restrictions
+from gateway.grpc.servicer import InferenceServicer
+from shared.contract.errors import UnavailableError
+from shared.process import logs
+
+INT32_MAX = (1 << 31) - 1
+"""Largest message in either direction, bytes: Triton's limit, and protobuf's own."""
+WINDOW_BYTES = 256 << 10
+"""Of a stream that is not read; with 64 KiB, requests of that size take half as long again."""
+HANDSHAKE_MS = 20_000
+"""For a connection to say that it speaks HTTP/2, and for TLS."""
+IDLE_MS = 600_000
+"""Of a connection without a call, as on the HTTP port; clients make another one without a word."""
+TRANSPORT_LOGGER = "grpc._cython.cygrpc"
+ABOUT_CLIENTS = ("ExecuteBatchError raised in core", "Invalid encoding on")
+HEALTH_PERIOD_S = 0.25
+"""How often a change of readiness is looked for, to tell those who watch."""
+SERVE_ON_S = 2.0
+"""How long a server that leaves takes new calls, on connections that are never without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepalive:
+    """How the transport looks after connections; the defaults are Triton's. Durations in ms.
+
+    time, timeout                a client that is silent for so long is pinged, and must answer within
+    permit_without_calls         pings go on while a connection has no call
+    pings_without_data_max       pings that are sent without data between them; 0 for any number
+    ping_interval_min, strikes   a client that pings more often than the first, more often than the second, is cut off
+    connection_age, its grace    a connection is closed when it is so old, calls on it after the grace; 0 for never
+    """
+
+    time: int = 7_200_000
+    timeout: int = 20_000
+    permit_without_calls: bool = False
+    pings_without_data_max: int = 2
+    ping_interval_min: int = 300_000
+    ping_strikes_max: int = 2
+    connection_age_max: int = 0
+    connection_age_grace: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcTls:
+    """PEM files of TLS. mutual: clients must show a certificate that `root` has signed."""
+
+    certificate: str
+    key: str
+    root: str = ""
+    mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcOptions:
+    """Of the transport.
+
+    receive_bytes    largest request; a larger one is refused by the transport with RESOURCE_EXHAUSTED
+    rpcs_max         calls at once; one more is refused by the transport likewise, before its message is read
+    connections_max  clients' connections at once; the transport closes one more
+    tls              None: the port speaks plain text
+    restrictions     parts of the protocol that need a key, by category
+    """
+
+    receive_bytes: int = INT32_MAX
+    rpcs_max: int | None = None
+    connections_max: int | None = None
+    keepalive: Keepalive = Keepalive()
+    tls: GrpcTls | None = None
+    restrictions: Mapping[str, Restriction] = field(default_factory=dict[str, Restriction])
+
+
+class GrpcServer:
+    """A running server. `port` is the one it listens on, also where it was asked for 0."""
+
+    def __init__(self, server: Any, servicer: InferenceServicer, health: Health, port: int) -> None:
+        self.port = port
+        self._server = server
+        self._servicer = servicer
+        self._health = health
+        self._health_task = asyncio.get_running_loop().create_task(self._watch_health(), name="grpc health")
+
+    async def _watch_health(self) -> None:
+        while True:
+            self._health.refresh()
+            await asyncio.sleep(HEALTH_PERIOD_S)
+
+    async def stop(self, grace_s: float) -> None:
+        """Sees the callers off, then stops.
+
+        Health says NOT_SERVING, and no connection is accepted any more. What arrives on those there are is served; each
+        is closed as soon as it has no call, a stream ends as soon as it is answered. Where calls overlap without end,
+        new ones are refused with UNAVAILABLE after a while. Where the system does not show the sockets, grpc.aio's own
+        stop has to do, which cancels what arrives in that moment.
+
+        grace_s  seconds until what is still unanswered is cancelled
+        """
+        self._health_task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._health_task
+        self._health.stop()
+        self._servicer.leave()
+        refusal = asyncio.get_running_loop().call_later(SERVE_ON_S, self._servicer.stop)
+        left_s = 0.0
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._servicer.connections.leave()
+        except TimeoutError:
+            self._servicer.stop()
+        except OSError as error:
+            logs.warning("grpc sockets not found", error=str(error))
+            self._servicer.stop()
+            left_s = grace_s
+        finally:
+            refusal.cancel()
+        await self._server.stop(left_s)
+
+
+async def serve_grpc(
+    servicer: InferenceServicer, *, host: str, port: int, options: GrpcOptions | None = None
+) -> GrpcServer:
+    """Starts serving the v2 protocol and `grpc.health.v1` on an address.
+
+    port    0 picks a free one
+    raises  UnavailableError when the address cannot be had, or a file of TLS cannot be read
+    """
+    options = options or GrpcOptions()
+    logging.getLogger(TRANSPORT_LOGGER).addFilter(is_about_the_gateway)
+    interceptors = [Restrictions(options.restrictions)] if options.restrictions else []
+    server = grpc.aio.server(
+        options=channel_options(options), interceptors=interceptors, maximum_concurrent_rpcs=options.rpcs_max
+    )
+    health = Health(servicer.is_ready)
+    services: dict[Any, Any] = {
+        pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]: servicer,
+        health_pb2.DESCRIPTOR.services_by_name["Health"]: health,
+    }
+    for service, methods in services.items():
+        add_service(server, service, methods, servicer.intake, servicer.connections)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if options.tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials(options.tls))
+    except (RuntimeError, OSError) as error:
+        raise UnavailableError(f"gRPC cannot listen on {address}: {error}") from error
+    servicer.connections.port = bound
+    await server.start()
+    return GrpcServer(server, servicer, health, bound)
+
+
+def is_about_the_gateway(record: logging.LogRecord) -> bool:
+    """Whether a word of the transport is worth the log. It logs a traceback when a client has left before its call has
+    ended, of which the call hears a moment later, and for each header that is no UTF-8, which it reads nevertheless."""
+    return not any(words in str(record.msg) for words in ABOUT_CLIENTS)
+
+
+def credentials(tls: GrpcTls) -> grpc.ServerCredentials:
+    """What the port shows and asks for. Raises OSError for a file that cannot be read."""
+    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+    root = Path(tls.root).read_bytes() if tls.root else None
+    return grpc.ssl_server_credentials([pair], root, require_client_auth=tls.mutual)
+
+
+def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
+    """The transport's arguments. Two servers on one port would share connections silently, so that is refused."""
+    keepalive = options.keepalive
+    arguments = [
+        ("grpc.max_receive_message_length", min(options.receive_bytes, INT32_MAX)),
+        ("grpc.max_send_message_length", INT32_MAX),
+        ("grpc.keepalive_time_ms", keepalive.time),
+        ("grpc.keepalive_timeout_ms", keepalive.timeout),
+        ("grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", keepalive.pings_without_data_max),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive.ping_interval_min),
+        ("grpc.http2.max_ping_strikes", keepalive.ping_strikes_max),
+        ("grpc.so_reuseport", 0),
+        # What is compressed is unpacked by `gateway.grpc.intake`, which counts it.
+        ("grpc.per_message_decompression", 0),
+        # A stream that is not read gets this much. The transport's own estimate of a window grows without regard to
+        # how many there are: 100 such streams took 774 MiB.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+    ]
+    if options.connections_max is not None:
+        arguments.append(("grpc.max_allowed_incoming_connections", options.connections_max))
+    if keepalive.connection_age_max:
+        arguments.append(("grpc.max_connection_age_ms", keepalive.connection_age_max))
+    if keepalive.connection_age_grace:
+        arguments.append(("grpc.max_connection_age_grace_ms", keepalive.connection_age_grace))
+    return arguments

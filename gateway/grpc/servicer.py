@@ -1,0 +1,282 @@
+"""GRPCInferenceService: every rpc of the v2 protocol that has a meaning in a mesh.
+
+Handlers decode, hand over, encode; what a request means is decided where HTTP asks too (`gateway.requests.admission`,
+`gateway.models.catalog`, `gateway.models.repository`, `gateway.models.statistics`). An rpc without a meaning here
+answers UNIMPLEMENTED and says why.
+
+Source: triton-spec section 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from gateway.bounds.byte_budget import Room
+from gateway.bounds.memory import Memory
+from gateway.bounds.unread_answers import UNLIMITED, Untaken
+from gateway.grpc.arrivals import Arrivals
+from gateway.grpc.codec import decode_request, encode_answer, requested_classes
+from gateway.grpc.connections import Connections, client_port
+from gateway.grpc.descriptions import (
+    check_unload_parameters,
+    load_parameters,
+    model_metadata,
+    model_statistics,
+    repository_index,
+)
+from gateway.grpc.errors import SHUTTING_DOWN
+from gateway.grpc.intake import Intake
+from gateway.grpc.metadata import SESSION_KEY, call_metadata
+from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
+from gateway.grpc.ports import Ports
+from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
+from gateway.grpc.stream import InferStream
+from gateway.models.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL
+from gateway.requests.admission import has_many_strings, with_strings_read
+from shared.configuration.proto import config_proto
+from shared.contract.errors import Code, RequestError, UnavailableError
+from shared.store.release import RELEASE
+
+# ruff: noqa: N802  (handlers are named by the protocol)
+
+OUTSTANDING_MAX = 1024
+"""Unanswered requests of one stream. Above any sensible number of sequences that one client interleaves; 1024 waiting
+futures cost about a megabyte."""
+INT32_MAX = (1 << 31) - 1
+COUNTED_BYTES = 64 << 10
+"""An answer to a unary call up to this size is not counted until it is taken: calls are bounded themselves."""
+COMPRESSION: dict[str, grpc.Compression | None] = {
+    "none": None,
+    "low": grpc.Compression.Gzip,
+    "medium": grpc.Compression.Deflate,
+    "high": grpc.Compression.Deflate,
+}
+"""Levels of Triton's option, as gRPC's own core turns them into algorithms."""
+Context = Any
+"""grpc.aio.ServicerContext; its methods carry no types."""
+Handler = Callable[[Any, Any, Any], Awaitable[Any]]
+
+_base: Any = pb_grpc.GRPCInferenceServiceServicer
+
+
+def refuses(reason: str) -> Handler:
+    """A handler for an rpc that is not served, with the reason."""
+
+    async def refusing(_self: Any, _request: AnyMessage, _context: Context) -> None:
+        raise RequestError(reason, Code.UNSUPPORTED)
+
+    return refusing
+
+
+class InferenceServicer(_base):
+    """Answers for one gateway.
+
+    room, memory     for what is received; by default as much as comes
+    untaken          counts answers until they are taken; by default as many as there are
+    message_bytes_max  largest request, unpacked
+    outstanding_max  unanswered requests of one stream
+    forward          metadata keys that it finds become parameters of the requests
+    compression      level at which answers to inference are compressed: none, low, medium or high
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        room: Room | None = None,
+        memory: Memory | None = None,
+        untaken: Untaken | None = None,
+        message_bytes_max: int = INT32_MAX,
+        outstanding_max: int = OUTSTANDING_MAX,
+        forward: re.Pattern[str] | None = None,
+        compression: str = "none",
+    ) -> None:
+        self._ports = ports
+        self._outstanding_max = outstanding_max
+        self._forward = forward
+        self._compression = COMPRESSION[compression]
+        self.connections = Connections()
+        memory = memory or Memory()
+        arrivals = Arrivals(self.connections)
+        memory.reliefs.append(arrivals.relieve)
+        self.intake = Intake(room or Room(UNLIMITED), memory, arrivals, message_bytes_max=message_bytes_max)
+        self._untaken = untaken or Untaken(UNLIMITED)
+        self._streams: set[InferStream] = set()
+        self._leaving = False
+        self._refuses = False
+
+    def is_ready(self) -> bool:
+        """Whether inference requests are worth sending here."""
+        return self._ports.catalog.is_ready and not self._leaving
+
+    def leave(self) -> None:
+        """Is not ready any more, and serves what comes nevertheless; a stream ends in a moment without a request."""
+        self._leaving = True
+        for stream in self._streams:
+            stream.leave()
+
+    def stop(self) -> None:
+        """Accepts no new request; open streams end when what they brought is answered."""
+        self.leave()
+        self._refuses = True
+        for stream in self._streams:
+            stream.stop()
+
+    # -- inference --------------------------------------------------------------------------------------------------
+
+    async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
+        """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
+        if self._refuses:
+            raise UnavailableError(SHUTTING_DOWN)
+        call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
+        classes = requested_classes(request)
+        del request  # its tensors are in the call
+        if has_many_strings(call):
+            call = await asyncio.to_thread(with_strings_read, call)
+        answer = await self._ports.inference.submit(call)
+        if answer.session_id is not None:
+            context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
+        response = encode_answer(answer, classes)
+        size = sum([len(output.raw) for output in answer.message.outputs])
+        del answer
+        if size > COUNTED_BYTES:
+            self._untaken.add(context, size, functools.partial(self._cut, context))
+            context.add_done_callback(functools.partial(self._untaken.took, size=size))
+        if self._compression is not None:
+            context.set_compression(self._compression)
+            # grpc.aio forgets the algorithm of a unary call when it sends the metadata together with the message.
+            await context.send_initial_metadata(())
+        return response
+
+    async def ModelStreamInfer(self, context: Context) -> None:
+        """Any number of requests, for any models; see `gateway.grpc.stream`."""
+        if self._refuses:
+            raise UnavailableError(SHUTTING_DOWN)
+        if self._compression is not None:
+            context.set_compression(self._compression)
+        metadata = call_metadata(context.invocation_metadata(), self._forward)
+        connection = self._ports.inference.connection()
+        submit = functools.partial(self._ports.inference.submit, connection=connection)
+        stream = InferStream(
+            context,
+            functools.partial(self.intake.next_message, context, pb.ModelInferRequest),
+            submit,
+            metadata,
+            untaken=self._untaken,
+            cut=functools.partial(self._cut, context),
+            outstanding_max=self._outstanding_max,
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+            connection.end()
+
+    def _cut(self, context: Context) -> None:
+        self.connections.cut(client_port(context))
+
+    # -- server and models ------------------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Whether this process runs its loop, which it does when it answers."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Whether the mesh behind this gateway can serve."""
+        return pb.ServerReadyResponse(ready=self.is_ready())
+
+    async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """An unknown model is not ready; that is no error."""
+        ready = not self._leaving and self._ports.catalog.is_model_ready(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Name, version and extensions."""
+        return pb.ServerMetadataResponse(name=self._ports.server_name, version=RELEASE, extensions=EXTENSIONS)
+
+    async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Inputs and outputs as clients see them."""
+        return model_metadata(*self._ports.catalog.record(request.name, request.version))
+
+    async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """The configuration as the executor completed it."""
+        record, _ = self._ports.catalog.record(request.name, request.version)
+        return pb.ModelConfigResponse(config=config_proto(record.config_json))
+
+    async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Counters of READY versions, summed over the executors."""
+        return model_statistics(await self._ports.statistics.read(request.name, request.version))
+
+    # -- repository -------------------------------------------------------------------------------------------------
+
+    async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Every model version that an executor knows of."""
+        refuse_repository_name(request)
+        return repository_index(self._ports.repository.index(ready_only=request.ready))
+
+    async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Returns when every executor has loaded the model."""
+        refuse_repository_name(request)
+        config_json, files = load_parameters(request.parameters)
+        await self._ports.repository.load(request.model_name, config_json=config_json, files=files)
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Returns when no executor has the model any more."""
+        refuse_repository_name(request)
+        check_unload_parameters(request.parameters)
+        await self._ports.repository.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
+
+    async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """No region, of whatever name."""
+        refuse_region("system", request.name)
+        return pb.SystemSharedMemoryStatusResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Nothing to do, as in Triton for a region that is not registered."""
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """No region, of whatever name."""
+        refuse_region("cuda", request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Nothing to do, as in Triton for a region that is not registered."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
+    CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
+
+    # -- settings of the whole mesh ---------------------------------------------------------------------------------
+
+    async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Reads, and changes when the request says so, what is traced."""
+        by = f"gRPC client {context.peer()}"
+        return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request), by))
+
+    async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Reads, and changes when the request says so, what is logged."""
+        return log_response(await self._ports.settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
+
+
+def refuse_region(kind: str, name: str) -> None:
+    """Raises RequestError when a shared memory region is asked for by name."""
+    if name:
+        raise RequestError(f"Unable to find {kind} shared memory region: '{name}'", Code.NOT_FOUND)
+
+
+def refuse_repository_name(request: AnyMessage) -> None:
+    """Raises RequestError when one of several repositories is named: a mesh has one."""
+    if request.repository_name:
+        raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)

@@ -1,0 +1,262 @@
+"""What models the mesh has, in which versions, and who serves them: a picture of Redis that is refreshed by polling.
+
+A version is READY when a living executor says so in its repository index: one that is unloaded still takes what was
+accepted, but is READY no more. A request may also go to a version whose executors have all died a
+moment ago: its sequences are in Redis and go on with the next executor, so callers see latency and no error. That
+grace ends after `ABSENCE_GRACE_S`, or at once when a living executor says that the model was unloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from redis.exceptions import ResponseError
+
+from gateway.models.versions import check_version_text
+from shared.contract.errors import Code, RequestError, UnavailableError
+from shared.contract.messages import ModelRecord, RepositoryEntry
+from shared.process import logs
+from shared.store.membership import Member, Membership
+from shared.store.redis_client import CONNECTION_LOST
+
+REFRESH_S = 0.5
+REFRESH_ASKED_S = 0.1
+"""A request for an unknown model may ask for a refresh; not more often than this."""
+ABSENCE_GRACE_S = 15.0
+"""A killed executor's lease, its restart and the loading of its models take this long on a small machine."""
+STALE_S = 10.0
+"""Without a refresh for this long the gateway says that it is not ready."""
+
+STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
+"""Which executor's word counts when they differ about a model version: that of the one that is further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The mesh as it was at one moment.
+
+    ready       model -> versions that a living executor serves, ascending
+    repository  every line of the executors' repository indexes, merged
+    unready     versions that are served, but say of themselves at every living executor that they are not ready
+    """
+
+    records: Mapping[str, ModelRecord] = field(default_factory=dict[str, ModelRecord])
+    ready: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    members: Sequence[Member] = ()
+    repository: Sequence[RepositoryEntry] = ()
+    unready: frozenset[tuple[str, str]] = frozenset()
+
+
+class Catalog:
+    """Looks models up for both protocols; `run` keeps it fresh."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        strict_readiness: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """strict_readiness: the mesh is ready only while every model is (`is_ready`)."""
+        self._membership = membership
+        self._strict_readiness = strict_readiness
+        self._clock = clock
+        self._picture = Picture()
+        self._served_until: dict[tuple[str, str], float] = {}
+        self._unserved_since: dict[tuple[str, str], float] = {}
+        self._open: dict[str, tuple[str, ...]] = {}
+        self._refreshed_at: float | None = None
+        self._asked = asyncio.Event()
+        self._after_refresh: list[Callable[[], None]] = []
+
+    # -- questions --------------------------------------------------------------------------------------------------
+
+    @property
+    def picture(self) -> Picture:
+        """The newest picture."""
+        return self._picture
+
+    def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
+        """The model and the version that will serve a request: the one asked for, or the highest that is up.
+
+        Raises RequestError or UnavailableError with Triton's words.
+        """
+        requested = check_version_text(version)
+        record = self._picture.records.get(model)
+        versions = self._open.get(model, ())
+        if record is not None and versions:
+            if not requested:
+                return record, versions[-1]
+            if requested in versions:
+                return record, requested
+        raise self._lookup_error(model, requested)
+
+    def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
+        """A loaded model and its READY versions (only the one asked for, if one was). Raises like `find`."""
+        requested = check_version_text(version)
+        record = self._picture.records.get(model)
+        versions = self._picture.ready.get(model, ())
+        if record is not None and versions and (not requested or requested in versions):
+            return record, (requested,) if requested else versions
+        raise self._lookup_error(model, requested)
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether a living executor serves it, and it does not say that it is not ready.
+
+        Raises RequestError for a version that is no number.
+        """
+        requested = check_version_text(version)
+        picture = self._picture
+        versions = [one for one in picture.ready.get(model, ()) if (model, one) not in picture.unready]
+        return requested in versions if requested else bool(versions)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the mesh can serve: Redis answers, and an executor lives (it registers when it has loaded its
+        models). When readiness is strict, also whether no model is being loaded, and none has failed."""
+        if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
+            return False
+        if self._strict_readiness and any(map(is_missing, self._picture.repository)):
+            return False
+        return self._is_served
+
+    @property
+    def _is_served(self) -> bool:
+        return any(member.usable for member in self._picture.members)
+
+    def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
+        """Models and versions that somebody served, and then nobody for so long, as this gateway has seen."""
+        if self._refreshed_at is None:
+            return set()
+        return {place for place, since in self._unserved_since.items() if self._refreshed_at - since >= seconds}
+
+    def live_members(self) -> list[Member]:
+        """Executors whose lease holds."""
+        return [member for member in self._picture.members if member.alive]
+
+    def _lookup_error(self, model: str, version: str) -> RequestError | UnavailableError:
+        if self._refreshed_at is None:
+            return UnavailableError("the gateway has not reached Redis yet: try again later")
+        about = f"Request for unknown model: '{model}'"
+        record = self._picture.records.get(model)
+        known = any(entry.model == model for entry in self._picture.repository)
+        if record is None and not known:
+            return RequestError(f"{about} is not found", Code.NOT_FOUND)
+        if version:
+            if record is None or version not in record.versions:
+                return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
+            return UnavailableError(f"{about} version {version} is not at ready state")
+        if record is not None and (self._picture.ready.get(model) or not self.live_members()):
+            # Whoever has it loaded is being drained, or died.
+            return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
+        return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
+
+    # -- refreshing -------------------------------------------------------------------------------------------------
+
+    def ask(self, then: Callable[[], None]) -> bool:
+        """Asks for a refresh now; `then` is called once it has been tried. False: the picture is fresh already."""
+        if self._refreshed_at is not None and self._clock() - self._refreshed_at < REFRESH_ASKED_S:
+            return False
+        self._after_refresh.append(then)
+        self._asked.set()
+        return True
+
+    async def run(self) -> None:
+        """Refreshes until it is cancelled."""
+        failures = 0
+        while True:
+            try:
+                await self.refresh()
+                failures = 0
+            except (*CONNECTION_LOST, ResponseError) as lost:
+                failures += 1
+                if failures == 1:
+                    logs.warning("catalog not refreshed", error=str(lost))
+            self._call_back()
+            try:
+                # While the mesh cannot serve, somebody waits for the first executor.
+                async with asyncio.timeout(REFRESH_S if self._is_served else REFRESH_ASKED_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                continue
+
+    async def refresh(self) -> None:
+        """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
+        self._asked.clear()
+        # In this order: who is registered has published before.
+        members = await self._membership.members()
+        records = await self._membership.models()
+        self._accept(records, members)
+
+    def _call_back(self) -> None:
+        callbacks, self._after_refresh = self._after_refresh, []
+        for then in callbacks:
+            then()
+
+    def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
+        now = self._clock()
+        first = self._refreshed_at is None
+        live = [member for member in members if member.alive]
+        repository = merged_index(live)
+        self._extend(now, live)
+        if first:
+            # What died before this gateway started is not known; let it count as having died just now.
+            self._extend(now, [member for member in members if not member.alive])
+        unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        seen = self._unserved_since.keys() | offers_of(self._picture.members) | offers_of(members)
+        self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
+        gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
+        self._served_until = {
+            served: until
+            for served, until in self._served_until.items()
+            if until > now and served not in unloaded and served[0] not in gone
+        }
+        self._open = _by_model(self._served_until)
+        ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
+        self._picture = Picture(records, ready, tuple(members), repository, unready_versions(live))
+        self._refreshed_at = now
+
+    def _extend(self, now: float, members: Sequence[Member]) -> None:
+        for member in members:
+            for served in member.registration.models:
+                self._served_until[served.model, served.version] = now + ABSENCE_GRACE_S
+
+
+def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = {}
+    for model, version in versions:
+        found.setdefault(model, set()).add(version)
+    return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def offers_of(members: Sequence[Member]) -> set[tuple[str, str]]:
+    """The models and versions that somebody of these takes requests for, also those that are being unloaded."""
+    return {(served.model, served.version) for member in members for served in member.registration.models}
+
+
+def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
+    """Versions of which every executor that has them says that they are not ready."""
+    offers = [served for member in members for served in member.registration.models]
+    ready = {(served.model, served.version) for served in offers if served.says_ready}
+    return frozenset((served.model, served.version) for served in offers) - ready
+
+
+def is_missing(entry: RepositoryEntry) -> bool:
+    """Whether a model that somebody wanted is not there: it is on its way, or could not be loaded."""
+    return entry.state in ("LOADING", "UNLOADING") or (entry.state == "UNAVAILABLE" and entry.reason != "unloaded")
+
+
+def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
+    """One repository index out of every executor's, ordered by model and version."""
+    best: dict[tuple[str, str], RepositoryEntry] = {}
+    for member in members:
+        for entry in member.registration.repository:
+            known = best.get((entry.model, entry.version))
+            if known is None or STATE_RANK.get(entry.state, 0) > STATE_RANK.get(known.state, 0):
+                best[entry.model, entry.version] = entry
+    versioned = {model for model, version in best if version}
+    lines = [entry for (model, version), entry in best.items() if version or model not in versioned]
+    return tuple(sorted(lines, key=lambda entry: (entry.model, int(entry.version or 0))))

@@ -1,0 +1,430 @@
+"""Metrics as Triton names and labels them (triton-spec 7), made of what was read of the mesh. Pure.
+
+prometheus_client renames counters (it insists on the suffix `_total`), so families are written here, in its format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.models.observation import Observed, Place, each_model
+from shared.contract.messages import ModelRecord
+from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
+from shared.statistics.reports import GpuReport, merged_families
+from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
+from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line. suffix: of the family's name."""
+
+    labels: Labels
+    value: float
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its samples."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Sequence[Sample]
+
+    def lines(self) -> Iterable[str]:
+        """Prometheus' text format; labels by name, as Triton writes them."""
+        yield f"# HELP {self.name} {escaped(self.help, quotes=False)}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for sample in self.samples:
+            inside = ",".join(f'{name}="{escaped(text)}"' for name, text in sorted(sample.labels.items()))
+            labels = f"{{{inside}}}" if inside else ""
+            yield f"{self.name}{sample.suffix}{labels} {number(sample.value)}"
+
+
+def escaped(text: str, *, quotes: bool = True) -> str:
+    """A label's value between its quotes, or a help text."""
+    plain = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return plain.replace('"', '\\"') if quotes else plain
+
+
+def number(value: float) -> str:
+    """A value as Prometheus reads it."""
+    return "NaN" if value != value else repr(value)  # noqa: PLR0124 - NaN is the one number that differs from itself
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One READY model version: its labels (model, version, and the tags of its configuration), and what is known."""
+
+    labels: Labels
+    statistics: ModelStatistics
+    record: ModelRecord
+    pending: int
+    load_seconds: float
+    line: WaitingLine
+
+
+def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelRecord], observed: Observed) -> list[Shown]:
+    """Everything about each version. A model that several executors have loaded took as long as the slowest."""
+    load_seconds: dict[Place, float] = {}
+    for report in each_model(observed.reports):
+        place = (report.model, report.version)
+        load_seconds[place] = max(report.load_seconds, load_seconds.get(place, 0.0))
+    return [
+        Shown(
+            labels={
+                "model": each.name,
+                "version": each.version,
+                **{f"_{name}": value for name, value in records[each.name].config.metric_tags.items()},
+            },
+            statistics=each,
+            record=records[each.name],
+            pending=observed.pending.get((each.name, each.version), 0),
+            load_seconds=load_seconds.get((each.name, each.version), 0.0),
+            line=observed.lines.get(each.name) or WaitingLine(),
+        )
+        for each in statistics
+        if each.name in records
+    ]
+
+
+def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[Family]:
+    """Everything about models."""
+    families = _counters(models)
+    if config.counter_latencies:
+        families += [_duration(models, *text) for text in DURATIONS]
+        families += _cache_counters([each for each in models if each.record.config.response_cache])
+    families.append(
+        _family(
+            models,
+            "nv_inference_pending_request_count",
+            "gauge",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            lambda each: each.pending,
+        )
+    )
+    families.append(
+        _family(
+            models,
+            "nv_model_load_duration_secs",
+            "gauge",
+            "Time to load the model in seconds",
+            lambda each: each.load_seconds,
+        )
+    )
+    replaying = [each for each in models if each.record.config.replays]
+    if replaying:
+        families.append(
+            _family(
+                replaying,
+                "seqmesh_sequence_log_full",
+                "counter",
+                "Number of sequences that stopped to be recoverable because their log of steps reached its bound",
+                lambda each: each.statistics.counts.get(FULL_LOGS, 0),
+            )
+        )
+    families += _takeovers([each for each in models if each.record.config.sequence_batching is not None])
+    families += _paging([each for each in models if each.record.config.pageable])
+    if config.summary_latencies:
+        families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
+    if config.histogram_latencies:
+        families.append(_first_response(models))
+    return families
+
+
+DURATIONS = (
+    ("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", "success"),
+    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue"),
+    ("nv_inference_compute_input_duration_us", "Cumulative compute input duration in microseconds", "compute_input"),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds",
+        "compute_infer",
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds",
+        "compute_output",
+    ),
+)
+"""Name, text, and the duration in the statistics."""
+
+SUMMARY_TEXTS = (
+    (
+        "nv_inference_request_summary_us",
+        "Summary of inference request duration in microseconds (includes cached requests)",
+        "request",
+    ),
+    (
+        "nv_inference_queue_summary_us",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+        "queue",
+    ),
+    (
+        "nv_inference_compute_input_summary_us",
+        "Summary of compute input duration in microseconds (does not include cached requests)",
+        "compute_input",
+    ),
+    (
+        "nv_inference_compute_infer_summary_us",
+        "Summary of compute inference duration in microseconds (does not include cached requests)",
+        "compute_infer",
+    ),
+    (
+        "nv_inference_compute_output_summary_us",
+        "Summary of inference compute output duration in microseconds (does not include cached requests)",
+        "compute_output",
+    ),
+    (
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit duration per model in microseconds",
+        "cache_hit",
+    ),
+    (
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss duration per model in microseconds",
+        "cache_miss",
+    ),
+)
+"""Name, text, and the durations' name; of the last two only where the model has a response cache."""
+
+
+def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
+    return Family(name, kind, text, [Sample(each.labels, value(each)) for each in models])
+
+
+def _counters(models: Sequence[Shown]) -> list[Family]:
+    failures = Family(
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        [
+            Sample({**each.labels, "reason": reason}, count)
+            for each in models
+            for reason, count in each.statistics.failures.items()
+        ],
+    )
+    return [
+        _family(
+            models,
+            "nv_inference_request_success",
+            "counter",
+            "Number of successful inference requests, all batch sizes",
+            lambda each: each.statistics.durations["success"].count,
+        ),
+        failures,
+        _family(
+            models,
+            "nv_inference_count",
+            "counter",
+            "Number of inferences performed (does not include cached requests)",
+            lambda each: each.statistics.inference_count,
+        ),
+        _family(
+            models,
+            "nv_inference_exec_count",
+            "counter",
+            "Number of model executions performed (does not include cached requests)",
+            lambda each: each.statistics.execution_count,
+        ),
+    ]
+
+
+def _duration(models: Sequence[Shown], name: str, text: str, duration: str) -> Family:
+    return _family(models, name, "counter", text, lambda each: each.statistics.durations[duration].ns // 1000)
+
+
+PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]]] = (
+    ("seqmesh_paged_out_total", "counter", "Times that a sequence gave up its slot", lambda line: line.paged_out),
+    ("seqmesh_paged_in_total", "counter", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
+    ("seqmesh_paged_sequences", "gauge", "Live sequences that hold no slot and want none", lambda line: line.paged),
+)
+
+
+def _paging(models: Sequence[Shown]) -> list[Family]:
+    """Of the models with virtual slots."""
+    if not models:
+        return []
+    return [
+        _family(models, name, kind, text, lambda each, of=of: of(each.line).get(each.labels["version"], 0))
+        for name, kind, text, of in PAGING
+    ]
+
+
+def _takeovers(models: Sequence[Shown]) -> list[Family]:
+    """Of the models with sequences."""
+    if not models:
+        return []
+    taken = [
+        Sample({**each.labels, "cause": cause}, each.line.taken_over[each.labels["version"], cause])
+        for each in models
+        for cause in TAKEOVER_CAUSES
+    ]
+    return [
+        Family("seqmesh_takeovers_total", "counter", "Times that a sequence was taken over from its owner", taken),
+        _family(
+            models,
+            "seqmesh_commits_refused_total",
+            "counter",
+            "Steps that executors ran for sequences that were not theirs any more",
+            lambda each: each.line.refused[each.labels["version"]],
+        ),
+    ]
+
+
+def _cache_counters(models: Sequence[Shown]) -> list[Family]:
+    """Of the models with a response cache."""
+    if not models:
+        return []
+    texts = (
+        ("nv_cache_num_hits_per_model", "Number of cache hits per model", "cache_hit"),
+        ("nv_cache_num_misses_per_model", "Number of cache misses per model", "cache_miss"),
+    )
+    counts = [
+        _family(models, name, "counter", text, lambda each, of=of: each.statistics.durations[of].count)
+        for name, text, of in texts
+    ]
+    return [
+        *counts,
+        _duration(
+            models,
+            "nv_cache_hit_duration_per_model",
+            "Total cache hit duration per model, in microseconds",
+            "cache_hit",
+        ),
+        _duration(
+            models,
+            "nv_cache_miss_duration_per_model",
+            "Total cache miss (insert+lookup) duration per model, in microseconds",
+            "cache_miss",
+        ),
+    ]
+
+
+def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
+    """Of the response cache, over all models that are READY and all shards; none where there is no cache.
+
+    Triton's `nv_cache_insertion_duration` is left out: an answer is stored by the script that sends it.
+    """
+    cache = observed.cache
+    if cache is None:
+        return []
+    hits, misses = ([each.statistics.durations[name] for each in models] for name in ("cache_hit", "cache_miss"))
+    hit_count, miss_count = (sum(each.count for each in durations) for durations in (hits, misses))
+    lookup_us = sum(each.ns for each in [*hits, *misses]) // 1000
+    values = (
+        ("nv_cache_util", "Cache utilization [0.0 - 1.0]", cache.bytes / cache.size_bytes),
+        ("nv_cache_num_entries", "Number of responses stored in response cache", cache.entries),
+        ("nv_cache_num_hits", "Number of cache hits in response cache", hit_count),
+        ("nv_cache_num_misses", "Number of cache misses in response cache", miss_count),
+        ("nv_cache_num_lookups", "Number of cache lookups in response cache", hit_count + miss_count),
+        ("nv_cache_num_evictions", "Number of cache evictions in response cache", cache.evicted),
+        ("nv_cache_lookup_duration", "Total cache lookup duration (hit and miss), in microseconds", lookup_us),
+    )
+    return [Family(name, "gauge", text, [Sample({}, value)]) for name, text, value in values]
+
+
+def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
+    cached = of.startswith("cache")
+    duration = "success" if of == "request" else of
+    samples: list[Sample] = []
+    for each in models:
+        if cached and not each.record.config.response_cache:
+            continue
+        sketch = sketch_of(each.statistics.counts, of)
+        total = each.statistics.durations[duration]
+        samples += [
+            Sample({**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
+            for quantile in quantiles
+        ]
+        samples += [
+            Sample(each.labels, total.ns // 1000, "_sum"),
+            Sample(each.labels, total.count, "_count"),
+        ]
+    return Family(name, "summary", text, samples)
+
+
+def _first_response(models: Sequence[Shown]) -> Family:
+    samples: list[Sample] = []
+    for each in models:
+        bounds = first_response_bounds(each.record)
+        counts, total_ms = first_response_of(each.statistics.counts, len(bounds) + 1)
+        upto = 0
+        for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
+            upto += count
+            samples.append(Sample({**each.labels, "le": bound}, upto, "_bucket"))
+        samples += [Sample(each.labels, total_ms, "_sum"), Sample(each.labels, upto, "_count")]
+    return Family(FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds", samples)
+
+
+def first_response_bounds(record: ModelRecord) -> Sequence[float]:
+    """The model's own buckets, or Triton's."""
+    return record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
+
+
+# -- hardware ----------------------------------------------------------------------------------------------------
+
+
+GPU_TEXTS: Sequence[tuple[str, str, str, Callable[[GpuReport], float | None]]] = (
+    ("nv_gpu_utilization", "gauge", "GPU utilization rate [0.0 - 1.0)", lambda gpu: gpu.utilization),
+    ("nv_gpu_memory_total_bytes", "gauge", "GPU total memory, in bytes", lambda gpu: gpu.memory_total),
+    ("nv_gpu_memory_used_bytes", "gauge", "GPU used memory, in bytes", lambda gpu: gpu.memory_used),
+    ("nv_gpu_power_usage", "gauge", "GPU power usage in watts", lambda gpu: gpu.power_usage),
+    ("nv_gpu_power_limit", "gauge", "GPU power management limit in watts", lambda gpu: gpu.power_limit),
+    (
+        "nv_energy_consumption",
+        "counter",
+        "GPU energy consumption in joules since the Triton Server started",
+        lambda gpu: gpu.energy,
+    ),
+)
+
+
+def hardware_families(observed: Observed) -> list[Family]:
+    """The machines of the executors. Several executors on one machine report it once; Triton has no label `host`, for
+    it knows only its own."""
+    machines = {report.host: report.machine for report in observed.reports}
+    gpus = {gpu.uuid: gpu for report in observed.reports for gpu in report.gpus}
+
+    def host(name: str, text: str, value: Callable[[str], float]) -> Family:
+        return Family(name, "gauge", text, [Sample({"host": each}, value(each)) for each in sorted(machines)])
+
+    families = [
+        host("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", lambda each: machines[each].cpu_utilization),
+        host("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", lambda each: machines[each].memory_total),
+        host("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", lambda each: machines[each].memory_used),
+        # The mesh keeps no pool of pinned memory; Triton shows its own on every machine.
+        host("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", lambda _: 0),
+        host("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", lambda _: 0),
+    ]
+    for name, kind, text, value in GPU_TEXTS:
+        told = [(uuid, value(gpus[uuid])) for uuid in sorted(gpus)]
+        samples = [Sample({"gpu_uuid": uuid}, amount) for uuid, amount in told if amount is not None]
+        if samples:
+            families.append(Family(name, kind, text, samples))
+    return families
+
+
+def unreadable_families(observed: Observed) -> list[Family]:
+    """What could not be read in Redis, by kind of key (`shared.store.reading`); nothing where all could."""
+    samples = [Sample({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
+    text = "Number of values in Redis that could not be read, by kind of key"
+    return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
+
+
+def custom_families(observed: Observed) -> list[Family]:
+    """What python models count for themselves, over all executors."""
+    return [
+        Family(
+            family.name,
+            family.kind,
+            family.help,
+            [Sample(sample.labels, sample.value, sample.suffix) for sample in family.samples],
+        )
+        for family in merged_families(observed.reports)
+    ]

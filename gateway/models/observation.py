@@ -1,0 +1,135 @@
+"""What the mesh is at this moment, for statistics and metrics: executors' reports, and how many requests wait.
+
+A request waits from its acceptance until a model's execution with it begins: with its sequence for a slot (backlog,
+takeover), in a stateless model's queue, or at an executor, which reports it about once a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from gateway.models.catalog import Catalog
+from shared.contract.errors import UnavailableError
+from shared.statistics.reports import ExecutorReport, ModelReport
+from shared.statistics.tally import MemoryUse
+from shared.store.keyspace import Keyspace
+from shared.store.reading import read_counts, tell_now, value_of
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.reporting import Reports
+from shared.store.waiting_line import WaitingLine, read_lines
+
+Place = tuple[str, str]
+"""Model and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the response caches of all shards hold. size_bytes: what they may; evicted: since they began."""
+
+    size_bytes: int
+    bytes: int
+    entries: int
+    evicted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One look. pending: requests that wait, of every READY version; cache: None where there is none; lines: of the
+    sequence models; unreadable: values that could not be read so far, by kind."""
+
+    reports: Sequence[ExecutorReport]
+    pending: Mapping[Place, int]
+    cache: CacheUse | None = None
+    lines: Mapping[str, WaitingLine] = field(default_factory=dict[str, WaitingLine])
+    unreadable: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class Observation:
+    """Looks. cache_bytes: what each shard's response cache may hold; 0: there is none."""
+
+    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", redis)
+        self._keys = keys
+        self._catalog = catalog
+        self._reports = Reports(redis, keys)
+        self._cache_bytes = cache_bytes
+
+    async def look(self) -> Observed:
+        """The mesh now. Raises UnavailableError without Redis."""
+        try:
+            reports = await self.reports()
+            lines = await self._lines()
+            pending = await self._queued()
+            cache = await self._cache() if self._cache_bytes else None
+            await tell_now(self._redis, self._keys)
+            unreadable = await read_counts(self._redis, self._keys)
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the metrics, cannot be read: {lost}") from lost
+        for model, line in lines.items():
+            pending.update({(model, version): steps for version, steps in line.steps.items()})
+        for report in each_model(reports):
+            pending[report.model, report.version] += report.pending
+        return Observed(reports, pending, cache, lines, unreadable)
+
+    async def reports(self) -> list[ExecutorReport]:
+        """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
+        return await self._reports.read(member.registration.executor for member in self._catalog.live_members())
+
+    async def _cache(self) -> CacheUse:
+        shards = self._keys.shard_ids()
+        pipe = self._redis.pipeline(transaction=False)
+        for shard in shards:
+            keys = self._keys.cache(shard)
+            pipe.hmget(keys.about, "bytes", "evicted")
+            pipe.zcard(keys.used)
+        found = await pipe.execute()
+        numbers = [
+            [value_of(self._keys.cache(shard).about, data or b"0", int) or 0 for data in about]
+            for shard, about in zip(shards, found[::2], strict=True)
+        ]
+        used, evicted = (sum(each[field] for each in numbers) for field in (0, 1))
+        return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
+
+    def _is_sequence_model(self, name: str) -> bool:
+        return self._catalog.picture.records[name].config.sequence_batching is not None
+
+    async def _lines(self) -> dict[str, WaitingLine]:
+        """Of the sequences that wait for a slot."""
+        return await read_lines(
+            self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.picture.ready)]
+        )
+
+    async def _queued(self) -> Counter[Place]:
+        """Stateless requests that no executor has."""
+        ready = self._catalog.picture.ready
+        places = [(name, version) for name in ready if not self._is_sequence_model(name) for version in ready[name]]
+        if not places:
+            return Counter()
+        pipe = self._redis.pipeline(transaction=False)
+        for place in places:
+            pipe.zcard(self._keys.work_queue(*place).queue)
+        return Counter(dict(zip(places, await pipe.execute(), strict=True)))
+
+
+def each_model(reports: Sequence[ExecutorReport]) -> list[ModelReport]:
+    """What all executors tell of their models."""
+    return [model for report in reports for model in report.models]
+
+
+def memory_of(reports: Sequence[ExecutorReport]) -> dict[Place, list[MemoryUse]]:
+    """The memory of each model version on all executors, by kind and device."""
+    sizes: dict[Place, Counter[tuple[str, int]]] = defaultdict(Counter)
+    for model in each_model(reports):
+        for use in model.memory:
+            sizes[model.model, model.version][use.type, use.id] += use.byte_size
+    return {
+        place: [MemoryUse(kind, device, size) for (kind, device), size in sorted(found.items())]
+        for place, found in sizes.items()
+    }

@@ -1,0 +1,221 @@
+"""The model repository as the protocols see it: the executors' indexes merged, and load and unload for all of them.
+
+A load is a word on a model, kept in Redis (`keyspace.wanted`), and a message to every executor that it is new; it is
+finished when every living one has carried it out, or could not. An executor that dies meanwhile is not waited for; one
+that joins meanwhile finds the word when it starts (`executor.lease.control`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from gateway.models.catalog import Catalog
+from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
+from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
+from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Member
+from shared.store.redis_client import CONNECTION_LOST
+
+CONTROL_TIMEOUT_S = 300.0
+"""Loading a large model takes minutes; a longer wait means that an executor hangs."""
+CONTROL_POLL_S = 0.1
+EXPLICIT = "explicit"
+
+
+class Repository:
+    """Index, load and unload, for both protocols."""
+
+    def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
+        """takes_overrides: callers may bring configurations and files, that is, code of their own."""
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", redis)
+        self._keys = keys
+        self._catalog = catalog
+        self._takes_overrides = takes_overrides
+
+    def without_overrides(self) -> Repository:
+        """The same for callers who may load what lies in the repository, and nothing else."""
+        return Repository(self._redis, self._keys, self._catalog, takes_overrides=False)
+
+    def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
+        """Every model version that an executor knows of, by name and version."""
+        lines = self._catalog.picture.repository
+        return [line for line in lines if line.state == "READY"] if ready_only else list(lines)
+
+    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        """Loads (or reloads) a model on every executor; returns when it is READY.
+
+        config_json  replaces the repository's configuration
+        files        path below the model's directory -> content, instead of the repository's; needs `config_json`
+        raises       RequestError for a wrong name, and for what may not be brought here, UnavailableError when models
+                     are not loaded on request, LoadError with an executor's reason; then what was served before still
+                     is
+        """
+        await self._check_mode()
+        check_model_name(model)
+        if (config_json or files) and not self._takes_overrides:
+            raise RequestError(
+                f"failed to load '{model}', a configuration or files may not be brought to a gateway that listens "
+                "beyond loopback: restrict 'model-repository' (--restricted-api), or give it --allow-load-overrides",
+                Code.FORBIDDEN,
+            )
+        check_files(model, files or {}, config_json)
+        word = ControlMessage("load", model, config_json, dict(files or {}), uuid.uuid4().hex)
+        members, entry = await self._carry_out(word)
+        failure = decisive_failure(members, entry, word.generation)
+        if failure is not None:
+            await self._withdraw(word)
+            raise LoadError(failure.error, code_of(failure.code))
+        if not any(line.state == "READY" for line in self.index() if line.model == model):
+            raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
+
+    async def unload(self, model: str) -> None:
+        """Takes a model out of service everywhere; what was accepted is finished. One that is not loaded is no error,
+        as in Triton."""
+        await self._check_mode()
+        check_model_name(model)
+        word = ControlMessage("unload", model)
+        try:
+            known: bool = await self._redis.hexists(self._keys.wanted, model)
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(f"Redis cannot be reached: {lost}; '{model}' did not change") from lost
+        if not known and all(line.model != model or not line.state for line in self.index()):
+            return
+        await self._carry_out(word)
+        left = [line.version for line in self.index() if line.model == model and line.state == "READY"]
+        if left:
+            raise MeshError(
+                f"failed to unload '{model}', versions that are still available: {','.join(left)}", Code.INTERNAL
+            )
+
+    async def _carry_out(self, word: ControlMessage) -> tuple[Sequence[Member], str]:
+        """Tells every executor; returns those that have heard, and the message's id."""
+        encoded = encode(word)
+        if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
+            raise RequestError(
+                f"failed to load '{word.model}', configuration and files of {len(encoded)} bytes exceed the mesh's "
+                f"limit of {CONTROL_MESSAGE_BYTES_MAX} bytes"
+            )
+        try:
+            await self._check_room(word.model, len(encoded))
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(self._keys.wanted, word.model, encoded)
+                pipe.xadd(self._keys.control, {"n": word.model}, maxlen=CONTROL_STREAM_ENTRIES, approximate=True)
+                _, entry = await pipe.execute()
+            return await self._applied(entry.decode(), word), entry.decode()
+        except ResponseError as refused:
+            raise UnavailableError(f"Redis refused the change of '{word.model}': {refused}") from refused
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(
+                f"Redis cannot be reached: {lost}; whether '{word.model}' changed is unknown"
+            ) from lost
+
+    async def _check_mode(self) -> None:
+        """Raises UnavailableError where nobody loads on request. This comes before all other checks, as in Triton."""
+        try:
+            await self._catalog.refresh()
+        except CONNECTION_LOST as lost:
+            raise UnavailableError(f"Redis cannot be reached: {lost}; nothing was changed") from lost
+        members = self._catalog.live_members()
+        if not members:
+            raise UnavailableError("no executor is running that could load or unload a model")
+        if any(member.registration.control_mode != EXPLICIT for member in members):
+            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+
+    async def _check_room(self, model: str, size: int) -> None:
+        names: list[bytes] = await self._redis.hkeys(self._keys.wanted)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hstrlen(self._keys.wanted, name)
+            sizes: list[int] = await pipe.execute()
+        held = sum(each for name, each in zip(names, sizes, strict=True) if name != model.encode())
+        if held + size > CONTROL_BYTES_MAX:
+            raise UnavailableError(
+                f"failed to load '{model}', the mesh holds {held} bytes of override files already, and its limit is "
+                f"{CONTROL_BYTES_MAX}: load other models without files, or put the files into the repository"
+            )
+
+    async def _withdraw(self, word: ControlMessage) -> None:
+        """Takes a word back that could not be carried out, so that executors to come do not try it again."""
+        try:
+            if await self._redis.hget(self._keys.wanted, word.model) == encode(word):
+                await self._redis.hdel(self._keys.wanted, word.model)
+        except CONNECTION_LOST:
+            # They will try, and fail as the others have: what they serve is the same.
+            return
+
+    async def _applied(self, entry: str, word: ControlMessage) -> Sequence[Member]:
+        """Returns when there are living executors, and every one of them has heard the message."""
+        deadline = time.monotonic() + CONTROL_TIMEOUT_S
+        while True:
+            await self._catalog.refresh()
+            members = [member for member in self._catalog.live_members() if member.usable]
+            late = behind(members, entry)
+            if members and not late:
+                return members
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"'{word.action}' of '{word.model}' was not carried out within {CONTROL_TIMEOUT_S:.0f} s by "
+                    f"{', '.join(late) or 'any executor'}; it will be when they get to it"
+                )
+            await asyncio.sleep(CONTROL_POLL_S)
+
+
+def check_model_name(model: str) -> None:
+    """Refuses names that could mean a place outside the repository."""
+    if not model:
+        raise RequestError("Model name cannot be empty. Please enter a valid name to deploy.")
+    if any(character in model for character in "/\\\0") or model in (".", ".."):
+        raise RequestError(f"invalid model name '{model}', model name must not contain path traversal characters")
+
+
+def check_files(model: str, files: Mapping[str, bytes], config_json: str) -> None:
+    """Refuses override files without a configuration, and those that would lie outside the model's directory."""
+    if files and not config_json:
+        raise RequestError(
+            f"failed to load '{model}', override files were provided, but the model config was not: a 'config' "
+            "parameter must come with them"
+        )
+    for name in files:
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+            raise RequestError(f"failed to load '{model}', file '{name}' must not leave the model's directory")
+
+
+def decisive_failure(members: Sequence[Member], entry: str, generation: str) -> LoadFailure | None:
+    """Why a message failed: some executor's reason. One without such a model in its repository is no failure, unless
+    none has it: executors need not all have the same models.
+
+    generation  the message's: an executor that started since has found it in what was asked before
+    """
+    ordered = sorted(members, key=lambda member: member.registration.name)
+    failures = [
+        each
+        for member in ordered
+        for each in member.registration.failures
+        if each.entry == entry or (not each.entry and each.generation == generation)
+    ]
+    serious = [failure for failure in failures if failure.found]
+    if serious:
+        return serious[0]
+    return failures[0] if failures and len(failures) >= len(members) else None
+
+
+def behind(members: Sequence[Member], entry: str) -> list[str]:
+    """Names of the executors that have not carried out the control message yet."""
+    return [member.registration.name for member in members if entry_key(member.registration.applied) < entry_key(entry)]
+
+
+def entry_key(entry: str) -> tuple[int, int]:
+    """A stream entry's id in the order of the stream."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,57 @@
+"""Statistics of model versions, as both protocols and the metrics report them: the mesh's counts, the same everywhere.
+
+Source: triton-spec 5.7.
+"""
+
+from __future__ import annotations
+
+from redis.exceptions import ResponseError
+
+from gateway.models.catalog import Catalog
+from gateway.models.observation import Observation, memory_of
+from gateway.models.versions import check_version_text
+from shared.contract.errors import RequestError, UnavailableError
+from shared.statistics.tally import Load, ModelStatistics, statistics_of
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.totals import Tallies
+
+
+class Statistics:
+    """Reads the counts of what is READY."""
+
+    def __init__(self, tallies: Tallies, catalog: Catalog, observation: Observation) -> None:
+        self._tallies = tallies
+        self._catalog = catalog
+        self._observation = observation
+
+    async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
+        """Statistics of the READY versions: of one model, of one version of it, or of all, by name and version.
+
+        Whoever has an answer finds it counted. Raises RequestError for a model or version that is not READY,
+        UnavailableError without Redis.
+        """
+        loads = self._loads(model, check_version_text(version))
+        if not loads:
+            return []
+        try:
+            counts = await self._tallies.read(loads)
+            memory = memory_of(await self._observation.reports())
+        except (*CONNECTION_LOST, ResponseError) as lost:
+            raise UnavailableError(f"Redis, which holds the statistics, cannot be read: {lost}") from lost
+        return [
+            statistics_of(load.model, load.version, counts[load], memory.get((load.model, load.version), ()))
+            for load in loads
+        ]
+
+    def _loads(self, model: str, version: str) -> list[Load]:
+        picture = self._catalog.picture
+        if model and model not in picture.ready:
+            raise RequestError(f"requested model '{model}' is not available")
+        if model and version and version not in picture.ready[model]:
+            raise RequestError(f"requested model version is not available for model '{model}'")
+        return [
+            Load(name, number, picture.records[name].generation)
+            for name in ([model] if model else sorted(picture.ready))
+            for number in picture.ready[name]
+            if not version or number == version
+        ]

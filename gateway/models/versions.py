@@ -1,0 +1,26 @@
+"""Versions of models as callers name them. Pure. Source of the words: triton-spec 5.2."""
+
+from __future__ import annotations
+
+import re
+
+from shared.contract.errors import RequestError
+
+INT64_MAX = (1 << 63) - 1
+VERSION_TEXT = re.compile(r"-?[0-9]{1,20}")
+
+
+def check_version_text(version: str) -> str:
+    """A requested version in its plain form ("" stays ""). Raises RequestError for what is not a positive integer."""
+    if not version:
+        return ""
+    number = int(version) if VERSION_TEXT.fullmatch(version) else None
+    if number is None or number > INT64_MAX:
+        # The detail is the name of the C++ function that would not read it.
+        raise RequestError(
+            f"failed to get model version from specified version string '{version}' (details: stol), version should be "
+            "an integral value > 0"
+        )
+    if number <= 0:
+        raise RequestError(f"invalid model version specified '{version}' , version should be an integral value > 0")
+    return str(number)

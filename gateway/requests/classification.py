@@ -1,0 +1,51 @@
+"""The classification extension: a numeric output as its k largest elements. Pure; source: triton-spec 5.4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.contract.errors import RequestError
+from shared.contract.tensors import Tensor, pack_bytes, to_numpy
+
+ELEMENTS_MAX = 1_000_000
+"""Elements of an output that can be classified."""
+NOT_CLASSIFIED = ("BOOL", "FP16", "BF16", "BYTES")
+
+
+def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[str] = ()) -> Tensor:
+    """The output as BYTES elements `value:index` or `value:index:label`, largest value first; equal values by index.
+
+    classes  how many; fewer when the output has fewer
+    labels   by index; "" and what is beyond the end is no label
+    batched  dim 0 is the batch: each row is classified by itself, and the result is [batch, k] instead of [k]
+    raises   RequestError for a datatype that Triton does not classify and for an output that is too large
+    """
+    if tensor.datatype in NOT_CLASSIFIED:
+        raise RequestError(f"class result not available for output due to unsupported type '{tensor.datatype}'")
+    values = to_numpy(tensor)
+    if values.size > ELEMENTS_MAX:
+        raise RequestError("classification output tensor too large")
+    rows = values.reshape(tensor.shape[0], -1) if batched and tensor.shape else values.reshape(1, -1)
+    count = min(classes, rows.shape[1])
+    elements = [element for row in rows for element in _top(row, count, labels)]
+    return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), pack_bytes(elements))
+
+
+def _top(row: NDArray[Any], count: int, labels: Sequence[str]) -> Iterator[str]:
+    # What C++'s to_string writes: six decimals for a float of any size.
+    text = "{:f}:{}" if row.dtype.kind == "f" else "{:d}:{}"
+    for index in _descending(row)[:count]:
+        label = labels[index] if index < len(labels) else ""
+        yield text.format(row[index].item(), index) + (f":{label}" if label else "")
+
+
+def _descending(row: NDArray[Any]) -> NDArray[np.intp]:
+    """Indexes by falling value, equal values by rising index, NaN last."""
+    if row.dtype.kind == "f":
+        return np.argsort(-row, kind="stable")
+    # The negation of an integer may not exist. Sorted backwards and read backwards, equal values keep their order.
+    return len(row) - 1 - np.argsort(row[::-1], kind="stable")[::-1]

@@ -1,0 +1,227 @@
+"""The one way into the mesh for an inference request, whatever protocol brought it.
+
+`submit` is synchronous up to the place in the queue: two calls made one after the other are accepted in that order,
+which is what keeps a stream's steps in order. Everything that can go wrong is the future's exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+import msgspec
+
+from gateway.bounds.byte_budget import Room
+from gateway.models.catalog import Catalog
+from gateway.requests.admission import Admitted, InferCall, admit
+from gateway.requests.cancellation import Cancellation
+from gateway.requests.dispatch import Dispatch
+from gateway.requests.orphans import Connection, Orphans
+from gateway.requests.replies import Replies, unknown_outcome
+from gateway.requests.response_cache import NO_CACHE, ResponseCache
+from gateway.requests.sessions import new_session
+from gateway.requests.waiting import Answer, Waiting
+from shared.contract.errors import MeshError, RequestError, UnavailableError
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.contract.messages import ModelRecord, StepFlag
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import Orphan
+from shared.traces.tracing import NO_STEP, StepSpan, Tracing
+
+__all__ = ["Answer", "Inference"]
+
+
+class Inference:
+    """Admits requests, sends them on and gives a future for each.
+
+    submit(call) -> asyncio.Future[Answer]
+        Never raises: every failure is the future's MeshError. Cancelling the future means that the caller has left:
+        its entry goes at once, and what was accepted is given up (`gateway.requests.cancellation`).
+        Who cancels several does it in one turn of the loop: what is queued behind a step that is given up could be sent
+        in between, and run without it.
+    connection() -> Connection
+        To be given to `submit` with each request of one stream, and to be ended with it (`gateway.requests.orphans`).
+    room
+        For the bytes of requests that are still being received.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        dispatch: Dispatch,
+        replies: Replies,
+        keys: Keyspace,
+        tracing: Tracing,
+        orphans: Orphans,
+        *,
+        in_flight_max: int,
+        room: Room,
+        request_bytes_max: int = VALUE_BYTES_MAX,
+        timeout_ms: int = 0,
+        cache: ResponseCache = NO_CACHE,
+    ) -> None:
+        self._catalog = catalog
+        self._dispatch = dispatch
+        self._replies = replies
+        self._keys = keys
+        self._tracing = tracing
+        self._orphans = orphans
+        self._in_flight_max = in_flight_max
+        self.room = room
+        self._request_bytes_max = request_bytes_max
+        self._timeout_ms = timeout_ms
+        self._cache = cache
+        # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
+        self._held: deque[tuple[InferCall, asyncio.Future[Answer], Connection | None]] = deque()
+        self._held_models: set[str] = set()
+        self.stopping = False
+        """Connections may be closed by this gateway itself: who is gone then has not given up."""
+        self._cancellation = Cancellation(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for an answer."""
+        return len(self._replies) + len(self._held)
+
+    def connection(self) -> Connection:
+        """A connection that carries requests. While this gateway stops its end means nothing: see above."""
+
+        def tell(orphan: Orphan) -> None:
+            if not self.stopping:
+                self._orphans.tell(orphan)
+
+        return Connection(tell)
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+        """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
+
+        connection  that it came over; None: one that carries this request only
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        size = sum(len(tensor.raw) for tensor in call.inputs)
+        if self.in_flight >= self._in_flight_max:
+            text = f"the gateway has {self._in_flight_max} requests in flight, which is its limit: try again later"
+            future.set_exception(UnavailableError(text))
+            return future
+        try:
+            self._check_size(call, size)
+            self.room.take(size)
+        except MeshError as error:
+            future.set_exception(error.released())
+            return future
+        if call.model in self._held_models:
+            self._hold(call, future, connection)
+        else:
+            self._enter(call, future, connection, may_hold=True)
+        if future.done():
+            self.room.give_back(size)
+        else:
+            future.add_done_callback(lambda _: self.room.give_back(size))
+        return future
+
+    def _check_size(self, call: InferCall, size: int) -> None:
+        """Redis cuts who sends it a larger value, and everything that was sent with it."""
+        if size > self._request_bytes_max:
+            raise RequestError(
+                f"the inputs of the request to model '{call.model}' have {size} bytes, and Redis, through which they "
+                f"go, takes no value beyond {self._request_bytes_max} (proto-max-bulk-len)"
+            )
+
+    def _enter(
+        self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None, *, may_hold: bool
+    ) -> None:
+        try:
+            try:
+                record, version = self._catalog.find(call.model, call.version)
+            except MeshError:
+                if may_hold and self._catalog.ask(self._release):
+                    self._hold(call, future, connection)
+                    return
+                raise
+            self._send(call, record, version, future, connection)
+        except MeshError as error:
+            # Its frames hold the call and the future, which holds the error.
+            future.set_exception(error.released())
+
+    def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None) -> None:
+        self._held.append((call, future, connection))
+        self._held_models.add(call.model)
+
+    def _release(self) -> None:
+        """The catalog was refreshed: whoever waited for that is decided now, in order."""
+        held, self._held = self._held, deque()
+        self._held_models.clear()
+        for call, future, connection in held:
+            if not future.done():
+                self._enter(call, future, connection, may_hold=False)
+
+    def _send(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        version: str,
+        future: asyncio.Future[Answer],
+        connection: Connection | None,
+    ) -> None:
+        config = record.config
+        admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
+        if admitted.sequence is not None:
+            shard = self._keys.shard_of(admitted.sequence)
+        else:
+            shard = self._keys.home_shard(config.name)
+            admitted = self._cache.admitted(admitted, record)
+        span = NO_STEP
+        if self._tracing.enabled:
+            admitted, span = self._traced(call, admitted, future)
+        waiting = Waiting(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        self._replies.expect(waiting)
+        if admitted.sequence is not None and config.orphan_grace_ms:
+            waiting.user = connection or self._connection_of(future)
+        self._cancellation.watch(waiting)
+        if self._timeout_ms and not call.timeout_us:
+            self._limit(waiting)
+        self._dispatch.send(waiting)
+
+    def _connection_of(self, future: asyncio.Future[Answer]) -> Connection:
+        connection = self.connection()
+
+        def ended(answer: asyncio.Future[Answer]) -> None:
+            if answer.cancelled():
+                connection.end()
+
+        future.add_done_callback(ended)
+        return connection
+
+    def _limit(self, waiting: Waiting) -> None:
+        def expire() -> None:
+            waiting.failed(unknown_outcome(waiting, f"no answer came within {self._timeout_ms} ms"))
+            if waiting.accepted is None:
+                self._dispatch.forget(waiting)
+
+        timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, expire)
+        waiting.future.add_done_callback(lambda _: timer.cancel())
+
+    def _traced(self, call: InferCall, admitted: Admitted, future: asyncio.Future[Answer]) -> tuple[Admitted, StepSpan]:
+        message = admitted.message
+        span = self._tracing.begin_step(
+            admitted.sequence,
+            call.model,
+            start=bool(admitted.flags & StepFlag.START),
+            trace_headers=call.trace_headers,
+            arrived_ns=message.arrived_ns,
+        )
+        if not span.traceparent:
+            return admitted, span
+        future.add_done_callback(lambda done: _end(span, done))
+        message = msgspec.structs.replace(message, traceparent=span.traceparent)
+        return msgspec.structs.replace(admitted, message=message), span
+
+
+def _end(span: StepSpan, done: asyncio.Future[Answer]) -> None:
+    if done.cancelled():
+        span.end("the caller left")
+    elif error := done.exception():
+        span.end(str(error))
+    else:
+        span.end()

@@ -1,0 +1,59 @@
+"""Going over to another run of the server: after a restart, or a failover.
+
+Until this gateway has made sure of what its callers wait for, nothing is sent to it: what was accepted comes first, in
+its order, then what has gathered meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.backoff import FullJitterBackoff
+from redis.exceptions import OutOfMemoryError
+
+from gateway.requests.dispatch import Dispatch
+from gateway.requests.replies import Replies
+from shared.process import logs
+from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.server_run import ServerRun
+
+
+class Recovery:
+    """The task that does so. open_client: makes a client whose connections are bound to a run."""
+
+    def __init__(
+        self, open_client: Callable[[ServerRun], Redis], run: ServerRun, replies: Replies, dispatch: Dispatch
+    ) -> None:
+        self._open = open_client
+        self._run = run
+        self._replies = replies
+        self._dispatch = dispatch
+
+    async def run(self) -> None:
+        """Watches for another run until it is cancelled."""
+        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
+        failures = 0
+        while True:
+            await self._run.changed.wait()
+            try:
+                await self._recover()
+                failures = 0
+            except (*CONNECTION_LOST, OutOfMemoryError) as lost:
+                failures += 1
+                logs.warning("recovery delayed", error=str(lost))
+                await asyncio.sleep(backoff.compute(failures))
+
+    async def _recover(self) -> None:
+        run = ServerRun()
+        redis = self._open(run)
+        try:
+            await cast("Any", redis).ping()
+            lost = await self._replies.reopen(redis)
+            await self._dispatch.ask_again(redis, lost)
+        finally:
+            await redis.aclose()
+        self._run.agree(run.bound)
+        logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(lost))

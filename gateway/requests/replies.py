@@ -1,0 +1,215 @@
+"""Waiting callers by token, and the one blocking read that brings their replies.
+
+Each shard has a reply stream of this gateway. It exists before the first request is sent and has a TTL that a
+heartbeat renews: scripts append only to a stream that exists, so a dead gateway costs nothing. What has been read is
+trimmed. A reply whose caller has left is dropped.
+
+When a stream's TTL ran out nevertheless (this process was frozen, or Redis lost its data), replies have been lost:
+its callers are told so instead of being left to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.backoff import FullJitterBackoff
+from redis.exceptions import ResponseError
+
+from gateway.requests.waiting import Waiting
+from shared.contract.errors import UnavailableError
+from shared.contract.ids import GatewayId, ShardId
+from shared.contract.limits import REPLY_STREAM_TTL_MS
+from shared.process import logs
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+
+HEARTBEAT_S = 5.0
+"""Far below the streams' TTL, so that one lost beat does no harm."""
+READ_BLOCK_MS = 2_000
+"""A read without news ends after this; only then a changed position is seen."""
+READ_ENTRIES_MAX = 256
+"""Per stream and read: an entry holds a whole batch's replies."""
+TRIM_AFTER_BYTES = 4 << 20
+"""Read entries are removed when they are so many bytes, on the back of the next read: Redis holds them until then."""
+ENTRY_BYTES = 64 << 10
+"""What an entry counts besides its replies: of small ones 64 go at once."""
+
+
+class Replies:
+    """The callers who wait, and their replies as they come."""
+
+    def __init__(self, redis: Redis, keys: Keyspace, gateway: GatewayId, *, where: str = "") -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", redis)
+        self._link = Link(redis)
+        self._keys = keys
+        self._gateway = gateway
+        self._where = where
+        self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shard_ids()}
+        self._positions: dict[bytes, bytes] = {}
+        self._untrimmed: dict[bytes, int] = {}
+        self._waiting: dict[bytes, Waiting] = {}
+        self._tokens = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[Waiting]:
+        """Those who wait now."""
+        return list(self._waiting.values())
+
+    def token(self) -> str:
+        """A token that this gateway has not used before."""
+        return format(next(self._tokens), "x")
+
+    def expect(self, waiting: Waiting) -> None:
+        """From now on its reply finds the caller; its entry goes when the future ends, however it ends."""
+        key = waiting.token.encode()
+        self._waiting[key] = waiting
+        waiting.future.add_done_callback(lambda _: self._waiting.pop(key, None))
+
+    def deliver(self, token: bytes, raw: bytes, key: str) -> None:
+        """Hands a reply to its caller, or drops it. key: where it was read."""
+        waiting = self._waiting.pop(token, None)
+        if waiting is not None:
+            waiting.answered(raw, key)
+
+    def give_up(self, cause: str) -> None:
+        """Tells everybody who waits that the outcome of the request is not known."""
+        for waiting in self.waiting:
+            waiting.failed(unknown_outcome(waiting, cause))
+
+    async def open(self) -> None:
+        """Makes the reply streams; must have happened before the first request is sent."""
+        await self._create(list(self._streams), self._redis)
+        await self._beat(self._redis)
+
+    async def reopen(self, redis: Redis) -> list[ShardId]:
+        """After a restart of the server: makes the streams that it has lost; returns their shards."""
+        client = cast("Any", redis)
+        gone = await self._beat(client)
+        await self._create(gone, client)
+        return gone
+
+    async def close(self) -> None:
+        """Removes this gateway's keys; where Redis cannot be reached, their TTL does."""
+        await self._link.close()
+        with contextlib.suppress(*CONNECTION_LOST):
+            await self._redis.unlink(self._keys.gateway(self._gateway))
+            for stream in self._streams.values():
+                await self._redis.unlink(stream)
+
+    async def run(self) -> None:
+        """Reads replies until it is cancelled."""
+        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self._link.connect()
+                    await self._read()
+                    failures = 0
+                except CONNECTION_LOST as lost:
+                    failures += 1
+                    if failures == 1:
+                        logs.warning("reply stream lost, reconnecting", error=str(lost))
+                    await asyncio.sleep(backoff.compute(failures))
+        finally:
+            await self._link.close()
+
+    async def heartbeat(self) -> None:
+        """Renews the TTLs until it is cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                gone = await self._beat(self._redis)
+                if gone:
+                    await self._recover(gone)
+            except (*CONNECTION_LOST, ResponseError) as lost:
+                logs.warning("heartbeat not written", error=str(lost))
+
+    async def _read(self) -> None:
+        commands: list[Sequence[Any]] = [
+            ("XTRIM", stream, "MINID", _after(self._positions[stream]))
+            for stream, size in self._untrimmed.items()
+            if size >= TRIM_AFTER_BYTES
+        ]
+        for command in commands:
+            self._untrimmed[command[1]] = 0
+        streams = list(self._positions)
+        positions = [self._positions[stream] for stream in streams]
+        commands.append(("XREAD", "COUNT", READ_ENTRIES_MAX, "BLOCK", READ_BLOCK_MS, "STREAMS", *streams, *positions))
+        *_, news = await self._link.exchange(commands, blocking_s=READ_BLOCK_MS / 1000)
+        if isinstance(news, Exception):
+            raise news
+        for stream, entries in news or ():
+            self._positions[stream] = entries[-1][0]
+            size = sum([ENTRY_BYTES + sum(map(len, fields)) for _, fields in entries])
+            self._untrimmed[stream] = self._untrimmed.get(stream, 0) + size
+            key = stream.decode()
+            for _, fields in entries:
+                for index in range(0, len(fields), 2):
+                    self.deliver(fields[index], fields[index + 1], key)
+
+    async def _create(self, shards: Sequence[ShardId], redis: Any) -> None:
+        for shard in shards:
+            stream = self._streams[shard]
+            async with redis.pipeline(transaction=True) as pipe:
+                # An entry that nobody waits for: there is no other way to make a stream without a group.
+                pipe.xadd(stream, {"": ""})
+                pipe.pexpire(stream, REPLY_STREAM_TTL_MS)
+                entry, _ = await pipe.execute()
+            self._positions[stream.encode()] = entry
+
+    async def _beat(self, redis: Any) -> list[ShardId]:
+        """Renews every TTL; returns the shards whose stream is gone."""
+        shards = list(self._streams)
+        async with redis.pipeline(transaction=False) as pipe:
+            for shard in shards:
+                pipe.pexpire(self._streams[shard], REPLY_STREAM_TTL_MS)
+            for stream, size in self._untrimmed.items():
+                if size:
+                    pipe.xtrim(stream, minid=_after(self._positions[stream]), approximate=False)
+            pipe.set(self._keys.gateway(self._gateway), self._where, px=REPLY_STREAM_TTL_MS)
+            self._untrimmed.clear()
+            *alive, shown = await pipe.execute(raise_on_error=False)
+        if isinstance(shown, ResponseError):
+            # A Redis without memory; it has renewed the TTLs nevertheless.
+            logs.warning("sign of life not written", error=str(shown))
+        return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]
+
+    async def _recover(self, gone: Sequence[ShardId]) -> None:
+        """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
+        logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
+        lost = [waiting for waiting in self._waiting.values() if waiting.shard in gone]
+        await self._create(gone, self._redis)
+        for waiting in lost:
+            waiting.failed(unknown_outcome(waiting, "the gateway lost its replies"))
+
+
+def unknown_outcome(waiting: Waiting, cause: str) -> UnavailableError:
+    """The error of a request that may or may not have been carried out, with what the caller can do about it."""
+    if waiting.admitted.sequence is None:
+        return UnavailableError(f"{cause} while the request to model '{waiting.call.model}' was open: send it again")
+    remedy = (
+        "send the step again with the same request id and sequence_step: it will not run twice"
+        if waiting.repeatable
+        else "give every step a request id, or its number as parameter 'sequence_step', and it can be sent again safely"
+    )
+    return UnavailableError(
+        f"{cause}: it is not known whether the step of sequence {waiting.admitted.message.correlation_id} of model "
+        f"'{waiting.call.model}' was accepted; {remedy}"
+    )
+
+
+def _after(entry: bytes) -> bytes:
+    """The smallest entry id after this one."""
+    milliseconds, _, sequence = entry.partition(b"-")
+    return b"%b-%d" % (milliseconds, int(sequence) + 1)

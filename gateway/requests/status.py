@@ -1,0 +1,47 @@
+"""Error codes to the status of each protocol: the one table for both (triton-spec 5.2)."""
+
+from __future__ import annotations
+
+from shared.contract.errors import Code, MeshError, SequenceError
+
+HTTP_STATUS: dict[Code, int] = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.FORBIDDEN: 403,
+}
+
+GRPC_STATUS: dict[Code, str] = {
+    Code.UNKNOWN: "UNKNOWN",
+    Code.INTERNAL: "INTERNAL",
+    Code.NOT_FOUND: "NOT_FOUND",
+    Code.INVALID_ARG: "INVALID_ARGUMENT",
+    Code.UNAVAILABLE: "UNAVAILABLE",
+    Code.UNSUPPORTED: "UNIMPLEMENTED",
+    Code.ALREADY_EXISTS: "ALREADY_EXISTS",
+    Code.CANCELLED: "CANCELLED",
+    Code.RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
+    Code.FORBIDDEN: "PERMISSION_DENIED",
+}
+"""Names of `grpc.StatusCode`; plain text, so that the HTTP side needs no grpc."""
+
+
+def http_error(error: MeshError) -> tuple[int, dict[str, str | int]]:
+    """Status and JSON body of an error; a sequence's error also says why, which step was its last, and what to do."""
+    body: dict[str, str | int] = {"error": error.message}
+    if isinstance(error, SequenceError):
+        body |= error.facts
+    return HTTP_STATUS[error.code], body
+
+
+def grpc_details(error: MeshError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata of a sequence's error: `seqmesh-reason`, `seqmesh-last-step` and `seqmesh-retry`."""
+    if isinstance(error, SequenceError):
+        return tuple((f"seqmesh-{name.replace('_', '-')}", str(value)) for name, value in error.facts.items())
+    return ()

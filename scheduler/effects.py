@@ -1,0 +1,429 @@
+"""Actions of the core, carried out in Redis, in their order; what became of them goes back as events.
+
+Runs of assignments travel together, one script call per shard and all calls in one round trip. Nothing is repeated
+here: a lost connection ends the leader's turn, and its state is rebuilt from what Redis then holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+from redis.asyncio import Redis
+
+from scheduler.core.actions import (
+    Action,
+    Assign,
+    Dismiss,
+    Drain,
+    Forget,
+    LookForExpired,
+    MoveOut,
+    Reclaim,
+    Reject,
+    Vacate,
+    WantSlots,
+)
+from scheduler.core.backlog import Entry
+from scheduler.core.events import Assigned, Event, Forgotten, Looked, MovedOut, Reclaimed, Vacated
+from scheduler.descriptions import Description, paged_descriptions
+from scheduler.ingest import StreamKind
+from shared.contract.errors import Code
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
+from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.messages import ReplyMessage, encode
+from shared.process import logs
+from shared.store.keyspace import Keyspace
+from shared.store.link import Link
+from shared.store.membership import Membership
+from shared.store.reading import text_of
+from shared.store.scripts import Assignment, Call, Rejection, Scripts, VacateCode, Vacation
+from shared.traces.tracing import SpanName, Tracing
+
+WANT_SLOTS_TTL_MS = 2000
+"""How long commits go on to free slots for a leader that is not heard of any more."""
+LATEST_MS = 1 << 53
+"""What scripts can count."""
+RECLAIM_COUNT = 256
+"""Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """What a performer works with: one Redis, its names, its scripts. No call is repeated by the connection."""
+
+    redis: Redis
+    keys: Keyspace
+    scripts: Scripts
+    membership: Membership
+    tracing: Tracing
+
+
+class Performer:
+    """Carries out what the leader of one model, in one term, has decided.
+
+    tombstone_ms  how long the record of a sequence that is over stays
+    """
+
+    def __init__(self, mesh: Mesh, model: str, term: Term, *, tombstone_ms: int) -> None:
+        self._mesh = mesh
+        self._keys = mesh.keys
+        self._scripts = mesh.scripts
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast("Any", mesh.redis)
+        self._model = model
+        self._term = term
+        self._tombstone_ms = tombstone_ms
+        self._link = Link(mesh.redis)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._link.close()
+
+    async def perform(self, actions: Sequence[Action]) -> list[Event]:
+        """Carries the actions out, in order.
+
+        returns  what became of them
+        raises   redis.ResponseError that begins with FENCED when a newer leader exists, CONNECTION_LOST; then some of
+                 the actions may have been carried out
+        """
+        events: list[Event] = []
+        for kind, run in groupby(actions, key=_kind):
+            together = list(run)
+            if kind is Assign:
+                events += await self._place(together)
+            elif kind is Reject:
+                await self._reject(cast("list[Reject]", together))
+            elif kind is MoveOut:
+                events += await self._move_out(cast("list[MoveOut]", together))
+            else:
+                for action in together:
+                    events += await self._perform_one(action)
+        return events
+
+    async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]], kind: StreamKind) -> None:
+        """Removes entries of one of the model's streams: what they said has been acted upon, or says nothing. Raises
+        ResponseError FENCED."""
+        by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
+        for shard, entry in entries:
+            by_shard[shard].append(entry)
+        stream = self._keys.feed if kind is StreamKind.FEED else self._keys.starts
+        await self._run([self._removal(shard, stream(shard, self._model), ids) for shard, ids in by_shard.items()])
+
+    def _removal(self, shard: ShardId, stream: str, entries: Sequence[str | bytes]) -> Call[int]:
+        return self._scripts.remove(entries, stream=stream, shard=shard, model=self._model, term=self._term)
+
+    async def _perform_one(self, action: Action) -> list[Event]:
+        match action:
+            case Reclaim(executor, cause, only):
+                await self._take_over(executor, only)
+                return [Reclaimed(executor, cause)] if not only else []
+            case Drain(executor):
+                await self._drain(executor, alive=True)
+                return []
+            case Forget(executor, cause):
+                return [Forgotten(executor, cause)] if await self._forget(executor) else []
+            case LookForExpired(now_ms, cause):
+                return [Looked(now_ms, await self._look(now_ms), cause)]
+            case Dismiss(sequence, entry):
+                shard = self._keys.shard_of(sequence)
+                await self._run([self._removal(shard, self._keys.starts(shard, self._model), [_entry_id(entry)])])
+                return []
+            case Assign() | Vacate() | WantSlots() | MoveOut() | Reject():
+                raise AssertionError("runs of these are carried out together")
+
+    # -- slots ----------------------------------------------------------------------------------------------------
+
+    async def _place(self, actions: Sequence[Action]) -> list[Event]:
+        """Slots that are wanted, given and asked for. What is wanted is said first: a sequence that is asked afterwards
+        and has a step in flight gives its slot up when that is done."""
+        await self._want([action for action in actions if isinstance(action, WantSlots)])
+        assigns = self._chunks((a for a in actions if isinstance(a, Assign)), lambda assign: assign.sequence)
+        vacates = self._chunks((a for a in actions if isinstance(a, Vacate)), lambda vacate: vacate.sequence)
+        calls: list[Call[Any]] = [
+            self._scripts.assign([_assignment(self._model, a) for a in chunk], shard=shard, term=self._term)
+            for shard, chunk in assigns
+        ]
+        calls += self._vacations(vacates)
+        replies = [one for reply in await self._run(calls) for one in reply]
+        assigned = [assign for _, chunk in assigns for assign in chunk]
+        asked = [vacate for _, chunk in vacates for vacate in chunk]
+        told: list[Event] = [
+            self._tell_assigned(assign, epoch) for assign, epoch in zip(assigned, replies[: len(assigned)], strict=True)
+        ]
+        return told + await self._vacated(asked, replies[len(assigned) :])
+
+    async def _want(self, wants: Sequence[WantSlots]) -> None:
+        """Every shard has its share of what is wanted; the last word on a version counts."""
+        commands: list[Sequence[Any]] = []
+        for want in wants:
+            share = -(-want.count // self._keys.shards)
+            for shard in self._keys.shard_ids():
+                key = self._keys.wanted_slots(shard, self._model, want.version)
+                commands.append(("SET", key, share, "PX", WANT_SLOTS_TTL_MS) if share else ("DEL", key))
+        await self._exchange(commands)
+
+    async def _vacated(self, asked: Sequence[Vacate], codes: Sequence[VacateCode]) -> list[Event]:
+        await self._drain_undrained([vacate.place.executor for vacate in asked], codes)
+        for vacate, code in zip(asked, codes, strict=True):
+            logs.debug("slot asked for", sequence=vacate.sequence, place=vacate.place, answer=code.name)
+        return [
+            Vacated(vacate.sequence, vacate.epoch, code is not VacateCode.KEPT, vacate.cause)
+            for vacate, code in zip(asked, codes, strict=True)
+        ]
+
+    def _tell_assigned(self, assign: Assign, epoch: Epoch) -> Assigned:
+        if logs.enabled(logs.Level.DEBUG):
+            logs.debug(
+                "sequence assigned", sequence=assign.sequence, place=assign.place, epoch=epoch, cause=assign.cause
+            )
+        if (assign.moving or assign.paged) and epoch and self._mesh.tracing.enabled:
+            waited_ns = assign.entry.ms * 1_000_000
+            name = SpanName.PAGED_IN if assign.paged else SpanName.TAKEOVER
+            self._mesh.tracing.record_takeover(
+                assign.sequence, epoch, waited_ns, time.time_ns(), name, executor=assign.place.executor
+            )
+        return Assigned(assign.sequence, assign.entry, epoch, assign.cause)
+
+    async def _reject(self, rejects: Sequence[Reject]) -> None:
+        chunks = self._chunks(rejects, lambda reject: reject.sequence)
+        calls = [
+            self._scripts.reject(
+                [_rejection(r) for r in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+            )
+            for shard, chunk in chunks
+        ]
+        await self._run(calls)
+        for reject in rejects:
+            logs.info("sequence rejected", sequence=reject.sequence, why=reject.message, cause=reject.cause)
+
+    async def _move_out(self, actions: Sequence[MoveOut]) -> list[Event]:
+        chunks = self._chunks(actions, lambda action: action.sequence)
+        codes = [code for reply in await self._run(self._vacations(chunks, moving=True)) for code in reply]
+        asked = [action for _, chunk in chunks for action in chunk]
+        await self._drain_undrained([action.executor for action in asked], codes)
+        taken = sum(code is not VacateCode.KEPT for code in codes)
+        if taken:
+            logs.info("sequences moved", model=self._model, sequences=taken, asked=len(asked), cause=asked[0].cause)
+        return [
+            MovedOut(action.sequence, action.epoch, code is not VacateCode.KEPT, action.cause)
+            for action, code in zip(asked, codes, strict=True)
+        ]
+
+    def _vacations(
+        self, chunks: Iterable[tuple[ShardId, Sequence[Vacate | MoveOut]]], *, moving: bool = False
+    ) -> list[Call[list[VacateCode]]]:
+        return [
+            self._scripts.vacate(
+                [Vacation(asked.sequence, asked.epoch, moving) for asked in chunk],
+                shard=shard,
+                model=self._model,
+                term=self._term,
+            )
+            for shard, chunk in chunks
+        ]
+
+    async def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
+        undrained = {owner for owner, code in zip(owners, codes, strict=True) if owner and code is VacateCode.UNDRAINED}
+        for executor in sorted(undrained):
+            await self._drain(executor, alive=True)
+
+    # -- takeover -------------------------------------------------------------------------------------------------
+
+    async def _take_over(self, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
+        """Every sequence of the model from the executor, then the steps from its inbox; that they come in this order
+        is what makes it complete: after the first part no step is put there any more.
+        """
+        begin = time.monotonic()
+        # What an unloaded version leaves is nobody's loss, nor is what is handed over in order.
+        lost = not only and not await self._mesh.membership.is_leaving(executor)
+        sequences = await self._reclaim(executor, only, lost=lost)
+        steps = await self._drain(executor, alive=bool(only))
+        if sequences or steps:
+            logs.info(
+                "sequences taken over",
+                executor=executor,
+                model=self._model,
+                sequences=sequences,
+                inbox_entries=steps,
+                ms=round((time.monotonic() - begin) * 1000),
+            )
+
+    async def _reclaim(self, executor: ExecutorId, only: tuple[str, ...], *, lost: bool) -> int:
+        total, shards = 0, self._keys.shard_ids()
+        while shards:
+            calls = [
+                self._scripts.reclaim(
+                    executor,
+                    shard=shard,
+                    model=self._model,
+                    term=self._term,
+                    count=RECLAIM_COUNT,
+                    tombstone_ms=self._tombstone_ms,
+                    only=only,
+                    lost=lost,
+                )
+                for shard in shards
+            ]
+            counts = await self._run(calls)
+            total += sum(counts)
+            shards = [shard for shard, count in zip(shards, counts, strict=True) if count]
+        return total
+
+    async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
+        """Looks at every entry of the executor's inboxes once; returns how many were moved on."""
+        moved, after = 0, dict.fromkeys(self._keys.shard_ids(), "0-0")
+        while after:
+            calls = [
+                self._scripts.drain(executor, shard=shard, after=last, count=RECLAIM_COUNT, alive=alive)
+                for shard, last in after.items()
+            ]
+            replies = dict(zip(after, await self._run(calls), strict=True))
+            moved += sum(looked_at - stayed for _, looked_at, stayed in replies.values())
+            after = {shard: last for shard, (last, looked_at, _) in replies.items() if looked_at == RECLAIM_COUNT}
+        return moved
+
+    async def _forget(self, executor: ExecutorId) -> bool:
+        """Removes a dead executor's registration and inboxes; False while a leader of another model still needs them.
+
+        Without owned sequences nothing is put into the inboxes any more, and draining empties them.
+        """
+        models = {text_of(name) for name in await self._redis.hkeys(self._keys.models)} | {self._model}
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.exists(self._keys.executor_lease(executor))
+        for shard in self._keys.shard_ids():
+            for model in sorted(models):
+                pipe.exists(self._keys.owned(shard, executor, model))
+        if any(await pipe.execute()):
+            return False
+        await self._drain(executor, alive=False)
+        await self._mesh.membership.remove(executor)
+        logs.info("executor forgotten", executor=executor)
+        return True
+
+    # -- idle sequences -------------------------------------------------------------------------------------------
+
+    async def _look(self, now_ms: int) -> int | None:
+        """Ends the idle sequences that are due; returns the earliest deadline that there was."""
+        shards = self._keys.shard_ids()
+        firsts = await self._exchange(
+            [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
+        )
+        deadlines = {shard: _due_ms(first[1]) for shard, first in zip(shards, firsts, strict=True) if first}
+        await self._expire([shard for shard, first_ms in deadlines.items() if first_ms <= now_ms], now_ms)
+        return min(deadlines.values(), default=None)
+
+    async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
+        """Ends those that are due. Each one looked at is ended, or gets a later deadline, or none."""
+        while shards:
+            due = await self._due(shards, now_ms)
+            looked_at = [sequence for sequences in due.values() for sequence in sequences]
+            states = await paged_descriptions(
+                self._mesh.redis, self._keys, self._mesh.membership, self._model, looked_at
+            )
+            calls = [
+                self._scripts.expire(
+                    sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms
+                )
+                for shard, sequences in due.items()
+            ]
+            for sequences, flags in zip(due.values(), await self._run(calls), strict=True):
+                self._tell_expired([s for s, ended in zip(sequences, flags, strict=True) if ended], states)
+            shards = [shard for shard, sequences in due.items() if len(sequences) >= SCRIPT_STEPS_MAX]
+
+    async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
+        asked = [(shard, *times) for shard in shards for times in (("-inf", now_ms), (f"({LATEST_MS}", "+inf"))]
+        replies = await self._exchange(
+            [
+                ("ZRANGEBYSCORE", self._keys.deadlines(shard, self._model), begin, end, "LIMIT", 0, SCRIPT_STEPS_MAX)
+                for shard, begin, end in asked
+            ]
+        )
+        due: dict[ShardId, list[SequenceId]] = {}
+        for (shard, _, _), names in zip(asked, replies, strict=True):
+            if names:
+                due.setdefault(shard, []).extend(SequenceId(text_of(name)) for name in names)
+        return due
+
+    def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Description]) -> None:
+        now_ns, tracing = time.time_ns(), self._mesh.tracing
+        for sequence in sequences:
+            if (known := states.get(sequence)) is not None:
+                logs.info("sequence expired", sequence=sequence, last_step=known.last_step, state=known.state)
+            else:
+                logs.info("sequence expired", sequence=sequence)
+            if tracing.enabled:
+                tracing.record(tracing.root_of(sequence), SpanName.EXPIRED, now_ns, now_ns, model=self._model)
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _chunks(
+        self, items: Iterable[Item], sequence_of: Callable[[Item], SequenceId]
+    ) -> list[tuple[ShardId, list[Item]]]:
+        """Items by shard, in order, in pieces that one script call may carry."""
+        by_shard: dict[ShardId, list[Item]] = defaultdict(list)
+        for item in items:
+            by_shard[self._keys.shard_of(sequence_of(item))].append(item)
+        return [
+            (shard, members[begin : begin + SCRIPT_STEPS_MAX])
+            for shard, members in by_shard.items()
+            for begin in range(0, len(members), SCRIPT_STEPS_MAX)
+        ]
+
+    async def _run(self, calls: Sequence[Call[T]]) -> list[T]:
+        """The calls in one round trip; raises the first error among their outcomes."""
+        if not calls:
+            return []
+        outcomes: list[T] = []
+        await self._link.connect()
+        for outcome in await self._scripts.run_all(calls, self._link):
+            if isinstance(outcome, Exception):
+                raise outcome
+            outcomes.append(outcome)
+        return outcomes
+
+    async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Plain commands in one round trip; raises the first error among their replies."""
+        if not commands:
+            return []
+        await self._link.connect()
+        replies = await self._link.exchange(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+def _due_ms(score: bytes) -> int:
+    """A deadline; one that no clock will ever tell is due."""
+    at_ms = float(score)
+    return int(at_ms) if 0 <= at_ms <= LATEST_MS else 0
+
+
+def _kind(action: Action) -> type[Action]:
+    """What is carried out together: giving slots and asking for them do not wait for each other."""
+    return Assign if isinstance(action, Vacate | WantSlots) else type(action)
+
+
+def _assignment(model: str, assign: Assign) -> Assignment:
+    place = assign.place
+    return Assignment(assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot)
+
+
+def _entry_id(entry: Entry) -> str:
+    return f"{entry.ms}-{entry.number}"
+
+
+def _rejection(reject: Reject) -> Rejection:
+    reply = encode(ReplyMessage(reject.version, error_code=Code.UNAVAILABLE, error=reject.message))
+    return Rejection(reject.sequence, _entry_id(reject.entry), reply)

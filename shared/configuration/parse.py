@@ -1,0 +1,92 @@
+"""Text and JSON to the extended configuration message. Syntax and types only: meaning is decided elsewhere.
+
+Source: triton-spec section 4 ("pbtxt", "load-time JSON config"); protobuf's own parsers do the work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from shared.configuration.schema import CONFIG_DESCRIPTOR, POOL, ConfigMessage, new_config
+from shared.contract.errors import ConfigError
+
+CONFIG_BYTES_MAX = 1 << 20
+"""Longest configuration read, bytes (text or JSON). Real ones have a few kilobytes; a load request may be anything."""
+
+_POSITION = re.compile(r"^\d+:\d+ : ")
+
+
+def parse_text(text: str, source: str) -> ConfigMessage:
+    """A configuration in protobuf's text format.
+
+    source  name of the file, for the message
+    raises  ConfigError naming file, line, column and what was wrong there
+    """
+    _check_length(text, source)
+    config = new_config()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        what = _POSITION.sub("", str(error))
+        line, column = error.GetLine(), error.GetColumn()
+        where = f"{source}:{line}:{column}" if line is not None else source
+        raise ConfigError(f"failed to read text proto from {where}: {what}") from error
+    return config
+
+
+def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMessage:
+    """A configuration in Triton's JSON: names of enum values in any case, unknown fields and repeated keys refused.
+
+    raises  ConfigError with what was wrong
+    """
+    _check_length(text, source)
+    try:
+        fields: object = json.loads(text, object_pairs_hook=_without_repeats)
+        if not isinstance(fields, dict):
+            raise ConfigError(f"failed to parse {source}: expected a JSON object")
+        # Half a surrogate pair is no text: protobuf, asked for a field of that name, raises SystemError.
+        json.dumps(fields, ensure_ascii=False).encode()
+        upper = _with_upper_enums(cast("dict[str, Any]", fields), CONFIG_DESCRIPTOR)
+        return json_format.ParseDict(upper, new_config(), descriptor_pool=POOL)
+    except (ArithmeticError, ValueError, TypeError, RecursionError, json_format.ParseError) as error:
+        # Beside its own ParseError, json_format lets these through for values of odd types and sizes.
+        raise ConfigError(f"failed to parse {source}: {error}") from error
+
+
+def _check_length(text: str, source: str) -> None:
+    if len(text) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"failed to read {source}: longer than {CONFIG_BYTES_MAX} bytes")
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        repeated = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
+        raise ValueError(f"repeated key {', '.join(repeated)}")
+    return fields
+
+
+def _with_upper_enums(fields: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
+    """The same JSON with names of enum values in upper case, as all of this schema's are."""
+    known = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
+    return {key: _value_with_upper_enums(value, known[key]) if key in known else value for key, value in fields.items()}
+
+
+def _value_with_upper_enums(value: Any, field: FieldDescriptor) -> Any:
+    if isinstance(value, list):
+        return [_value_with_upper_enums(element, field) for element in cast("list[Any]", value)]
+    if field.enum_type is not None:
+        return value.upper() if isinstance(value, str) else value
+    if field.message_type is None or not isinstance(value, dict):
+        return value
+    members = cast("dict[str, Any]", value)
+    if field.message_type.GetOptions().map_entry:
+        entry = field.message_type.fields_by_name["value"]
+        return {key: _value_with_upper_enums(member, entry) for key, member in members.items()}
+    return _with_upper_enums(members, field.message_type)

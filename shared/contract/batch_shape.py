@@ -1,0 +1,47 @@
+"""What decides with which others a request may share a batch: its rows and shapes (triton-spec 1.9, 3.2). Pure.
+
+A gateway writes both beside a stateless request, so that whoever forms batches need not read the request itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import xxhash
+
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import Tensor
+
+
+class ShapeKeys:
+    """What two requests of a model must have in common to share a batch (triton-spec 1.9): the set of inputs where some
+    are optional, and the shapes of inputs with variable dimensions that are not ragged."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._variable = {spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch}
+        self._optional = any(spec.optional for spec in config.inputs)
+        self._batch_dims = 1 if config.max_batch_size > 0 else 0
+
+    def of(self, inputs: Sequence[Tensor]) -> Hashable:
+        """Equal for requests that may run together; None for every request of a model whose shapes are all fixed."""
+        if not self._variable and not self._optional:
+            return None
+        return tuple(
+            sorted(
+                (tensor.name, tensor.shape[self._batch_dims :] if tensor.name in self._variable else ())
+                for tensor in inputs
+                if self._optional or tensor.name in self._variable
+            )
+        )
+
+    def text_of(self, inputs: Sequence[Tensor]) -> str:
+        """The same as a short word, equal in every process; "" where all shapes are fixed."""
+        key = self.of(inputs)
+        return "" if key is None else xxhash.xxh64_hexdigest(repr(key).encode())
+
+
+def rows_of(config: ModelConfig, inputs: Sequence[Tensor]) -> int:
+    """The batch size that a request brings of its own; 1 for a model without batch dimension."""
+    if config.max_batch_size == 0 or not inputs:
+        return 1
+    return inputs[0].shape[0]

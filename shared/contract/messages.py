@@ -1,0 +1,362 @@
+"""What crosses streams: frozen structs, encoded as msgpack arrays. The only thing two services have in common.
+
+A message's fields are only ever appended (with a default, and a new `release.REVISION`); anything else is a new
+`keyspace.SCHEMA_VERSION`. docs/security.md says how.
+Numbers that Lua scripts must see (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
+opaque message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import IntFlag
+
+import msgspec
+
+from shared.contract.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.model_config import ModelConfig
+from shared.contract.tensors import Tensor, check_tensor
+
+
+class StepFlag(IntFlag):
+    """Flags of a step, the same numbers as in `common.lua`. Only START and END have a meaning for the executor.
+
+    IMPLICIT  its sequence may begin without START     DURABLE  the mesh holds its state
+    ALONE     its sequence is of this one request, under an id that nobody knows
+    PAGEABLE  its sequence gives up its slot between two steps while others wait
+    """
+
+    NONE = 0
+    START = 1
+    END = 2
+    IMPLICIT = 4
+    DURABLE = 8
+    ALONE = 16
+    PAGEABLE = 32
+
+
+EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
+"""Those that a step still has when it comes to its executor, which hands ALONE back with the commit."""
+
+
+class InferMessage(msgspec.Struct, frozen=True, array_like=True):
+    """One inference request, checked against the model's config, tensor bytes untouched.
+
+    version      the version that serves it, resolved by the gateway; of a sequence, its START's counts
+    outputs      names asked for; empty means all
+    traceparent  W3C trace context of the gateway's span, "" when it is not sampled
+    arrived_ns   wall clock at the gateway, ns
+    own_sequence  the request is a sequence of its own, of an iterative model: the model hears START with its first
+                 pass, and never END (triton-spec 1.10)
+    keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
+    cache_key    what a successful answer goes into the response cache for (`shared.contract.response_cache`); "": it
+                 does not
+    cache_bytes  what the cache may hold then
+    flags        START and END of a stateless request: they mean nothing to the mesh, but its model can read them. A
+                 step's are in its stream entry
+    """
+
+    model: str
+    version: str
+    request_id: str
+    correlation_id: CorrelationId
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...] = ()
+    priority: int = 0
+    timeout_us: int = 0
+    parameters: dict[str, str | int | bool | float] = {}
+    traceparent: str = ""
+    arrived_ns: int = 0
+    keep_reply: bool = False
+    own_sequence: bool = False
+    cache_key: str = ""
+    cache_bytes: int = 0
+    flags: int = 0
+
+
+class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to one request, built once, by the executor.
+
+    error_code   a `shared.contract.errors.Code`, "" for success; then `error` says what and `reason` (a `Reason` or "")
+                 why. Both may be words of a newer release: whoever reads them passes them on
+    step         the step's number since its START; 0 for a stateless request
+    """
+
+    version: str
+    outputs: tuple[Tensor, ...] = ()
+    error_code: str = ""
+    error: str = ""
+    reason: str = ""
+    step: int = 0
+    executor: str = ""
+    parameters: dict[str, str | int | bool | float] = {}
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One version of a model as an executor serves it.
+
+    slots       per instance, 0 for stateless
+    says_ready  what the model says of itself; it is served in any case
+    closing     it takes no sequence any more; those that it has go on until they end
+    pageable    its sequences give up their slots while others wait
+    idle_ms     no sequence expires sooner after its last step; 0: not said
+    """
+
+    model: str
+    version: str
+    instances: int
+    slots: int
+    says_ready: bool = True
+    closing: bool = False
+    pageable: bool = False
+    idle_ms: int = 0
+
+
+class RepositoryEntry(msgspec.Struct, frozen=True):
+    """One line of the repository index: state READY, UNAVAILABLE, LOADING or UNLOADING; "" when never loaded."""
+
+    model: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class LoadFailure(msgspec.Struct, frozen=True):
+    """A control message that an executor could not carry out.
+
+    entry       the message's id in the control stream; "" where it was found in what was asked before
+    code        a `shared.contract.errors.Code`
+    found       False when this executor's repository has no such model; another one's may
+    generation  the message's
+    """
+
+    entry: str
+    model: str
+    code: str
+    error: str
+    found: bool = True
+    generation: str = ""
+
+
+class ExecutorRegistration(msgspec.Struct, frozen=True):
+    """What the mesh knows of an executor.
+
+    leaving   it is stopping: its sequences are taken over at once, without waiting for the lease
+    applied   entry id of the last control message it has carried out
+    control_mode  none, explicit (it loads and unloads on request) or poll (it follows its repository's folders)
+    failures  the latest control messages that it could not carry out, oldest first
+    """
+
+    executor: ExecutorId
+    name: str
+    host: str
+    pid: int
+    started_ms: int
+    models: tuple[ServedModel, ...] = ()
+    repository: tuple[RepositoryEntry, ...] = ()
+    leaving: bool = False
+    applied: str = "0-0"
+    control_mode: str = "none"
+    failures: tuple[LoadFailure, ...] = ()
+
+
+class ModelRecord(msgspec.Struct, frozen=True):
+    """A loaded model, for gateways and schedulers that have no repository.
+
+    config_json  Triton's canonical JSON of the configuration
+    versions     those that can be asked for, ascending
+    generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
+                 load at start, else the one that the control message named, or what the polled files looked like
+    labels       output -> names of its classes by index, from the output's `label_filename`
+    cache_scopes  version -> what its answers depend on, in the response cache; of models that have it enabled
+    """
+
+    config: ModelConfig
+    config_json: str
+    versions: tuple[str, ...]
+    generation: str = "0"
+    labels: dict[str, tuple[str, ...]] = {}
+    cache_scopes: dict[str, str] = {}
+
+
+class ControlMessage(msgspec.Struct, frozen=True):
+    """The last word on a model, for every executor: load it so, or unload it.
+
+    action      load or unload
+    files       override files (path in the model directory -> content)
+    generation  which load it is, unique (`ModelRecord.generation`)
+    """
+
+    action: str
+    model: str
+    config_json: str = ""
+    files: dict[str, bytes] = {}
+    generation: str = "0"
+
+
+class InboxStep(msgspec.Struct, frozen=True):
+    """A step as the owner's inbox brings it.
+
+    entry      its place in the inbox, to be removed with its checkpoint
+    committed  the last committed step when it was delivered
+    version    the one that the sequence was pinned to at START, whatever the step's own message says
+    cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
+    given_up   too many executors were lost that had it: it is not to be run
+    suspicion  owners that were lost with the sequence's next step, where they are enough to suspect it
+    unreadable  its message cannot be read: it fails without being run
+    """
+
+    entry: str
+    sequence: SequenceId
+    step: StepNumber
+    flags: StepFlag
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    committed: StepNumber
+    version: str
+    gateway: str
+    token: str
+    message: bytes
+    cancelled: bool = False
+    given_up: bool = False
+    suspicion: int = 0
+    unreadable: bool = False
+
+
+class InboxExpired(msgspec.Struct, frozen=True):
+    """Control message: the sequence of that epoch is over; its state may go."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+
+
+class InboxCancelled(msgspec.Struct, frozen=True):
+    """Control message: the caller of a step that was delivered has gone. Unless the step runs already, it and those
+    behind it are not to be run (triton-spec 1.8)."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+    step: StepNumber
+
+
+class InboxVacated(msgspec.Struct, frozen=True):
+    """Control message: the sequence of that epoch has given up its slot between two steps; whoever runs its next one
+    restores it."""
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+
+
+class InboxOwned(msgspec.Struct, frozen=True):
+    """Control message: a sequence without any step on its way has come here from another owner. Only a hint, so that
+    its state is there before its next step is; that step says the same again.
+
+    committed  its last committed step
+    version    the one that it is pinned to
+    """
+
+    entry: str
+    sequence: SequenceId
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    committed: StepNumber
+    version: str
+
+
+InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated | InboxOwned
+"""What an inbox holds."""
+
+
+def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
+    """Reads an inbox entry (see `submit.lua` for a step's fields). Raises one of `shared.store.reading.FAILURES`."""
+    sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
+    match fields.get(b"k"):
+        case b"expired":
+            return InboxExpired(entry.decode(), sequence, epoch)
+        case b"vacated":
+            return InboxVacated(entry.decode(), sequence, epoch)
+        case b"cancelled":
+            return InboxCancelled(entry.decode(), sequence, epoch, StepNumber(int(fields[b"s"])))
+        case b"owned":
+            return InboxOwned(
+                entry=entry.decode(),
+                sequence=sequence,
+                epoch=epoch,
+                instance=InstanceIndex(int(fields[b"i"])),
+                slot=SlotIndex(int(fields[b"l"])),
+                committed=StepNumber(int(fields[b"c"])),
+                version=fields[b"v"].decode(),
+            )
+        case None:
+            return _inbox_step(entry, sequence, epoch, fields)
+        case kind:
+            raise ValueError(f"a control message of an unknown kind: {kind!r}")
+
+
+def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mapping[bytes, bytes]) -> InboxStep:
+    return InboxStep(
+        entry=entry.decode(),
+        sequence=sequence,
+        step=StepNumber(int(fields[b"n"])),
+        flags=StepFlag(int(fields[b"f"]) & EXECUTOR_FLAGS),
+        epoch=epoch,
+        instance=InstanceIndex(int(fields[b"i"])),
+        slot=SlotIndex(int(fields[b"l"])),
+        committed=StepNumber(int(fields[b"c"])),
+        version=fields[b"v"].decode(),
+        gateway=fields[b"g"].decode(),
+        token=fields[b"t"].decode(),
+        message=fields[b"m"],
+        cancelled=fields.get(b"x") == b"1",
+        given_up=fields.get(b"x") == b"2",
+        suspicion=int(fields.get(b"y", 0)),
+    )
+
+
+UNREADABLE = "the request cannot be read where the mesh stored it: it was not run"
+"""What the caller of a request hears whose `InferMessage` cannot be decoded."""
+
+_infer_decoder = msgspec.msgpack.Decoder(InferMessage)
+_reply_decoder = msgspec.msgpack.Decoder(ReplyMessage)
+_tensor_decoder = msgspec.msgpack.Decoder(Tensor)
+_encoder = msgspec.msgpack.Encoder()
+
+encode = _encoder.encode
+"""Any message to bytes (msgpack)."""
+decode_infer = _infer_decoder.decode
+decode_reply = _reply_decoder.decode
+
+
+def read_reply(raw: bytes) -> ReplyMessage:
+    """A reply that a gateway can pass on. Raises what decoding raises, ValueError for one that breaks its promises."""
+    reply = decode_reply(raw)
+    if reply.reason and not REASON.fullmatch(reply.reason):
+        raise ValueError(f"no reason: {reply.reason[:64]!r}")
+    if not 0 <= reply.step < 1 << 63:
+        raise ValueError(f"no step: {reply.step}")
+    for output in reply.outputs:
+        check_tensor(output)
+    return reply
+
+
+REASON = re.compile(r"[a-z][a-z0-9_]{0,62}")
+"""The form of every reason, of newer releases too: it travels in headers, and in capitals in google.rpc.ErrorInfo."""
+
+STATE_FIELD = "s:"
+"""What the fields of a checkpoint that hold state tensors begin with; the state's input name follows."""
+
+
+def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:
+    """The state tensors of a checkpoint (hash), by input name. Raises one of `shared.store.reading.FAILURES`."""
+    prefix = STATE_FIELD.encode()
+    return {
+        name.decode().removeprefix(STATE_FIELD): _tensor_decoder.decode(data)
+        for name, data in fields.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,34 @@
+"""What tells a step that is sent again from a new one: its request id together with its content. Pure.
+
+A request id alone does not: clients count their requests from 1 again in every run, under the same correlation ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from shared.contract.messages import StepFlag
+from shared.contract.tensors import Tensor
+
+DIGEST_BYTES = 12
+"""A record keeps dozens of them, of one client's requests, among which nobody looks for a collision."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_FLAGS = int(StepFlag.START | StepFlag.END)
+
+
+def step_digest(request_id: str, flags: StepFlag, inputs: Sequence[Tensor]) -> bytes:
+    """Equal for steps of a sequence with the same request id, START, END and inputs; b"" without a request id.
+
+    Parameters and the timeout do not count: a client may give a retry less time. About 1 us, and 0.1 ms for a MiB.
+    """
+    if not request_id:
+        return b""
+    about = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.raw)) for tensor in inputs]
+    whole = xxhash.xxh3_128(_encode((request_id, int(flags) & _FLAGS, about)))
+    for tensor in inputs:
+        whole.update(tensor.raw)
+    return whole.digest()[:DIGEST_BYTES]

@@ -1,7 +1,0 @@
--- The messages of requests, for a batch strategy that looks into them; '' for one that is gone.
---
--- KEYS   the queue (shared/lua/work.lua)
--- ARGV   ids
--- reply  { id, message, id, message, ... }
-
-return messages_of(work_keys(1), ARGV)

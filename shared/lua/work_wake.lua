@@ -1,7 +1,0 @@
--- Passes a wake-up on: it reached an executor that had become busy.
---
--- KEYS   the queue (shared/lua/work.lua)
--- reply  0
-
-wake_next(work_keys(1))
-return 0

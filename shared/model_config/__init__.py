@@ -1,1 +1,0 @@
-"""Model configuration: `values` (frozen, what the mesh works with) and the way there from `config.pbtxt`."""

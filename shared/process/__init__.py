@@ -1,0 +1,1 @@
+"""What every process of the mesh does alike: it logs, it stops."""

@@ -1,0 +1,61 @@
+"""The log settings of Triton's logging extension: what they are, and what a change may say. Pure. (triton-spec 5.8)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shared.contract.errors import Code, RequestError
+from shared.process.logs import Level
+
+LOG_FILE_REFUSAL = "log file location can not be updated through network protocol"
+FORMATS = ("default", "ISO8601")
+BOOLEANS = ("log_info", "log_warning", "log_error")
+UINT32_MAX = (1 << 32) - 1
+
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """What is written, under Triton's names and in Triton's order.
+
+    log_verbose_level  above 0: what only developers want to see, too
+    log_format         kept and told for the clients' sake: a mesh's lines begin with an ISO 8601 time in either case
+    """
+
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+    def levels(self) -> frozenset[Level]:
+        """The levels whose lines are written."""
+        chosen = {Level.INFO: self.log_info, Level.WARNING: self.log_warning, Level.ERROR: self.log_error}
+        chosen[Level.DEBUG] = self.log_verbose_level > 0
+        return frozenset(level for level, written in chosen.items() if written)
+
+
+Changes = Mapping[str, bool | int | str]
+
+
+def of_level(level: Level) -> LogSettings:
+    """The settings of a process that was started with a log level."""
+    return LogSettings(
+        log_info=level <= Level.INFO, log_warning=level <= Level.WARNING, log_verbose_level=int(level <= Level.DEBUG)
+    )
+
+
+def check(changes: Changes) -> None:
+    """Refuses what Triton refuses; the types have been checked by the protocol. Raises RequestError."""
+    if "log_file" in changes:
+        raise RequestError(LOG_FILE_REFUSAL, Code.UNSUPPORTED)
+    chosen = changes.get("log_format", FORMATS[0])
+    if chosen not in FORMATS:
+        raise RequestError(f"invalid argument for log_format, got: {chosen}")
+
+
+def changed(settings: LogSettings, changes: Changes) -> LogSettings:
+    """The settings after a change that was checked; names that are no settings are ignored, as Triton does."""
+    known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
+    return msgspec.structs.replace(settings, **known)

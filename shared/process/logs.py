@@ -1,0 +1,206 @@
+"""Log lines: one per event, `event key=value ...`, as text or as JSON, on standard error.
+
+Built on the standard library's logging, so that libraries' records come out in the same form. An event is a few words
+in lower case that never change ("lease lost"); what changes is in its fields. A disabled level costs one comparison;
+callers on a hot path that would have to build a field's value ask `enabled` first.
+
+A warning or an error that comes again with the same fields is written at growing intervals only, with the field
+`repeated`: how often it came in between. One cause must not fill a disk, or hide everything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Collection
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any, TextIO
+
+import orjson
+
+from shared.process.repeats import Repeats
+
+LOGGER = logging.getLogger("seqmesh")
+LOUD_LIBRARIES = ("asyncio", "hypercorn", "grpc", "opentelemetry", "urllib3")
+"""Their records below warning say nothing that an operator can act on."""
+
+
+class Level(IntEnum):
+    """How much an event matters: for developers, for the record, to be looked at, broken; written in any case."""
+
+    DEBUG = logging.DEBUG
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+    NOTICE = logging.CRITICAL + 10
+
+
+logging.addLevelName(Level.NOTICE, Level.NOTICE.name)
+
+
+def enabled(level: Level) -> bool:
+    """Whether `log` would write an event of this level."""
+    return LOGGER.isEnabledFor(level)
+
+
+def log(level: Level, event: str, exc: BaseException | None = None, /, **fields: object) -> None:
+    """Writes one event.
+
+    exc     its traceback follows (text: indented lines; JSON: the field `exception`)
+    fields  written in the order given; values are turned into text only when the level is enabled
+    """
+    if LOGGER.isEnabledFor(level):
+        LOGGER.log(level, event, exc_info=exc, extra={"fields": fields})
+
+
+def debug(event: str, /, **fields: object) -> None:
+    """`log` at DEBUG."""
+    if LOGGER.isEnabledFor(Level.DEBUG):
+        LOGGER.log(Level.DEBUG, event, extra={"fields": fields})
+
+
+def info(event: str, /, **fields: object) -> None:
+    """`log` at INFO."""
+    log(Level.INFO, event, None, **fields)
+
+
+def warning(event: str, /, exc: BaseException | None = None, **fields: object) -> None:
+    """`log` at WARNING."""
+    log(Level.WARNING, event, exc, **fields)
+
+
+def error(event: str, /, exc: BaseException | None = None, **fields: object) -> None:
+    """`log` at ERROR."""
+    log(Level.ERROR, event, exc, **fields)
+
+
+def notice(event: str, /, **fields: object) -> None:
+    """Writes an event whatever levels are chosen: of the choice itself, above all."""
+    log(Level.NOTICE, event, None, **fields)
+
+
+def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: object) -> None:
+    """Sends every record of this process to `stream` (standard error); called once, before anything is logged.
+
+    level  debug, info, warning or error
+    style  text or json
+    bound  fields of every line, for instance the process's name
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(bound) if style == "json" else TextLines(bound))
+    handler.addFilter(WithoutRepeats())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for library in LOUD_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    LOGGER.setLevel(Level[level.upper()])
+    logging.captureWarnings(capture=True)
+
+
+def choose(levels: Collection[Level]) -> None:
+    """Writes events of these levels only, from now on; warnings and errors of libraries go by the same choice."""
+    chosen = frozenset(int(level) for level in levels)
+    LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
+    ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, TextLines | JsonLines)]
+    for handler in ours:
+        handler.filters[:] = [
+            lambda record: record.levelno in chosen or record.levelno > Level.ERROR,
+            *(each for each in handler.filters if isinstance(each, WithoutRepeats)),
+        ]
+
+
+class WithoutRepeats(logging.Filter):
+    """Lets a warning or an error pass when it is new, and at intervals with the number of those held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        if record.levelno < Level.WARNING:
+            return True
+        cause = record.exc_info[1] if record.exc_info else None
+        said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
+        held = self._repeats.held_back(said)
+        if held:
+            vars(record)["fields"] = {**fields_of(record), "repeated": held}
+        return held is not None
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z WARNING lease lost executor=a1 shard=3`, tracebacks indented below."""
+
+    def __init__(self, bound: dict[str, object]) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more when there is a traceback."""
+        fields = {**self._bound, **fields_of(record)}
+        words = [timestamp(record), f"{record.levelname:<7}", event_of(record)]
+        line = " ".join([*words, *(f"{name}={text_value(value)}" for name, value in fields.items())])
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + "\n".join("    " + part for part in self.formatException(record.exc_info).splitlines())
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line: time, level, event, then the fields."""
+
+    def __init__(self, bound: dict[str, object]) -> None:
+        super().__init__()
+        self._bound = bound
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Always one line."""
+        entry: dict[str, object] = {
+            "time": timestamp(record),
+            "level": record.levelname.lower(),
+            "event": event_of(record),
+            **self._bound,
+            **fields_of(record),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def timestamp(record: logging.LogRecord) -> str:
+    """UTC, milliseconds."""
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
+
+
+def event_of(record: logging.LogRecord) -> str:
+    """The event; a library's message on one line, with the library's name."""
+    message = " ".join(record.getMessage().split())
+    return message if record.name == LOGGER.name else f"{record.name}: {message}"
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """What `log` was given; nothing for a library's record."""
+    fields: dict[str, Any] = getattr(record, "fields", {})
+    return fields
+
+
+def text_value(value: object) -> str:
+    """As it is, or in quotes when it would not read back as one value."""
+    text = str(value)
+    if text and text.isprintable() and not any(character in ' ="' for character in text):
+        return text
+    return orjson.dumps(text).decode()
+
+
+def level_of_line(line: str) -> Level | None:
+    """The level of a line that this module wrote, in either form; None for anything else (a traceback, a print)."""
+    if line.startswith("{"):
+        try:
+            named = str(orjson.loads(line).get("level", ""))
+        except orjson.JSONDecodeError:
+            return None
+    else:
+        words = line.split(maxsplit=2)
+        named = words[1] if len(words) > 1 and words[0].endswith("Z") else ""
+    return Level.__members__.get(named.upper())

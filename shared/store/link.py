@@ -1,0 +1,83 @@
+"""One connection to Redis with one user: many commands in one write, their replies in order, and nothing repeated.
+
+redis-py's pipelines and scripts decide by themselves when to send again. Where a command must not be doubled, that
+decision belongs to the caller: a link tells "nothing was sent" (`connect` failed) from "nobody knows" (`exchange`
+failed), and the caller knows which of its commands may be repeated. It also costs half of a pipeline's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from shared.store.mending import is_wrong_type, keys_of, mend
+from shared.store.redis_client import UnfitServerError
+
+SLOWEST_BYTES_S = 1 << 20
+"""What is sent may take so long: a large request must not look like a server that is silent."""
+
+
+class Link:
+    """A connection of its own, made like those of the given client's pool (one of `redis_client.connect`); not safe for
+    two tasks at once."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types connections only abstractly.
+        self._connection = cast("Any", redis.connection_pool).make_connection()
+
+    async def connect(self) -> None:
+        """Connects unless connected. Raises one of `redis_client.CONNECTION_LOST`: then nothing has been sent."""
+        connection = self._connection
+        if connection.is_connected:
+            if not await connection.can_read():
+                return
+            # Bytes that nobody asked for, or the end of the stream: Redis has gone since the last exchange.
+            await connection.disconnect()
+        await connection.connect()
+
+    async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
+        """Sends the commands in one write and reads as many replies; an error reply is an exception in its place: a
+        ResponseError, or an UnfitServerError, after which the link leads elsewhere when it is connected again.
+
+        blocking_s  how long the server may hold its answer back, on top of the connection's own limit
+        raises      one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
+        """
+        connection = self._connection
+        # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
+        packed: list[bytes] = [hiredis.pack_command(tuple(command)) for command in commands]
+        limit_s = connection.reply_timeout_s + blocking_s + sum(map(len, packed)) / SLOWEST_BYTES_S
+        try:
+            replies: list[Any] = await connection.exchange(packed, limit_s)
+            if ResponseError in map(type, replies):
+                await self._mend(commands, packed, replies, limit_s)
+        except BaseException:
+            # A half-read connection would give the next exchange this one's replies.
+            await connection.disconnect(nowait=True)
+            raise
+        if UnfitServerError in map(type, replies):
+            await connection.disconnect(nowait=True)
+        return replies
+
+    async def _mend(
+        self, commands: Sequence[Iterable[Any]], packed: Sequence[bytes], replies: list[Any], limit_s: float
+    ) -> None:
+        """Sends once more what met a key of another type, after its removal."""
+        wrong = [at for at, reply in enumerate(replies) if is_wrong_type(reply) and keys_of(tuple(commands[at]))]
+        if not wrong:
+            return
+
+        async def ask(questions: Sequence[Sequence[Any]]) -> list[Any]:
+            return await self._connection.exchange([hiredis.pack_command(tuple(one)) for one in questions], limit_s)
+
+        await mend(ask, [tuple(commands[index]) for index in wrong])
+        again = await self._connection.exchange([packed[index] for index in wrong], limit_s)
+        for index, reply in zip(wrong, again, strict=True):
+            replies[index] = reply
+
+    async def close(self) -> None:
+        """Closes the connection; the next `connect` makes a new one."""
+        await self._connection.disconnect()

@@ -1,0 +1,108 @@
+-- Accepts stateless requests, in the order given. A request that is in its queue already, or being run, was sent before.
+-- One that the response cache has the answer to is answered at once, and enters no queue; where answers leave in the
+-- order of arrival, its answer waits for those before it.
+--
+-- KEYS   per queue: the ten keys of shared/store/lua/work.lua; then per queue: tally of the model version; then the cache
+-- ARGV   1 bound of a queue, with the answers that it holds back (0: none)   2 prefix of this shard's reply streams
+--        3 base of the summaries' buckets (0: no summaries)   4 the last bucket
+--        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),
+--                   timeout us (0: none), action (R or D), rows, 1: answers leave in order, shape, message,
+--                   name in the cache ('': it is not looked up), when it arrived at the gateway, us
+-- reply  per request: 1 accepted, 0 its queue is full, or its answer from the cache
+-- atomic all of it
+
+local FIELDS = 11
+local bound, now, cache = tonumber(ARGV[1]), now_us(), cache_keys()
+
+-- The answer to the request at ARGV[f], if it may be looked up and is known.
+local function looked_up(f, counts)
+  local name = ARGV[f + 10]
+  if name == '' then return nil end
+  local reply = cache_get(cache, name, now)
+  tally_lookup(counts, reply ~= nil, now - tonumber(ARGV[f + 11]), tonumber(ARGV[3]), tonumber(ARGV[4]))
+  return reply
+end
+
+-- How many of a level wait, delayed or not ('/' is the character after '.'), those of this call included.
+local function level_sizes(keys)
+  local sizes = {}
+  return function(level, more)
+    if not sizes[level] then
+      sizes[level] = redis.call('ZLEXCOUNT', keys.queue, '[' .. level .. '.', '(' .. level .. '/')
+    end
+    sizes[level] = sizes[level] + more
+    return sizes[level]
+  end
+end
+
+local function add(list, first, second)
+  list[#list + 1] = first
+  list[#list + 1] = second
+end
+
+local function put(command, key, pairs)
+  if #pairs > 0 then redis.call(command, key, unpack(pairs)) end
+end
+
+local function enqueue(keys, counts, a, count, results)
+  local ids = {}
+  for i = 1, count do ids[i] = ARGV[a + (i - 1) * FIELDS + 1] end
+  local known = redis.call('HMGET', keys.meta, unpack(ids))
+  -- Answers that are held back count too: behind a first one that does not come they would only grow.
+  local size = redis.call('ZCARD', keys.queue) + redis.call('HLEN', keys.early)
+  local number = redis.call('INCRBY', keys.number, count) - count
+  local in_level = level_sizes(keys)
+  local queue, metas, messages, deadlines, order, early = {}, {}, {}, {}, {}, {}
+  for i, id in ipairs(ids) do
+    local f = a + (i - 1) * FIELDS
+    local level, own, timeout, ordered = ARGV[f + 2], tonumber(ARGV[f + 3]), tonumber(ARGV[f + 4]), ARGV[f + 7] == '1'
+    local before = known[i] or ordered and redis.call('HEXISTS', keys.early, id) == 1
+    local answer = not before and looked_up(f, counts)
+    if before then
+      results[#results + 1] = 1
+    elseif answer and not ordered then
+      results[#results + 1] = answer
+    elseif bound > 0 and size >= bound or not answer and own > 0 and in_level(level, 0) >= own then
+      results[#results + 1] = 0
+    elseif answer then
+      add(order, number + i, id)
+      add(early, id, answer)
+      size = size + 1
+      results[#results + 1] = 1
+    else
+      local meta = { place = level .. '.0.' .. string.format('%016d', number + i), arrived = now, deadline = '0',
+        action = ARGV[f + 5], rows = ARGV[f + 6], ordered = ordered, lost = 0,
+        shape = ARGV[f + 8] }
+      if timeout > 0 then
+        meta.deadline = string.format('%.0f', now + timeout)
+        add(deadlines, meta.deadline, id)
+      end
+      if own > 0 then in_level(level, 1) end
+      if ordered then add(order, number + i, id) end
+      add(queue, 0, member_of(meta, id))
+      add(metas, id, meta_text(meta))
+      add(messages, id, ARGV[f + 9])
+      size = size + 1
+      results[#results + 1] = 1
+    end
+  end
+  put('ZADD', keys.queue, queue)
+  put('HSET', keys.meta, metas)
+  put('HSET', keys.messages, messages)
+  put('ZADD', keys.deadlines, deadlines)
+  put('ZADD', keys.order, order)
+  put('HSET', keys.early, early)
+  if #early > 0 then send_ordered(keys) end
+  if #queue > 0 then wake(keys) end
+end
+
+local queues = (#KEYS - CACHE_KEYS) / (WORK_KEYS + 1)
+local results, a = {}, 4
+for i = 1, queues do
+  local count = tonumber(ARGV[a + 1])
+  enqueue(work_keys(i), KEYS[queues * WORK_KEYS + i], a + 1, count, results)
+  a = a + 1 + count * FIELDS
+end
+send_answers(ARGV[2])
+tally_all()
+return results

@@ -1,0 +1,74 @@
+-- Takes the batch at the front of a queue, if it is plain that it runs now; otherwise tells what the front looks like.
+-- Plain: there is nothing to wait for, or the front has waited long enough, or no more rows fit. What the preferred
+-- sizes or a batch strategy of the model's own have a say in is decided by the executor, and taken by `work_take`.
+--
+-- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
+-- ARGV   1 prefix of this shard's reply streams   2 executor   3 tag of this take   4 requests at most, 0: apply the
+--        policies and tell the deadline, nothing else   5 rows at most   6 delay us   7 may take: 0 never, 1 when late,
+--        2 when late or when no more fits (or there is no delay)   8 answer of those that are too late
+-- reply  { 1, requests left in the queue, us until the next deadline (-1: none), id, message, id, message, ... } taken;
+--        { 0, requests in the queue, us until the next deadline, now us, id, rows, arrived us, shape, ... } not yet: the
+--        front, with one request more than fits, if there is one
+-- atomic a request is taken by one executor; the same tag gets the same again
+
+local keys, now = work_keys(1), now_us()
+local executor, tag, most, rows_max = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local delay, may_take = tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local function finish(reply)
+  send_answers(ARGV[1])
+  tally_all()
+  return reply
+end
+
+local again = taken_before(keys, executor, tag)
+if again then return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now, true), unpack(again) } end
+local has_deadlines = expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
+local function deadline() return next_deadline(keys, now, has_deadlines) end
+if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
+
+local members, ids, metas = {}, {}, {}
+local function look()
+  members, ids = redis.call('ZRANGE', keys.queue, 0, most), {}
+  if #members == 0 then return true end
+  for i, member in ipairs(members) do ids[i] = id_of(member) end
+  metas = redis.call('HMGET', keys.meta, unpack(ids))
+  local is_readable = true
+  for i, member in ipairs(members) do
+    local meta = meta_of(metas[i])
+    if not meta or member_of(meta, ids[i]) ~= member then
+      is_readable = false
+      give_up_unreadable(keys, ids[i], member)
+    end
+    metas[i] = meta
+  end
+  return is_readable
+end
+while not look() do end
+if #members == 0 then return finish({ 0, 0, -1, now }) end
+
+local count, rows, closed = 0, 0, false
+for i, meta in ipairs(metas) do
+  if i > most or i > 1 and (rows + meta.rows > rows_max or meta.shape ~= metas[1].shape) then
+    closed = true
+    break
+  end
+  count, rows = i, rows + meta.rows
+end
+local late = delay > 0 and now - metas[1].arrived >= delay
+if may_take > 0 and (late or may_take == 2 and (delay == 0 or closed or rows >= rows_max)) then
+  for i = #ids, count + 1, -1 do
+    ids[i], members[i] = nil, nil
+  end
+  local messages, left = hold(keys, executor, tag, ids, members, has_deadlines)
+  return finish({ 1, left, deadline(), unpack(messages) })
+end
+local seen = { 0, redis.call('ZCARD', keys.queue), deadline(), now }
+for i, id in ipairs(ids) do
+  local meta = metas[i]
+  seen[#seen + 1] = id
+  seen[#seen + 1] = meta.rows
+  seen[#seen + 1] = meta.arrived
+  seen[#seen + 1] = meta.shape
+end
+return finish(seen)

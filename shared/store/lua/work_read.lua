@@ -1,0 +1,7 @@
+-- The messages of requests, for a batch strategy that looks into them; '' for one that is gone.
+--
+-- KEYS   the queue (shared/store/lua/work.lua)
+-- ARGV   ids
+-- reply  { id, message, id, message, ... }
+
+return messages_of(work_keys(1), ARGV)

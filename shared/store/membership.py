@@ -1,0 +1,202 @@
+"""Who is in the mesh: executors register and hold a lease; models are published for those without a repository.
+
+A registration says what an executor can do, its lease says that it lives. Only the lease's end (or a registration
+marked as leaving) makes a member dead; silence on a stream does not.
+
+A registration that cannot be read says nothing: its executor is taken for one that leaves, so its sequences go on
+elsewhere, and it registers anew (`is_known`). A model whose record cannot be read is none, until it is published again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, ModelRecord
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of, value_of
+
+UNKNOWN_PID = -1
+"""Process of a registration that could not be read."""
+
+_registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
+_record_decoder = msgspec.json.Decoder(ModelRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A registered executor; `alive` is whether its lease holds."""
+
+    registration: ExecutorRegistration
+    alive: bool
+
+    @property
+    def usable(self) -> bool:
+        """Alive and not about to leave: new sequences may go there."""
+        return self.alive and not self.registration.leaving
+
+
+class Membership:
+    """Registrations, leases and models of one mesh, in Redis."""
+
+    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+        self._redis = cast(Any, redis)
+        self._keys = keys
+        self._read: dict[str, tuple[bytes, ModelRecord | None]] = {}
+        self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}
+
+    async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
+        """Writes an executor's registration and takes its lease, both at once."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+            pipe.set(self._keys.executor_lease(registration.executor), "1", px=lease_ms)
+            await pipe.execute()
+
+    async def update(self, registration: ExecutorRegistration) -> None:
+        """Writes a registration anew; the lease stays as it is."""
+        await self._redis.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+
+    async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
+        """Extends a lease that still holds; False when it has ended: then the executor must drop all it holds."""
+        # Not SET, which a Redis without memory refuses.
+        return bool(await self._redis.pexpire(self._keys.executor_lease(executor), lease_ms))
+
+    async def leave(self, registration: ExecutorRegistration) -> None:
+        """Says that an executor has stopped; its sequences are taken over at once."""
+        leaving = msgspec.structs.replace(registration, leaving=True)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(leaving))
+            pipe.delete(self._keys.executor_lease(registration.executor))
+            await pipe.execute()
+
+    async def is_leaving(self, executor: ExecutorId) -> bool:
+        """Whether an executor has said that it stops, and did not just end."""
+        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
+        return data is not None and self._registration(executor.encode(), data).leaving
+
+    async def is_known(self, executor: ExecutorId) -> bool:
+        """Whether an executor is registered, and its registration can be read."""
+        data: bytes | None = await self._redis.hget(self._keys.executors, executor)
+        return data is not None and not is_unknown(self._registration(executor.encode(), data))
+
+    async def give_up(self, executor: ExecutorId) -> None:
+        """Ends an executor's lease before its time: it is as good as dead, and others take over at once."""
+        await self._redis.delete(self._keys.executor_lease(executor))
+
+    async def drain(self, who: str, now_ms: int) -> None:
+        """Asks an executor, by its name or id, to hand over what it owns and to stay out of the mesh."""
+        await self._redis.hset(self._keys.drained, who, now_ms)
+
+    async def undrain(self, who: str) -> bool:
+        """Takes that back; False when nobody had asked for it."""
+        return bool(await self._redis.hdel(self._keys.drained, who))
+
+    async def drained(self) -> list[str]:
+        """Names and ids of executors that are to stay out of the mesh."""
+        return sorted(text_of(name) for name in await self._redis.hkeys(self._keys.drained))
+
+    async def is_drained(self, *names: str) -> bool:
+        """Whether one of an executor's names is among them."""
+        return any(since is not None for since in await self._redis.hmget(self._keys.drained, names))
+
+    async def remove(self, executor: ExecutorId) -> None:
+        """Forgets an executor whose sequences have all been moved."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hdel(self._keys.executors, executor)
+            for shard in self._keys.shard_ids():
+                pipe.delete(self._keys.inbox(shard, executor))
+            await pipe.execute()
+
+    async def members(self) -> list[Member]:
+        """Every registered executor, dead ones too, ordered by id."""
+        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
+        # They are asked for many times a second, hold a line for each model, and hardly ever change.
+        self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
+        registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
+        if not registrations:
+            return []
+        pipe = self._redis.pipeline(transaction=False)
+        for registration in registrations:
+            pipe.exists(self._keys.executor_lease(registration.executor))
+        leases: list[int] = await pipe.execute()
+        return [
+            Member(registration, alive=lease == 1 and not is_unknown(registration))
+            for registration, lease in zip(registrations, leases, strict=True)
+        ]
+
+    def _registration(self, name: bytes, data: bytes) -> ExecutorRegistration:
+        executor = ExecutorId(text_of(name))
+
+        def decode(data: bytes) -> ExecutorRegistration:
+            found = _registration_decoder.decode(data)
+            check_versions([*(served.version for served in found.models), *(line.version for line in found.repository)])
+            [int(part) for part in found.applied.split("-")]
+            if found.executor != executor:
+                raise ValueError(f"it is the one of {found.executor}")
+            return found
+
+        return value_of(self._keys.executors, data, decode, field=executor) or ExecutorRegistration(
+            executor, name=executor, host="", pid=UNKNOWN_PID, started_ms=0, leaving=True
+        )
+
+    async def publish(self, record: ModelRecord) -> None:
+        """Makes a loaded model's configuration known to the mesh."""
+        await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
+
+    async def model(self, name: str) -> ModelRecord | None:
+        """One model as it was published last; decoded once, however often it is asked for. None for one that nobody
+        published, or that cannot be read."""
+        data: bytes | None = await self._redis.hget(self._keys.models, name)
+        if data is None:
+            self._read.pop(name, None)
+            return None
+        return self._record(name, data)
+
+    def _record(self, name: str, data: bytes) -> ModelRecord | None:
+        known = self._read.get(name)
+        if known is None or known[0] != data:
+
+            def decode(data: bytes) -> ModelRecord:
+                record = _record_decoder.decode(data)
+                check_versions(record.versions)
+                if record.config.name != name:
+                    raise ValueError(f"it is the one of {record.config.name}")
+                return record
+
+            known = self._read[name] = (data, value_of(self._keys.models, data, decode, field=name))
+        return known[1]
+
+    async def unknown(self, records: Sequence[ModelRecord]) -> list[ModelRecord]:
+        """Those of which the mesh has no record that can be read."""
+        if not records:
+            return []
+        found = await self._redis.hmget(self._keys.models, [record.config.name for record in records])
+        return [
+            record
+            for record, data in zip(records, found, strict=True)
+            if data is None or self._record(record.config.name, data) is None
+        ]
+
+    async def models(self) -> dict[str, ModelRecord]:
+        """Every model that was published, by name, decoded as by `model`. Whether somebody serves it, `members` say."""
+        raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
+        found = {(text := text_of(name)): self._record(text, data) for name, data in raw.items()}
+        return {name: record for name, record in found.items() if record is not None}
+
+
+def is_unknown(registration: ExecutorRegistration) -> bool:
+    """Whether it stands for one that could not be read."""
+    return registration.pid == UNKNOWN_PID
+
+
+def check_versions(versions: Iterable[str]) -> None:
+    """Raises ValueError for one that is no number; "" is none at all."""
+    for version in versions:
+        if version and not version.isdecimal():
+            raise ValueError(f"no version: {version}")

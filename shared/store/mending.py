@@ -1,0 +1,103 @@
+"""Keys of another type than their name asks for: removed as soon as a command meets them, and taken for empty ones.
+
+A command that Redis refuses with WRONGTYPE was not carried out. So whoever sends it finds out which of its keys are
+wrong, removes these (`shared.store.reading` counts and logs them), and sends it once more. What such a key held before
+is lost, as if it had been removed: that is for its readers to cope with, and they have to anyway. Scripts do the same
+inside (common.lua), without what they did before being undone or done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
+from redis.exceptions import ResponseError
+
+from shared.store.keyspace import TYPES, kind_of
+from shared.store.reading import noted, text_of
+
+Ask = Callable[[Sequence[Sequence[Any]]], Awaitable[Sequence[Any]]]
+"""Sends commands in one round trip; returns their replies."""
+
+
+def is_wrong_type(reply: object) -> bool:
+    """Whether a reply says that a key has another type than its command needs."""
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
+
+
+def keys_of(command: Sequence[Any]) -> list[str]:
+    """The keys that a command names: of those that the mesh sends only XREAD has several. Scripts mend their own."""
+    words = [_text(word) for word in command]
+    if words[0] == "EVALSHA":
+        return []
+    if words[0] == "XREAD":
+        streams = words[words.index("STREAMS") + 1 :]
+        return streams[: len(streams) // 2]
+    return words[1:2]
+
+
+async def mend(ask: Ask, commands: Iterable[Sequence[Any]]) -> None:
+    """Removes those of the commands' keys that have another type than their kind. Raises what `ask` raises."""
+    names = dict.fromkeys(name for command in commands for name in keys_of(command))
+    asked = [name for name in names if kind_of(name) in TYPES]
+    wrong: list[str] = []
+    for name, reply in zip(asked, await ask([("TYPE", name) for name in asked]), strict=True):
+        found, meant = _text(reply), TYPES[kind_of(name)]
+        if found not in ("none", meant):
+            noted(name, f"it is a {found}, not a {meant}")
+            wrong.append(name)
+    if wrong:
+        await ask([("UNLINK", *wrong)])
+
+
+def _text(word: Any) -> str:
+    return text_of(word) if isinstance(word, bytes) else str(word)
+
+
+class MendingRedis(Redis):
+    """A client that mends what its commands meet."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As redis-py's."""
+        # redis-py leaves the result's type open.
+        execute = cast("Any", super().execute_command)
+        try:
+            return await execute(*args, **options)
+        except ResponseError as refused:
+            if not is_wrong_type(refused):
+                raise
+        await mend(self.ask, [args])
+        return await execute(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:  # noqa: FBT001, FBT002 - redis-py's signature
+        """As redis-py's."""
+        return _MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
+
+    async def ask(self, commands: Sequence[Sequence[Any]]) -> Sequence[Any]:
+        """Sends commands in one round trip."""
+        pipe = cast("Any", super().pipeline(transaction=False))
+        for command in commands:
+            pipe.execute_command(*command)
+        return await pipe.execute()
+
+
+class _MendingPipeline(Pipeline):
+    """What was sent once is sent again as a whole: no command that the mesh sends so does harm if it is repeated."""
+
+    def __init__(self, client: MendingRedis, *, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        self._client = client
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
+        """As redis-py's."""
+        stack = list(self.command_stack)
+        try:
+            return await super().execute(raise_on_error)
+        except ResponseError as refused:
+            if not is_wrong_type(refused):
+                raise
+        await mend(self._client.ask, [args for args, _ in stack])
+        self.command_stack = stack
+        return await super().execute(raise_on_error)

@@ -1,0 +1,155 @@
+"""The one rule for what is read from Redis and cannot be: it concerns its own sequence, model, member or request only.
+
+Whoever reads a value decodes it inside a `try` for `FAILURES`, or by one of the functions below. What cannot be decoded
+becomes an `UnreadableError`, is counted and logged once (`note`), and is answered, or left out. It never ends a loop.
+
+    fields that are not known    of a newer release: ignored, everywhere
+    a value                      left out, by who reads it; its sequence is told that it is lost, its request INTERNAL
+    a key of another type        removed, and taken for one that was empty (`shared.store.mending`, and common.lua)
+
+What was found is kept in Redis by kind, for metrics and operators (`keyspace.unreadable`): scripts write it themselves,
+services every second (`tell`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from shared.contract.errors import Code, MeshError
+from shared.process import logs
+from shared.store.keyspace import TYPES, Keyspace, kind_of
+
+FAILURES = (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
+"""What decoding a value of another's making may raise."""
+NAMES_MAX = 1024
+"""Names that are kept in mind, so that each is logged once; of more, the oldest are forgotten."""
+NAME_LENGTH_MAX = 512
+TELL_INTERVAL_S = 1.0
+LAST = "last:"
+"""Field of `keyspace.unreadable`, before the kind: the name of the last one."""
+
+REMEDIES = {
+    "seq": "the sequence is lost: its client begins anew with START",
+    "checkpoint": "the sequence is lost: its client begins anew with START",
+    "parked": "the step is answered INTERNAL: its client sends it again",
+    "inbox": "the step is answered INTERNAL: its client sends it again",
+    "work:messages": "the request is answered INTERNAL: its client sends it again",
+    "executors": "none: the executor registers anew; until then its sequences go on elsewhere",
+    "models": "none: an executor that serves the model publishes it again",
+    "settings": "set it again by the logging or trace extension; until then the default holds",
+    "wanted": "load or unload the model again",
+    "kept": "load or unload the model again",
+    "mesh": "stop the mesh and remove the key, or use another SEQMESH_KEY_PREFIX",
+}
+"""What an operator can do, by kind."""
+LEFT_OUT = "none: it was left out. Look for what else writes to this Redis, under this prefix"
+
+T = TypeVar("T")
+
+
+class UnreadableError(MeshError):
+    """A value in Redis that cannot be read. kind: of its key; remedy: for the operator."""
+
+    code = Code.INTERNAL
+
+    def __init__(self, key: str, cause: object, *, field: str = "") -> None:
+        self.name = (f"{key} {field}" if field else key)[:NAME_LENGTH_MAX]
+        self.kind = kind_of(key)
+        self.cause = str(cause)[:NAME_LENGTH_MAX]
+        self.remedy = REMEDIES.get(self.kind, LEFT_OUT)
+        super().__init__(f"what the mesh stored for this cannot be read ({self.kind})")
+
+
+class Found:
+    """What this process has found. One per process, as its log is."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last: dict[str, str] = {}
+        self.names: dict[str, None] = {}
+
+
+found = Found()
+
+
+def note(error: UnreadableError) -> None:
+    """Counts a value that could not be read, and logs it unless that was done before."""
+    found.counts[error.kind] += 1
+    found.last[error.kind] = error.name
+    if error.name in found.names:
+        return
+    found.names[error.name] = None
+    if len(found.names) > NAMES_MAX:
+        del found.names[next(iter(found.names))]
+    logs.error("value unreadable", key=error.name, kind=error.kind, cause=error.cause, remedy=error.remedy)
+
+
+def noted(key: str, cause: object, *, field: str = "") -> UnreadableError:
+    """The error of a value that could not be read, after it was counted."""
+    error = UnreadableError(key, cause, field=field)
+    note(error)
+    return error
+
+
+def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") -> Any:
+    """The value, None for one that cannot be read. decode: raises one of `FAILURES`."""
+    try:
+        return decode(data)
+    except FAILURES as failure:
+        noted(key, failure, field=field)
+        return None
+
+
+def text_of(name: bytes) -> str:
+    """A name as it can be shown."""
+    return name.decode(errors="backslashreplace")
+
+
+def counts() -> Mapping[str, int]:
+    """How many values this process could not read since it last told so, by kind."""
+    return dict(found.counts)
+
+
+async def tell(redis: Redis, keys: Keyspace) -> None:
+    """Adds what was found to what the mesh has counted, for ever."""
+    while True:
+        await asyncio.sleep(TELL_INTERVAL_S)
+        try:
+            await tell_now(redis, keys)
+        except (RedisError, OSError) as error:
+            logs.debug("unreadable values not counted yet", cause=str(error))
+
+
+async def tell_now(redis: Redis, keys: Keyspace) -> None:
+    """Adds it once. Raises what redis-py raises: then it is told the next time."""
+    if not found.counts:
+        return
+    told, last = Counter(found.counts), dict(found.last)
+    # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
+    pipe = cast("Any", redis.pipeline(transaction=True))
+    for kind, count in told.items():
+        pipe.hincrby(keys.unreadable(None), kind, count)
+        pipe.hset(keys.unreadable(None), f"{LAST}{kind}", last[kind])
+    await pipe.execute()
+    found.counts -= told
+    found.last = {kind: name for kind, name in found.last.items() if kind in found.counts}
+
+
+async def read_counts(redis: Redis, keys: Keyspace) -> Counter[str]:
+    """What all of the mesh could not read so far, by kind. Raises what redis-py raises."""
+    pipe = cast("Any", redis.pipeline(transaction=False))
+    for shard in (None, *keys.shard_ids()):
+        pipe.hgetall(keys.unreadable(shard))
+    sums: Counter[str] = Counter()
+    for fields in await pipe.execute():
+        for kind, count in fields.items():
+            if (name := text_of(kind)) in TYPES and count.isdigit():
+                sums[name] += int(count)
+    return sums

@@ -1,0 +1,458 @@
+"""Connections to Redis, and the check that this Redis can hold a mesh.
+
+Where Sentinels stand in the URL, each connection asks them for the primary when it is made, and looks whether that
+server takes itself for one. One that ceases to be is left with the first command that it refuses, or when it cuts its
+clients off, as Sentinels tell it to.
+
+Every service has a few connections with one use each: blocking reads must not hold up the commands of others.
+Lost connections are retried with jittered back-off; what a lost call had already done is for the scripts to know
+(each is safe to repeat, see `shared.store.scripts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import socket
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import FullJitterBackoff, NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.contract.errors import MeshError
+from shared.contract.limits import VALUE_BYTES_MAX
+from shared.process import logs
+from shared.store.keyspace import SCHEMA_VERSION, Keyspace
+from shared.store.mending import MendingRedis
+from shared.store.reading import value_of
+from shared.store.redis_url import Endpoint, Way, parse_redis_url, url_without_password
+from shared.store.release import RELEASE
+from shared.store.sentinels import Sentinels
+from shared.store.server_run import ServerRun
+
+RETRIES = 8
+"""Times a command is repeated on a broken connection: with the back-off below, about ten seconds of Redis restart."""
+BACKOFF_CAP_S = 2.0
+BACKOFF_BASE_S = 0.02
+CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE = {
+    option: value
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
+    if (option := getattr(socket, name, None)) is not None
+}
+"""A silent host counts as lost after about 20 s: probes every 3 s after 10 s of silence, unacknowledged data for 15 s.
+Options that this system does not know are left out."""
+NOT_IN_A_NAME = re.compile(r"[^!-~]")
+"""What Redis takes in no connection's name."""
+MINIMUM_VERSION = (7, 0)
+"""Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
+
+ENVELOPE_BYTES = 64 << 10
+"""Of what the server takes at once, what is left for everything around a value."""
+
+REPLY_TIMEOUT_S = 10.0
+"""How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
+connection looks alive, and only its silence tells."""
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
+"""What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
+protocol."""
+UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
+UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
+RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
+READ_BYTES = 1 << 17
+"""Taken from a stream at once: as much as asyncio's holds."""
+
+
+class UnfitRedisError(MeshError):
+    """This Redis cannot hold this mesh; the message says what to change."""
+
+
+class UnfitServerError(RedisConnectionError):
+    """What was reached cannot serve now: a replica, a server that is just becoming one or has lost its primary, one
+    that cannot write to its disk, or is busy with a script. The command was not carried out."""
+
+
+class _Bound:
+    """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
+
+    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
+    """
+
+    reply_timeout_s = REPLY_TIMEOUT_S
+    # redis-py's own.
+    _reader: asyncio.StreamReader | None
+    _writer: asyncio.StreamWriter | None
+    _parser: Any
+
+    async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
+        read = cast("Any", super()).read_response
+        try:
+            if timeout is not None:
+                return await read(*args, timeout=timeout, **options)
+            async with asyncio.timeout(self.reply_timeout_s):
+                return await read(*args, timeout=math.inf, **options)
+        except TimeoutError as silence:
+            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
+        except ResponseError as error:
+            if is_unfit(error):
+                raise UnfitServerError(str(error)) from error
+            raise
+
+    async def exchange(self, packed: Sequence[bytes], limit_s: float) -> list[Any]:
+        """Sends commands in one write and reads as many replies; an error reply is an exception in its place.
+
+        Where redis-py goes through ten calls for each reply, this looks at the stream once for all that has come.
+
+        limit_s  how long the replies may take, all together
+        raises   one of `CONNECTION_LOST`; after any failure the connection is of no more use
+        """
+        stream, writer = self._reader, self._writer
+        if stream is None or writer is None:
+            raise RedisConnectionError("the connection is closed")
+        reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
+        replies: list[Any] = []
+        # What is to be sent is not waited for: the replies are, and nothing else is sent before.
+        writer.writelines(packed)
+        silence = asyncio.get_running_loop().call_later(limit_s, _fall_silent, stream, limit_s)
+        try:
+            while len(replies) < len(packed):
+                data = await stream.read(READ_BYTES)
+                if not data:
+                    raise RedisConnectionError("the server has closed the connection")
+                reader.feed(data)
+                while (reply := reader.gets()) is not False:
+                    replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
+        finally:
+            silence.cancel()
+        if len(replies) > len(packed):
+            raise RedisConnectionError("the server has sent more than was asked for")
+        return replies
+
+
+def _fall_silent(stream: asyncio.StreamReader, limit_s: float) -> None:
+    """Ends the wait for what a stream brings."""
+    stream.set_exception(RedisTimeoutError(f"no answer within {limit_s:g} s"))
+
+
+def _judged(error: Exception) -> Exception:
+    """An error reply as what it means. Raises one that says that the connection is lost."""
+    if isinstance(error, RedisConnectionError):
+        raise error
+    return UnfitServerError(str(error)) if isinstance(error, ResponseError) and is_unfit(error) else error
+
+
+class _TcpConnection(_Bound, Connection):
+    pass
+
+
+class _TlsConnection(_Bound, SSLConnection):
+    pass
+
+
+class _UnixConnection(_Bound, UnixDomainSocketConnection):
+    pass
+
+
+class _Discovered:
+    """A connection to the primary that Sentinels name. Mixed into those above."""
+
+    host: str
+    port: int
+
+    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
+        super().__init__(**options)
+        self._sentinels = sentinels
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._sentinels.primary()
+        await cast("Any", super())._connect()  # noqa: SLF001 -- redis-py's own
+
+    async def verify(self) -> None:
+        """Raises UnfitServerError when it is no primary: Sentinels may be wrong for a while."""
+        connection = cast("Any", self)
+        await connection.send_command("ROLE")
+        match await connection.read_response():
+            case [b"master", *_]:
+                return
+            case [bytes(role), *_]:
+                told = f"its role is {role.decode(errors='replace')}"
+            case _:
+                told = "it does not tell its role"
+        raise UnfitServerError(f"{self.host}:{self.port} was named as the primary, but {told}")
+
+
+class _DiscoveredTcpConnection(_Discovered, _TcpConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+class _DiscoveredTlsConnection(_Discovered, _TlsConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+CONNECTIONS: Mapping[Way, Any] = {"tcp": _TcpConnection, "tls": _TlsConnection, "unix": _UnixConnection}
+DISCOVERED_CONNECTIONS: Mapping[Way, Any] = {"tcp": _DiscoveredTcpConnection, "tls": _DiscoveredTlsConnection}
+
+
+def is_unfit(error: ResponseError) -> bool:
+    """Whether an error reply tells of the server's state alone. (A loading server's is a ConnectionError already; one
+    without memory must be told apart, because it still does part of what is asked.)"""
+    return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
+
+
+def connect(
+    url: str,
+    *,
+    retries: int = RETRIES,
+    name: str = "",
+    timeout_ms: int = round(REPLY_TIMEOUT_S * 1000),
+    run: ServerRun | None = None,
+) -> Redis:
+    """A client with a pool of its own; bytes in, bytes out.
+
+    retries     0 for calls that must not be repeated by themselves
+    name        of this process: what CLIENT LIST shows of its connections
+    timeout_ms  how long the server may take to answer
+    run         the server's run that the connections are bound to; None: they go to any
+    """
+    address = parse_redis_url(url)
+    options: dict[str, Any] = {
+        **_socket_options(address.server),
+        "client_name": NOT_IN_A_NAME.sub("-", name) or None,
+        "redis_connect_func": partial(_greet, timeout_ms / 1000, run),
+        "retry": Retry(FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S), retries),
+        "retry_on_error": list(CONNECTION_LOST),
+    }
+    kind = CONNECTIONS[address.server.way]
+    if address.sentinels:
+        kind = DISCOVERED_CONNECTIONS[address.server.way]
+        options["sentinels"] = Sentinels(
+            address.service, [partial(_sentinel_connection, endpoint) for endpoint in address.sentinels]
+        )
+    return MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options))
+
+
+def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
+    """What all our connections are made with.
+
+    A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
+    would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end
+    would go on for ever.
+    """
+    keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
+    return {
+        "decode_responses": False,
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        **({} if endpoint.way == "unix" else keepalive),
+        **endpoint.options,
+    }
+
+
+def _sentinel_connection(endpoint: Endpoint) -> Any:
+    connection = CONNECTIONS[endpoint.way](**_socket_options(endpoint), retry=Retry(NoBackoff(), 0))
+    connection.reply_timeout_s = CONNECT_TIMEOUT_S
+    return connection
+
+
+async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
+    """What is said on a new connection before anybody uses it."""
+    connection.reply_timeout_s = reply_timeout_s
+    await connection.on_connect()
+    if isinstance(connection, _Discovered):
+        await connection.verify()
+    if run is not None:
+        run.meet(await _run(connection))
+
+
+async def _run(connection: Any) -> str:
+    """The server's run, for `ServerRun`: it is another one after a restart, and after a time as a replica (then what
+    the server holds was another's, though its process is the same)."""
+    await connection.send_command("INFO", "server", "replication")
+    try:
+        info: bytes = await connection.read_response()
+    except NoPermissionError:
+        return ""
+    return b" ".join(RUN.findall(info)).decode()
+
+
+@asynccontextmanager
+async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis]:
+    """A client for the start of a service, which waits about ten seconds for a Redis that is not there yet, and has
+    joined the mesh. Raises UnfitRedisError, as `join_mesh`, and when Redis is not there, or refuses to serve."""
+    async with connect(url, name=name) as redis:
+        try:
+            await join_mesh(redis, keys)
+            yield redis
+        except (AuthenticationError, NoPermissionError) as error:
+            raise UnfitRedisError(
+                f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
+            ) from error
+        except CONNECTION_LOST as error:
+            raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
+
+
+async def join_mesh(redis: Redis, keys: Keyspace) -> None:
+    """Checks Redis and this process's view of the mesh, once at start.
+
+    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a schema or number
+    of shards other than the mesh's (the first process to come fixes them); warns of what a restart or a failover would
+    lose.
+    """
+    await _check_policies(redis, replicas=await _check_server(redis))
+    await agree(redis, keys)
+
+
+async def agree(redis: Redis, keys: Keyspace) -> None:
+    """Compares what must be the same in all services. Raises UnfitRedisError with what to do instead."""
+    _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
+    shards = await _fixed(redis, keys, "shards", keys.shards)
+    if shards != keys.shards:
+        raise UnfitRedisError(
+            f"the mesh '{keys.prefix}' has {shards} shards, but this process was started with {keys.shards}: "
+            "set SEQMESH_SHARDS to the mesh's number, or use another SEQMESH_KEY_PREFIX"
+        )
+
+
+async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
+    """The keys of a mesh that is there, for who operates it; None where there is none.
+
+    Raises UnfitRedisError for one of another schema, and for a record that cannot be read.
+    """
+    keys = Keyspace(prefix)
+    record: dict[bytes, bytes] = await cast("Any", redis).hgetall(keys.mesh)
+    if b"shards" not in record:
+        return None
+    try:
+        schema, shards = int(record.get(b"schema", SCHEMA_VERSION)), int(record[b"shards"])
+    except ValueError as error:
+        raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
+    _refuse_another_schema(keys, schema)
+    return Keyspace(prefix, shards)
+
+
+def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
+    if schema == SCHEMA_VERSION:
+        return
+    remedy = "start a newer release"
+    if schema < SCHEMA_VERSION:
+        remedy = f"let its sequences end, stop its services, which are older, and remove the key '{keys.mesh}'"
+    raise UnfitRedisError(
+        f"the mesh '{keys.prefix}' is of schema {schema}, but release {RELEASE} speaks {SCHEMA_VERSION}: {remedy}, "
+        "or use another SEQMESH_KEY_PREFIX"
+    )
+
+
+async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
+    """A number that the first process to come fixes for the mesh; one that cannot be read is fixed anew."""
+    commands = cast("Any", redis)
+    await commands.hsetnx(keys.mesh, field, str(own))
+    data: bytes | None = await commands.hget(keys.mesh, field)
+    found: int | None = None if data is None else value_of(keys.mesh, data, int, field=field)
+    if found is None:
+        await commands.hset(keys.mesh, field, str(own))
+    return own if found is None else found
+
+
+async def redis_now_ms(redis: Redis) -> int:
+    """The clock of the server, which stamps stream entries, and by which machines compare times."""
+    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+    seconds, microseconds = await cast("Any", redis).time()
+    return seconds * 1000 + microseconds // 1000
+
+
+async def _check_server(redis: Redis) -> int:
+    """Returns the number of replicas."""
+    try:
+        info: dict[str, Any] = await cast("Any", redis).info()
+    except NoPermissionError:
+        # Nor will anybody notice that connections lead to another run of the server (`shared.store.server_run`).
+        logs.warning(
+            "redis does not tell who it is",
+            remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "
+            "server that comes back with older data would not be noticed",
+        )
+        return 0
+    check_server_info(info)
+    return int(info.get("connected_slaves", 0))
+
+
+def check_server_info(info: Mapping[str, Any]) -> None:
+    """Raises UnfitRedisError for a server of the wrong kind."""
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    if version < MINIMUM_VERSION:
+        raise UnfitRedisError(f"Redis {info['redis_version']} is too old: seqmesh needs 7.0 (or Valkey 7.2) or newer")
+    if int(info.get("cluster_enabled", 0)):
+        raise UnfitRedisError(
+            "Redis runs as a Cluster: keys are made for it, connections are not yet. Give the mesh a server of its own"
+        )
+    if info.get("role", "master") != "master" and _is_read_only(info):
+        raise UnfitRedisError(
+            f"this Redis is a read-only replica of {info.get('master_host')}:{info.get('master_port')}: give the "
+            "primary's address"
+        )
+
+
+def _is_read_only(info: Mapping[str, Any]) -> bool:
+    return bool(int(info.get("slave_read_only", 1)))
+
+
+async def _check_policies(redis: Redis, *, replicas: int) -> None:
+    try:
+        config: dict[str, str] = await cast("Any", redis).config_get(
+            "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
+        )
+    except ResponseError:
+        # Managed services forbid CONFIG: then the operator has to know.
+        logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")
+        return
+    policy = config.get("maxmemory-policy", "noeviction")
+    if policy != "noeviction":
+        raise UnfitRedisError(
+            f"Redis has maxmemory-policy {policy}, which may drop live sequences: set it to noeviction"
+        )
+    for event, remedy in risks(config, replicas=replicas):
+        logs.warning(event, remedy=remedy)
+
+
+async def value_bytes_max(redis: Redis) -> int:
+    """The largest value that this server takes, bytes, as far as it may be asked; VALUE_BYTES_MAX at most."""
+    try:
+        config: dict[str, str] = await cast("Any", redis).config_get("proto-max-bulk-len", "client-query-buffer-limit")
+    except ResponseError:
+        return VALUE_BYTES_MAX
+    told = [int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal()]
+    return min([VALUE_BYTES_MAX, *told])
+
+
+def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
+    """What a server with this configuration would lose, and what to change. replicas: that are connected."""
+    if config.get("appendonly") != "yes":
+        kept = "all that came after the last snapshot" if config.get("save") else "every sequence"
+        yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"
+    elif config.get("appendfsync") == "no":
+        yield "redis hardly durable", "set appendfsync everysec or always: a power cut loses what the disk has not got"
+    if replicas and config.get("min-replicas-to-write", "0") == "0":
+        yield (
+            "redis fails over with losses",
+            "set min-replicas-to-write: a replica may be made primary that lacks the last writes",
+        )

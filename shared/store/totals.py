@@ -1,0 +1,71 @@
+"""Adds up what the scripts counted, and reads the sums: for executors, which keep the tallies short, and for gateways.
+
+Adding up is safe for anybody at any time (`total.lua`). Executors do it every second for what they serve, so that a
+tally never holds more than about a second's answers, and the counts of a model that is served never reach their TTL;
+a gateway does it before it reads, so that an answer that somebody has received is in the statistics they ask for next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from shared.contract.ids import ShardId
+from shared.statistics.tally import Load, added
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import TOTAL_MAX, Call, Scripts, Totals
+
+LOADS_PER_CALL = 64
+"""Model versions that one call of the script reads: its reply stays small."""
+ROUNDS_MAX = 1000
+"""A reader does not run after the writers for ever."""
+
+
+class Tallies:
+    """The counts of a mesh's models, in whatever shards they were counted."""
+
+    def __init__(self, scripts: Scripts, keys: Keyspace) -> None:
+        self._scripts = scripts
+        self._keys = keys
+
+    async def add_up(self, loads: Sequence[Load]) -> None:
+        """Adds everything up, and renews the counts' TTL. Raises as `read`."""
+        await self._total(loads, read=False)
+
+    async def read(self, loads: Sequence[Load]) -> dict[Load, dict[str, int]]:
+        """The sums over all shards, with everything that is counted now.
+
+        Raises redis.ConnectionError when the connection is lost; then some of it is added up, and nothing is lost.
+        """
+        sums = await self._total(loads, read=True)
+        return {load: added(sums[load]) for load in loads}
+
+    async def _total(self, loads: Sequence[Load], *, read: bool) -> dict[Load, list[dict[str, int]]]:
+        sums: dict[Load, list[dict[str, int]]] = defaultdict(list)
+        remaining = self._parts(loads)
+        for _ in range(ROUNDS_MAX):
+            outcomes = await self._scripts.run_all([self._call(part, read=read) for part in remaining])
+            again: list[tuple[ShardId, Sequence[Load]]] = []
+            for part, outcome in zip(remaining, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if outcome.added_up == TOTAL_MAX:
+                    again.append(part)
+                    continue
+                for load, counts in zip(part[1], outcome.sums, strict=read):
+                    sums[load].append(counts)
+            remaining = again
+            if not remaining:
+                break
+        return sums
+
+    def _parts(self, loads: Sequence[Load]) -> list[tuple[ShardId, Sequence[Load]]]:
+        return [
+            (shard, loads[first : first + LOADS_PER_CALL])
+            for shard in self._keys.shard_ids()
+            for first in range(0, len(loads), LOADS_PER_CALL)
+        ]
+
+    def _call(self, part: tuple[ShardId, Sequence[Load]], *, read: bool) -> Call[Totals]:
+        shard, loads = part
+        return self._scripts.total(loads, shard=shard, read=read)

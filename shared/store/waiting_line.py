@@ -1,0 +1,75 @@
+"""What the waiting lines of models amount to, counted by the scripts that change them: reading costs the same however
+long they are.
+
+A field of the hash (`count_line` in common.lua) is a number of one shard; here they are added up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of, value_of
+
+TAKEOVER_CAUSES = ("lost", "leaving", "moved")
+"""Why a sequence was taken from its owner: that had died, or was leaving in order; or the slot was given up for one
+elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLine:
+    """One model's line, by version.
+
+    steps      that wait with their sequences for a slot
+    paged_out  how often a sequence gave up its slot, ever; paged_in: how often it wanted one again
+    paged      live sequences without a slot that want none
+    taken_over how often a sequence was taken from its owner, ever, by version and cause (`TAKEOVER_CAUSES`)
+    refused    steps whose commit was refused, ever: the executor was not the owner any more
+    """
+
+    steps: Counter[str] = field(default_factory=Counter[str])
+    paged_out: Counter[str] = field(default_factory=Counter[str])
+    paged_in: Counter[str] = field(default_factory=Counter[str])
+    paged: Counter[str] = field(default_factory=Counter[str])
+    taken_over: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    refused: Counter[str] = field(default_factory=Counter[str])
+
+    def add(self, name: str, number: int) -> None:
+        """Adds a field of the hash."""
+        kind, _, version = name.partition(":")
+        if kind == "s":
+            self.steps[version] += number
+        elif kind == "out":
+            self.paged_out[version] += number
+            self.paged[version] += number
+        elif kind == "in":
+            self.paged_in[version] += number
+            self.paged[version] -= number
+        elif kind == "gone":
+            self.paged[version] -= number
+        elif kind in TAKEOVER_CAUSES:
+            self.taken_over[version, kind] += number
+        elif kind == "refused":
+            self.refused[version] += number
+
+
+async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dict[str, WaitingLine]:
+    """The lines of these models, in one round trip. Raises one of `CONNECTION_LOST`."""
+    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
+    pipe = cast("Any", redis.pipeline(transaction=False))
+    lines = {model: WaitingLine() for model in models}
+    asked = [(model, shard) for model in models for shard in keys.shard_ids()]
+    for model, shard in asked:
+        pipe.hgetall(keys.line(shard, model))
+    replies: list[dict[bytes, bytes]] = await pipe.execute()
+    for (model, shard), numbers in zip(asked, replies, strict=True):
+        for name, data in numbers.items():
+            number = value_of(keys.line(shard, model), data, int, field=text_of(name))
+            if number is not None:
+                lines[model].add(text_of(name), number)
+    return lines

@@ -1,0 +1,322 @@
+"""Stateless work: one queue per model version, which all executors of the model serve. Typed wrappers of its scripts.
+
+A request waits in the queue, is taken by an executor (which then holds it) and leaves with its answer. Every call is of
+one shard, is one atomic step, and may be sent again when its outcome was lost: a request is known by its id, a take by
+its tag, and only the holder answers. The headers of `shared/store/lua/work*.lua` have keys, arguments and replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.contract.ids import ExecutorId, GatewayId
+from shared.contract.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
+from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
+from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.reading import text_of
+from shared.store.scripts import Call
+
+LEVEL_DIGITS = 20
+"""Of a priority level in the order of a queue: levels are uint64."""
+
+RequestId = str
+"""`<gateway>/<token>`: a request's name in its queue."""
+
+
+class Lookup(msgspec.Struct, frozen=True):
+    """A look into the response cache before a request is queued.
+
+    name        what its answer would be stored under (`shared.contract.response_cache`)
+    generation  of the load that it is counted for
+    arrived_ns  when the request arrived at its gateway, wall clock
+    """
+
+    name: str
+    generation: str
+    arrived_ns: int
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An answer's place in the response cache. bound: bytes that the cache may hold; a larger answer is not stored."""
+
+    name: str
+    bound: int
+
+
+class WorkItem(msgspec.Struct, frozen=True):
+    """A stateless request for its queue.
+
+    level        priority level, lower runs first; 0 where the model has none
+    level_bound  requests that may wait in this level; 0: any number
+    timeout_us   how long it may wait; 0: for ever
+    delays       what happens then: it runs after its level's punctual ones, instead of being refused
+    rows         rows that it brings of its own
+    shape        equal for requests that may share a batch; no spaces
+    ordered      the model's answers leave in the order of arrival
+    lookup       the response cache may have its answer
+    """
+
+    model: str
+    version: str
+    gateway: str
+    token: str
+    message: bytes
+    level: int = 0
+    level_bound: int = 0
+    timeout_us: int = 0
+    delays: bool = False
+    rows: int = 1
+    shape: str = ""
+    ordered: bool = False
+    lookup: Lookup | None = None
+
+
+class WorkDone(msgspec.Struct, frozen=True):
+    """A stateless request's answer. counts: packed (`shared.statistics.tally`), counted if this call answers it;
+    stored: where it goes in the response cache then, if it does."""
+
+    id: RequestId
+    reply: bytes
+    counts: bytes = b""
+    stored: Stored | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A request at the front of a queue. queued_us: when it arrived, Redis clock."""
+
+    id: RequestId
+    rows: int
+    queued_us: int
+    shape_key: str
+
+
+class Front(msgspec.Struct, frozen=True):
+    """A look at a queue.
+
+    queued       requests in it
+    deadline_us  microseconds until one of them is too late; None: never
+    now_us       Redis clock
+    front        those that run first, one more than fits where there is one
+    """
+
+    queued: int
+    deadline_us: int | None
+    now_us: int
+    front: tuple[Seen, ...]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A batch that this executor holds now: (id, encoded message). queued, deadline_us: of what stays."""
+
+    queued: int
+    deadline_us: int | None
+    requests: tuple[tuple[RequestId, bytes], ...]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """queued: requests in the queue now; answered: of each, whether this executor held it."""
+
+    queued: int
+    answered: list[bool]
+
+
+class Take:
+    """When `pull` takes at once what it finds: never; when the oldest has waited long enough; or also when no more fits
+    and when there is nothing to wait for."""
+
+    NEVER = 0
+    WHEN_LATE = 1
+    WHEN_PLAIN = 2
+
+
+REQUESTS_MAX = 1024
+"""Requests that one call takes: their ids and messages are arguments of one command inside the script."""
+
+
+def request_id(gateway: str, token: str) -> RequestId:
+    """A request's name in its queue."""
+    return f"{gateway}/{token}"
+
+
+class WorkScripts:
+    """Makes the calls; `Scripts` sends them."""
+
+    def __init__(self, keys: Keyspace) -> None:
+        self._keys = keys
+
+    def enqueue(self, items: Sequence[WorkItem], *, bound: int, summaries: bool = False) -> Call[list[bool | bytes]]:
+        """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full.
+
+        Bytes are the answer itself, from the response cache: its request was not queued, and is counted. summaries:
+        whether lookups count for them.
+        """
+        queues: dict[tuple[str, str, str], list[int]] = {}
+        for index, item in enumerate(items):
+            generation = item.lookup.generation if item.lookup else ""
+            queues.setdefault((item.model, item.version, generation), []).append(index)
+        shard = self._keys.home_shard(items[0].model)
+        keys: list[str] = []
+        tallies: list[str] = []
+        args: list[Any] = [
+            bound,
+            self._keys.replies_prefix(shard),
+            SKETCH_BASE if summaries else 0,
+            SKETCH_BUCKET_MAX,
+        ]
+        order: list[int] = []
+        for (model, version, generation), indexes in queues.items():
+            keys += self._keys.work_queue(model, version)
+            tallies.append(self._keys.tally(shard, model, version, generation))
+            args.append(len(indexes))
+            order += indexes
+            for index in indexes:
+                args += _fields(items[index])
+
+        def read(outcomes: list[int | bytes]) -> list[bool | bytes]:
+            found = [outcome if isinstance(outcome, bytes) else bool(outcome) for outcome in outcomes]
+            accepted = dict(zip(order, found, strict=True))
+            return [accepted[index] for index in range(len(items))]
+
+        return Call("work_enqueue", [*keys, *tallies, *self._keys.cache(shard)], args, read)
+
+    def pull(
+        self,
+        load: Load,
+        executor: ExecutorId,
+        tag: str,
+        *,
+        requests_max: int,
+        rows_max: int,
+        delay_us: int,
+        take: int,
+        too_late: bytes,
+    ) -> Call[Taken | Front]:
+        """Applies the queue's policies, then takes the front of the queue or tells what it looks like.
+
+        requests_max, rows_max  of a batch; requests_max 0: only the policies
+        delay_us  how long the oldest may wait for others
+        take      one of `Take`
+        too_late  encoded reply of those that the policy REJECT gives up
+        """
+        args = [
+            self._replies(load),
+            executor,
+            tag,
+            min(requests_max, REQUESTS_MAX),
+            rows_max,
+            delay_us,
+            take,
+            too_late,
+        ]
+        return Call("work_pull", [*self._queue(load), self._tally(load)], args, _read_pulled)
+
+    def take(
+        self, load: Load, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
+    ) -> Call[tuple[tuple[RequestId, bytes], ...]]:
+        """Takes exactly these requests; empty when one of them is not in the queue any more: look again."""
+        return Call("work_take", self._queue(load), [executor, tag, *ids], _read_taken)
+
+    def read(self, load: Load, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
+        """Messages of waiting requests; those that are gone are left out."""
+        return Call("work_read", self._queue(load), list(ids), _read_messages)
+
+    def finish(
+        self, load: Load, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
+    ) -> Call[Finished]:
+        """Answers requests; one that this executor does not hold (any more) is left alone, and nothing is sent.
+
+        execution  packed counts of the model's run
+        """
+        args: list[Any] = [self._replies(load), executor, execution]
+        for item in done:
+            stored = (item.stored.name, item.stored.bound) if item.stored else ("", 0)
+            args += (item.id, item.reply, item.counts, *stored)
+        cache = self._keys.cache(self._keys.home_shard(load.model))
+        return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
+
+    def requeue(self, load: Load, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
+        """Puts all that an executor holds back at its old places; returns how many requests that were.
+
+        given_up  of a dead executor: encoded reply of requests that have lost `LOST_EXECUTORS_MAX` executors
+        """
+        args: list[Any] = [executor, LOST_EXECUTORS_MAX if given_up else 0, self._replies(load), given_up]
+        return Call("work_requeue", [*self._queue(load), self._tally(load)], args, int)
+
+    def withdraw(self, load: Load, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
+        """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""
+        args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
+        return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
+
+    def refuse(self, load: Load, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
+        """Answers what waits for a version that nobody serves any more; call again until it returns 0."""
+        args = [self._replies(load), reply, at_most]
+        return Call("work_refuse", [*self._queue(load), self._tally(load)], args, int)
+
+    def wake(self, load: Load) -> Call[int]:
+        """Passes a wake-up on to another idle executor."""
+        return Call("work_wake", self._queue(load), [], int)
+
+    def _queue(self, load: Load) -> tuple[str, ...]:
+        return self._keys.work_queue(load.model, load.version)
+
+    def _tally(self, load: Load) -> str:
+        return self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
+
+    def _replies(self, load: Load) -> str:
+        return self._keys.replies_prefix(self._keys.home_shard(load.model))
+
+
+def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
+    """The executors that may hold requests of a queue, from its hash of takers."""
+    return [ExecutorId(text_of(name)) for name in takers]
+
+
+def _fields(item: WorkItem) -> tuple[Any, ...]:
+    return (
+        request_id(item.gateway, item.token),
+        f"{item.level:0{LEVEL_DIGITS}d}",
+        item.level_bound,
+        item.timeout_us,
+        "D" if item.delays else "R",
+        item.rows,
+        1 if item.ordered else 0,
+        item.shape,
+        item.message,
+        item.lookup.name if item.lookup else "",
+        item.lookup.arrived_ns // 1000 if item.lookup else 0,
+    )
+
+
+def _read_pulled(reply: list[Any]) -> Taken | Front:
+    taken, queued, deadline, *rest = reply
+    deadline_us = None if deadline < 0 else deadline
+    if taken:
+        return Taken(queued, deadline_us, _read_taken(rest))
+    if not rest:
+        return Front(queued, deadline_us, 0, ())
+    now_us, *flat = rest
+    fields = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+    front = tuple(Seen(text_of(id), rows, arrived, text_of(shape)) for id, rows, arrived, shape in fields)
+    return Front(queued, deadline_us, now_us, front)
+
+
+def _read_taken(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
+    """Also those whose message is gone, b"": whoever takes a request answers it."""
+    return tuple((text_of(id), message) for id, message in zip(flat[::2], flat[1::2], strict=True))
+
+
+def _read_messages(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
+    return tuple((id, message) for id, message in _read_taken(flat) if message)
+
+
+def _read_finished(reply: list[int]) -> Finished:
+    queued, *flags = reply
+    return Finished(queued, _read_flags(flags))
+
+
+def _read_flags(flags: list[int]) -> list[bool]:
+    return [bool(flag) for flag in flags]

@@ -1,0 +1,636 @@
+"""From a model's directory to complete values: defaults, backends, versions, completion, notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.configuration.load import LoadedConfig
+from shared.contract.errors import ConfigError, LoadError
+from shared.contract.model_config import (
+    Direct,
+    DynamicBatching,
+    FixedShape,
+    InstanceGroup,
+    Oldest,
+    QueuePolicy,
+    SequenceBatching,
+    TensorSpec,
+    TimeoutAction,
+)
+
+LoadText = Callable[..., LoadedConfig]
+
+IO = (
+    'input { name: "X" data_type: TYPE_FP32 dims: 4 } output { name: "Y" data_type: TYPE_STRING dims: [-1] } '
+    "max_batch_size: 8"
+)
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def unchanged(config_json: str, version_dir: Path) -> str:
+    return config_json
+
+
+def sequence_of(loaded: LoadedConfig) -> SequenceBatching:
+    batching = loaded.config.sequence_batching
+    assert batching is not None
+    return batching
+
+
+# Defaults
+
+
+def test_defaults_of_a_stateless_model(load_text: LoadText) -> None:
+    """Name from the directory, backend and file from the version directory, latest version, one instance on the CPU."""
+    loaded = load_text(IO)
+
+    config = loaded.config
+    assert ("m", "python", "", "model.py") == (
+        config.name,
+        config.backend,
+        config.platform,
+        config.default_model_filename,
+    )
+    assert (TensorSpec(name="X", datatype="FP32", dims=(4,)),) == config.inputs
+    assert (TensorSpec(name="Y", datatype="BYTES", dims=(-1,)),) == config.outputs
+    assert (InstanceGroup(name="m", kind="CPU", count=1),) == config.instance_groups
+    assert (None, None, (), (1,)) == (config.sequence_batching, config.dynamic_batching, config.notes, loaded.versions)
+
+
+def test_defaults_of_dynamic_batching(load_text: LoadText) -> None:
+    assert (
+        DynamicBatching(preferred_batch_sizes=(8,)) == load_text(f"{IO} dynamic_batching {{ }}").config.dynamic_batching
+    )
+
+
+def test_queue_policies_of_dynamic_batching(load_text: LoadText) -> None:
+    loaded = load_text(
+        f"""{IO} dynamic_batching {{
+          priority_levels: 2 default_priority_level: 2 max_queue_delay_microseconds: 7 preferred_batch_size: [4, 2]
+          default_queue_policy {{ max_queue_size: 3 }}
+          priority_queue_policy {{ key: 1 value {{
+            timeout_action: DELAY default_timeout_microseconds: 9 allow_timeout_override: true }} }}
+        }}"""
+    )
+
+    expected = DynamicBatching(
+        preferred_batch_sizes=(2, 4),
+        max_queue_delay_us=7,
+        priority_levels=2,
+        default_priority_level=2,
+        default_queue_policy=QueuePolicy(max_queue_size=3),
+        priority_queue_policies={1: QueuePolicy(TimeoutAction.DELAY, 9, allow_timeout_override=True)},
+    )
+    assert expected == loaded.config.dynamic_batching
+
+
+def test_defaults_of_sequence_batching(load_text: LoadText) -> None:
+    """Direct strategy, one second of idle time, no implicit start for a canonical configuration."""
+    batching = sequence_of(load_text(f"{IO} sequence_batching {{ }}"))
+
+    assert SequenceBatching(strategy=Direct(), idle_us=1_000_000) == batching
+
+
+def test_defaults_of_the_oldest_strategy(load_text: LoadText) -> None:
+    loaded = load_text(f"{IO} sequence_batching {{ oldest {{ }} }}")
+
+    assert Oldest(max_candidate_sequences=8, preferred_batch_sizes=(8,)) == sequence_of(loaded).strategy
+    assert 8 == loaded.config.slots_per_instance
+
+
+def test_sequence_model_without_batch_dimension_has_one_slot(load_text: LoadText) -> None:
+    loaded = load_text(f"{IO.replace('max_batch_size: 8', '')} sequence_batching {{ oldest {{ }} }}")
+
+    assert Oldest(max_candidate_sequences=1) == sequence_of(loaded).strategy
+    assert 1 == loaded.config.slots_per_instance
+
+
+def test_later_state_of_the_same_name_is_left_out_with_a_note(load_text: LoadText) -> None:
+    state = 'state { input_name: "h" output_name: "%s" data_type: TYPE_FP32 dims: 2 }'
+
+    loaded = load_text(f"{IO} sequence_batching {{ {state % 'a'} {state % 'b'} }}")
+
+    assert ["a"] == [state.output_name for state in sequence_of(loaded).states]
+    assert ("state 'h' is declared more than once; the first declaration counts",) == loaded.config.notes
+
+
+# Instances
+
+
+@pytest.mark.parametrize(
+    ("group", "gpu_count", "expected"),
+    [
+        ("", 0, InstanceGroup("m_0", "CPU", 1)),
+        ("", 2, InstanceGroup("m_0", "GPU", 1, (0, 1))),
+        ("count: -1", 0, InstanceGroup("m_0", "CPU", 1)),
+        ("kind: KIND_CPU count: 3", 2, InstanceGroup("m_0", "CPU", 3)),
+        ("kind: KIND_AUTO gpus: 1", 2, InstanceGroup("m_0", "GPU", 1, (1,))),
+        ("kind: KIND_AUTO gpus: 5", 2, InstanceGroup("m_0", "CPU", 1)),
+        ('name: "g" kind: KIND_GPU gpus: [1]', 2, InstanceGroup("g", "GPU", 1, (1,))),
+    ],
+)
+def test_kind_is_resolved_by_the_gpus_there_are(
+    load_text: LoadText, group: str, gpu_count: int, expected: InstanceGroup
+) -> None:
+    loaded = load_text(f"{IO} instance_group {{ {group} }}", gpu_count=gpu_count)
+
+    assert (expected,) == loaded.config.instance_groups
+
+
+def test_automatic_group_without_its_gpus_is_noted(load_text: LoadText) -> None:
+    """Triton refuses it where they are missing; here one repository serves executors with and without GPUs."""
+    loaded = load_text(f"{IO} instance_group {{ gpus: [0, 1] }}")
+
+    expected = "instance group m_0 has kind KIND_AUTO, and gpus 0, 1 are not all here: it runs on the CPU"
+    assert (expected,) == loaded.config.notes
+
+
+@pytest.mark.parametrize(("kind", "count"), [("KIND_CPU", 2), ("KIND_GPU", 1)])
+def test_onnxruntime_has_two_instances_on_the_cpu(load_text: LoadText, kind: str, count: int) -> None:
+    backends = {"onnxruntime": unchanged}
+
+    loaded = load_text(f"{IO} instance_group {{ kind: {kind} }}", files=["model.onnx"], backends=backends, gpu_count=1)
+
+    assert [count] == [group.count for group in loaded.config.instance_groups]
+
+
+def test_groups_may_share_a_name_and_the_missing_one_is_called_like_the_model(load_text: LoadText) -> None:
+    shared = load_text(f'{IO} instance_group [ {{ name: "a" }}, {{ name: "a" count: 2 }} ]')
+    missing = load_text(IO)
+
+    assert ["a", "a"] == [group.name for group in shared.config.instance_groups]
+    assert ["m"] == [group.name for group in missing.config.instance_groups]
+
+
+def test_count_of_a_gpu_group_is_meant_for_each_gpu(load_text: LoadText) -> None:
+    loaded = load_text(f"{IO} instance_group [ {{ count: 2 kind: KIND_GPU }}, {{ kind: KIND_CPU }} ]", gpu_count=2)
+
+    assert 5 == loaded.config.instance_count
+    assert ["m_0", "m_1"] == [group.name for group in loaded.config.instance_groups]
+
+
+# Backends
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "expected"),
+    [
+        ("", ["model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
+        ("", ["model.pt2"], ("pytorch", "pytorch_libtorch", "model.pt2")),
+        ("", ["model.py", "model.pt"], ("python", "", "model.py")),
+        ('backend: "pytorch"', ["model.py", "model.pt2"], ("pytorch", "pytorch_libtorch", "model.pt2")),
+        ('platform: "pytorch_libtorch"', ["model.pt"], ("pytorch", "pytorch_libtorch", "model.pt")),
+        ('backend: "python" default_model_filename: "mine.py"', ["mine.py"], ("python", "", "mine.py")),
+    ],
+)
+def test_backend_platform_and_file_are_told_from_each_other(
+    load_text: LoadText, text: str, files: list[str], expected: tuple[str, str, str]
+) -> None:
+    config = load_text(f"{IO} {text}", files=files).config
+
+    assert expected == (config.backend, config.platform, config.default_model_filename)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "file"), [("m.python", "python", "model.py"), ("m.my.own", "my.own", "model.my.own")]
+)
+def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, backend: str, file: str) -> None:
+    """By all that follows its first dot."""
+    config = load_text(IO, name=name, files=["other.py"], backends={backend: unchanged}).config
+
+    assert (backend, file) == (config.backend, config.default_model_filename)
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "message"),
+    [
+        (
+            "",
+            ["weights.bin"],
+            (
+                "Invalid model name: Could not determine backend for model 'm' with no backend in model configuration. "
+                "Expected model name of the form 'model.<backend_name>'."
+            ),
+        ),
+        (
+            'backend: "tensorrt"',
+            ["model.plan"],
+            (
+                "unable to find backend 'tensorrt' for model 'm'; installed backends: python, pytorch (platform "
+                "pytorch_libtorch)"
+            ),
+        ),
+        (
+            "",
+            ["model.onnx"],
+            (
+                "unable to find backend 'onnxruntime' for model 'm'; installed backends: python, pytorch (platform "
+                "pytorch_libtorch)"
+            ),
+        ),
+        (
+            'platform: "tensorflow_savedmodel"',
+            ["model.savedmodel"],
+            (
+                "platform 'tensorflow_savedmodel' of model 'm' is not installed, and no file of an installed backend "
+                "stands in for it; installed backends: python, pytorch (platform pytorch_libtorch)"
+            ),
+        ),
+        (
+            'backend: "python" platform: "pytorch_libtorch"',
+            ["model.py"],
+            "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, python",
+        ),
+        (
+            'platform: "abacus"',
+            ["model.plan"],
+            (
+                "unexpected platform type 'abacus' for m; installed backends: python, pytorch (platform "
+                "pytorch_libtorch)"
+            ),
+        ),
+        ('platform: "ensemble"', [], "model 'm' has platform 'ensemble'; the mesh does not serve ensembles"),
+    ],
+)
+def test_model_without_an_installed_backend_is_refused(
+    load_text: LoadText, text: str, files: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(f"{IO} {text}", files=files)
+
+    assert message == refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("file", "backend"), [("model.pt", "pytorch"), ("model.pt2", "pytorch"), ("model.py", "python")]
+)
+def test_platform_that_is_not_installed_is_served_by_the_file_that_is_there(
+    load_text: LoadText, file: str, backend: str
+) -> None:
+    config = load_text(f'{IO} platform: "tensorflow_savedmodel"', files=[file]).config
+
+    assert backend == config.backend
+    assert (f"platform tensorflow_savedmodel is not installed; serving {file} with {backend}",) == config.notes
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("", (10,)),
+        ("version_policy { latest { num_versions: 2 } }", (2, 10)),
+        ("version_policy { all { } }", (1, 2, 10)),
+        ("version_policy { specific { versions: [2, 1] } }", (1, 2)),
+    ],
+)
+def test_versions_follow_the_policy(load_text: LoadText, policy: str, expected: tuple[int, ...]) -> None:
+    assert expected == load_text(f"{IO} {policy}", versions=["1", "2", "10"]).versions
+
+
+def test_directories_that_are_no_versions_are_noted(load_text: LoadText) -> None:
+    loaded = load_text(f"{IO} version_policy {{ all {{ }} }}", versions=["3", "03", "0", "-1", "old", "initial_state"])
+
+    assert (3,) == loaded.versions
+    assert (
+        "ignore version directory '-1' which fails to convert to integral number",
+        "ignore version directory '0' which contains leading zeros in its directory name",
+        "ignore version directory '03' which contains leading zeros in its directory name",
+        "ignore version directory 'old' which fails to convert to integral number",
+    ) == loaded.config.notes
+
+
+def test_specific_version_that_is_missing_is_noted(load_text: LoadText) -> None:
+    loaded = load_text(f"{IO} version_policy {{ specific {{ versions: [1, 7] }} }}")
+
+    assert ("version 7 is specified for model 'm', but the version directory is not present",) == loaded.config.notes
+
+
+@pytest.mark.parametrize("policy", ["", "version_policy { specific { versions: 2 } }", "version_policy { latest { } }"])
+def test_model_without_usable_version_is_refused(load_text: LoadText, policy: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(f"{IO} {policy}", versions=["1"] if policy else ["x"])
+
+    assert "at least one version must be available under the version policy of model 'm'" == refusal.value.message
+
+
+# Reading
+
+
+def test_syntax_error_names_file_line_and_what_was_wrong(load_text: LoadText) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text('name: "m"\nmax_batch_syze: 8\n')
+
+    assert "failed to read text proto from " in refusal.value.message
+    assert 'config.pbtxt:2:1: Message type "inference.ModelConfig" has no field named "max_batch_syze"' in (
+        refusal.value.message
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_batch_size: 1 max_batch_size: 2",
+        "max_batch_size: 99999999999",
+        "max_batch_size: ",
+        'name: "m',
+        "input { name: 'x'",
+        "instance_group { kind: KIND_TOASTER }",
+        "sequence_batching { direct { } oldest { } }",
+        "sequence_batching { generative_sequence: true }",
+        "\x00",
+        "[" * 5000,
+        "x" * (1 << 20) + "x",
+    ],
+)
+def test_text_that_is_no_configuration_is_refused(load_text: LoadText, text: str) -> None:
+    with pytest.raises(ConfigError, match="failed to read"):
+        load_text(text)
+
+
+def test_text_that_is_no_utf8_is_refused(load_text: LoadText) -> None:
+    model_dir = load_text(IO).model_dir
+    (model_dir / "config.pbtxt").write_bytes(b'name: "\xff"')
+
+    with pytest.raises(ConfigError, match="failed to read"):
+        load_text(None)
+
+
+def test_directory_that_is_not_there_is_refused(load_text: LoadText) -> None:
+    with pytest.raises(ConfigError, match="failed to read the directory of model 'm'"):
+        load_text(None, versions=[])
+
+
+def test_configuration_of_another_name_is_read_from_configs(load_text: LoadText) -> None:
+    """`configs/<name>.pbtxt` where there is one, `config.pbtxt` where there is none."""
+    folder = load_text(f"{IO} instance_group {{ count: 2 }}").model_dir / "configs"
+    folder.mkdir()
+    (folder / "large.pbtxt").write_text(f"{IO} instance_group {{ count: 5 }}")
+
+    counts = [load_text(None, config_name=name).config.instance_count for name in ("", "large", "small")]
+
+    assert [2, 5, 2] == counts
+    assert () == load_text(None, config_name="large").config.notes
+
+
+def test_override_wins_over_a_configuration_of_another_name(load_text: LoadText) -> None:
+    folder = load_text(IO).model_dir / "configs"
+    folder.mkdir()
+    (folder / "large.pbtxt").write_text("not even parsed")
+    override = load_text(IO).json
+
+    assert override == load_text(None, config_name="large", override_json=override).json
+
+
+# Completion by the backend
+
+
+def test_backend_completes_what_the_configuration_left_out(load_text: LoadText) -> None:
+    """Without any config.pbtxt: the backend is told from the file, and what it adds is normalised and noted."""
+    seen: dict[str, Any] = {}
+
+    def complete(config_json: str, version_dir: Path) -> str:
+        seen.update(json.loads(config_json), version_dir=version_dir)
+        tensor = {"name": "T", "data_type": "type_fp32", "dims": ["-1", 3]}
+        return json.dumps(json.loads(config_json) | {"input": [tensor], "output": [tensor], "max_batch_size": 4})
+
+    loaded = load_text(None, files=["model.pt"], versions=["1", "4"], backends={"pytorch": complete})
+
+    assert ("m", "pytorch", "4") == (seen["name"], seen["backend"], seen["version_dir"].name)
+    assert (TensorSpec("T", "FP32", (-1, 3)),) == loaded.config.inputs
+    assert 4 == loaded.config.max_batch_size
+    assert ("completed from the model itself: max_batch_size, input, output",) == loaded.config.notes
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConfigError("dims contradict"), "dims contradict"),
+        (LoadError("no such file"), "no such file"),
+        (
+            ZeroDivisionError("division by zero"),
+            "failed to complete the configuration of model 'm': ZeroDivisionError('division by zero')",
+        ),
+    ],
+)
+def test_failing_completion_is_a_config_error(load_text: LoadText, error: Exception, message: str) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        raise error
+
+    with pytest.raises(ConfigError) as refusal:
+        load_text(IO, backends={"python": complete})
+
+    assert message == refusal.value.message
+
+
+def test_without_completion_the_model_is_not_asked_and_a_configuration_must_be_there(load_text: LoadText) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        raise AssertionError
+
+    options: dict[str, Any] = {"backends": {"python": complete}, "auto_complete": False}
+    with pytest.raises(ConfigError, match=r"failed to open text file for read .*config\.pbtxt: No such file"):
+        load_text(None, **options)
+
+    assert "python" == load_text(IO, **options).config.backend
+
+
+def test_completion_may_not_rename_the_model(load_text: LoadText) -> None:
+    def complete(config_json: str, version_dir: Path) -> str:
+        return json.dumps(json.loads(config_json) | {"name": "other"})
+
+    with pytest.raises(ConfigError, match="unexpected directory name 'm' for model 'other'"):
+        load_text(IO, backends={"python": complete})
+
+
+# Notes
+
+
+def test_field_without_effect_is_noted_once(load_text: LoadText) -> None:
+    group = "instance_group { rate_limiter { priority: 1 } }"
+
+    unserved = "model_warmup { name: 'w' }"
+
+    loaded = load_text(f"{IO} {group} {group} {unserved}")
+
+    assert (
+        "'instance_group.rate_limiter' has no effect: the mesh has no rate limiter, as Triton by default",
+        "skipping batch 0 warmup sample 'w'",
+    ) == tuple(sorted(loaded.config.notes))
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (
+            (
+                'input { name: "C" data_type: TYPE_INT32 dims: 1 } sequence_batching { control_input { name: "C" '
+                "control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } } }"
+            ),
+            "input 'C' is also a control or state tensor: the server's own value is used",
+        ),
+        (
+            'sequence_batching { } parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x" } }',
+            "parameter 'TRITON_BATCH_STRATEGY_PATH' has no effect on a stateful model",
+        ),
+        (
+            'parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "x.py" } }',
+            "parameter 'TRITON_BATCH_STRATEGY_PATH' has no effect without dynamic_batching",
+        ),
+        (
+            'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "env.tar.gz" } }',
+            "parameter 'EXECUTION_ENV_PATH' has no effect: the model runs in the executor's own environment",
+        ),
+        (
+            'parameters { key: "checkpoint_interval" value { string_value: "4" } }',
+            "parameter 'checkpoint_interval' has no effect on a stateless model",
+        ),
+        (
+            (
+                'backend: "pytorch" default_model_filename: "model.py" sequence_batching { } '
+                'parameters { key: "checkpoint_interval" value { string_value: "4" } }'
+            ),
+            "parameter 'checkpoint_interval' has no effect: the model declares no state",
+        ),
+        (
+            'parameters { key: "fixed_shape" value { string_value: "true" } }',
+            "parameter 'fixed_shape' has no effect on a stateless model",
+        ),
+        (
+            (
+                'sequence_batching { state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 } } '
+                'parameters { key: "sequence_recovery" value { string_value: "none" } }'
+            ),
+            "parameter 'sequence_recovery' has no effect: the model declares its state",
+        ),
+        (
+            'sequence_batching { } parameters { key: "sequence_log_steps" value { string_value: "4" } }',
+            "parameter 'sequence_log_steps' has no effect without sequence_recovery: replay",
+        ),
+        (
+            'parameters { key: "sequence_recovery" value { string_value: "replay" } }',
+            "parameter 'sequence_recovery' has no effect on a stateless model",
+        ),
+        (
+            (
+                'backend: "pytorch" default_model_filename: "model.py" sequence_batching { } '
+                'parameters { key: "virtual_slots" value { string_value: "true" } }'
+            ),
+            "parameter 'virtual_slots' has no effect: the model declares no state",
+        ),
+        (
+            "dynamic_batching { default_priority_level: 1 }",
+            "dynamic_batching: priorities have no effect without priority_levels",
+        ),
+    ],
+)
+def test_what_is_odd_but_allowed_is_noted(load_text: LoadText, text: str, note: str) -> None:
+    assert (note,) == load_text(f"{IO} {text}").config.notes
+
+
+def test_what_is_kept_for_retries_is_read_from_the_parameters(load_text: LoadText) -> None:
+    parameters = "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+        for name, value in (("retry_replies", 64), ("retry_reply_bytes", 0))
+    )
+
+    chosen, default = (load_text(f"{IO} sequence_batching {{ }} {text}").config for text in (parameters, ""))
+
+    assert (64, 0) == (chosen.retry_replies, chosen.retry_reply_bytes)
+    assert (8, 65536) == (default.retry_replies, default.retry_reply_bytes)
+
+
+def test_checkpoint_interval_is_read_from_the_parameters(load_text: LoadText) -> None:
+    state = 'state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }'
+    parameter = 'parameters { key: "checkpoint_interval" value { string_value: "16" } }'
+
+    config = load_text(f"{IO} sequence_batching {{ {state} }} {parameter}").config
+
+    assert (16, True) == (config.checkpoint_interval, config.state_in_mesh)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sequence_batching { }", FixedShape.OFF),
+        ('sequence_batching { } parameters { key: "fixed_shape" value { string_value: "true" } }', FixedShape.PADDED),
+        ('sequence_batching { } parameters { key: "fixed_shape" value { string_value: "rows" } }', FixedShape.ROWS),
+        ('parameters { key: "fixed_shape" value { string_value: "true" } }', FixedShape.OFF),
+    ],
+)
+def test_fixed_shape_is_a_sequence_model_s(load_text: LoadText, text: str, expected: FixedShape) -> None:
+    assert expected is load_text(f"{IO} {text}").config.fixed_shape
+
+
+@pytest.mark.parametrize(
+    ("parameters", "replays", "recoverable", "bound"),
+    [
+        ({}, False, False, (1000, 16 << 20)),
+        ({"sequence_recovery": "none"}, False, False, (1000, 16 << 20)),
+        ({"sequence_recovery": "replay"}, True, True, (1000, 16 << 20)),
+        (
+            {"sequence_recovery": "replay", "sequence_log_steps": "7", "sequence_log_bytes": "999"},
+            True,
+            True,
+            (7, 999),
+        ),
+    ],
+)
+def test_how_sequences_are_recovered_is_read_from_the_parameters(
+    load_text: LoadText, parameters: dict[str, str], bound: tuple[int, int], *, replays: bool, recoverable: bool
+) -> None:
+    texts = [f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in parameters.items()]
+
+    config = load_text(f"{IO} sequence_batching {{ }} {' '.join(texts)}").config
+
+    assert (replays, recoverable, False) == (config.replays, config.recoverable, config.state_in_mesh)
+    assert bound == (config.sequence_log_steps, config.sequence_log_bytes)
+
+
+@pytest.mark.parametrize(
+    ("state", "parameter", "pageable"),
+    [
+        ('state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }', "", True),
+        ('state { input_name: "h" output_name: "h" data_type: TYPE_FP32 dims: 2 }', "false", False),
+        ("", "", False),
+    ],
+)
+def test_slots_are_virtual_where_the_mesh_holds_the_state_unless_the_model_says_no(
+    load_text: LoadText, state: str, parameter: str, *, pageable: bool
+) -> None:
+    said = f'parameters {{ key: "virtual_slots" value {{ string_value: "{parameter}" }} }}' if parameter else ""
+
+    assert pageable == load_text(f"{IO} sequence_batching {{ {state} }} {said}").config.pageable
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "controls"),
+    [
+        ("accumulate", Direct(), 4),
+        ("accumulate_str", Direct(), 3),
+        ("accumulate_oldest", Oldest(max_candidate_sequences=64, preferred_batch_sizes=(32,)), 4),
+        ("accumulate_oldest_str", Oldest(max_candidate_sequences=64, preferred_batch_sizes=(32,)), 3),
+        ("lstm", Oldest(max_candidate_sequences=64, preferred_batch_sizes=(32,)), 4),
+        ("lstm_direct", Direct(), 4),
+    ],
+)
+def test_canonical_sequence_models_load_without_a_note(
+    load_text: LoadText, name: str, strategy: Direct | Oldest, controls: int
+) -> None:
+    loaded = load_text((FIXTURES / "triton" / f"{name}.pbtxt").read_text(), name=name)
+
+    batching = sequence_of(loaded)
+    assert (strategy, controls, 60_000_000) == (batching.strategy, len(batching.controls), batching.idle_us)
+    assert () == loaded.config.notes
+
+
+def test_canonical_stateless_model_loads_without_a_note(load_text: LoadText) -> None:
+    loaded = load_text((FIXTURES / "triton" / "add_sub.pbtxt").read_text(), name="add_sub")
+
+    assert DynamicBatching(preferred_batch_sizes=(32,)) == loaded.config.dynamic_batching
+    assert () == loaded.config.notes

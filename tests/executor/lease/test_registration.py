@@ -1,0 +1,717 @@
+"""An executor against the real server: order, state, failures, takeover. The test plays gateway and scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from executor.lease.registration import Applied, LeaseLostError
+from executor.sequences.holdings import Holding
+from shared.contract.errors import LoadError, Reason
+from shared.contract.ids import Epoch, ExecutorId, StepNumber
+from shared.contract.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
+from shared.contract.tensors import Tensor, to_numpy
+from shared.statistics.tally import Load
+from shared.store.membership import Membership
+from shared.store.scripts import CancelCode, VacateCode
+from shared.store.totals import Tallies
+from tests.executor.living import Running, living, scripted
+from tests.scripted_mesh import ScriptedMesh
+
+ONE = StepNumber(1)
+START, END, NONE, PAGEABLE = StepFlag.START, StepFlag.END, StepFlag.NONE, StepFlag.PAGEABLE
+
+MODEL = """
+import os
+import time
+
+import msgspec
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    '''A running sum; -1 fails, and so does a START of 0. 777 lasts until the gate is opened, 778 fails until then, and
+    779 fails from then on.'''
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+            start = request.flags() & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            while value[0, 0] == 777 and not os.path.exists("GATE"):
+                open("GATE.waits", "w").close()
+                time.sleep(0.005)
+            if value[0, 0] in (-1, 779 if os.path.exists("GATE") else 778) or (start and value[0, 0] == 0):
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("no")))
+                continue
+            total = pb_utils.get_input_tensor_by_name(request, "SUM_IN").as_numpy() + value
+            responses.append(pb_utils.InferenceResponse([
+                pb_utils.Tensor("OUTPUT", total), pb_utils.Tensor("SUM_OUT", total)]))
+        return responses
+"""
+
+CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  oldest { max_candidate_sequences: 4 }
+  state [ { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT64 dims: [ 1 ] } ]
+}
+parameters { key: "checkpoint_interval" value { string_value: "INTERVAL" } }
+"""
+
+
+Life = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+def value(number: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"INPUT": np.array([[number]], np.int64)}
+
+
+def total(reply: ReplyMessage) -> int:
+    assert "" == reply.error, reply
+    return int(to_numpy(reply.outputs[0])[0, 0])
+
+
+@pytest.fixture
+def interval() -> int:
+    """The model's checkpoint interval; a test overrides it by parametrising."""
+    return 1
+
+
+@pytest.fixture
+def models(tmp_path: Path, interval: int) -> Path:
+    version = tmp_path / "models" / "sum" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL.replace("GATE", str(tmp_path / "gate")))
+    (version.parent / "config.pbtxt").write_text(CONFIG.replace("INTERVAL", str(interval)))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
+    async with scripted(redis, key_prefix, "sum") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+async def executor(redis_url: str, key_prefix: str, models: Path) -> Life:
+    """Runs executors of the test's model, each with its own engines, as its context lasts."""
+    return lambda name: living(redis_url, key_prefix, models, "sum", name)
+
+
+async def end(mesh: ScriptedMesh, correlation_id: int) -> int:
+    """Ends a sequence, adding nothing."""
+    last = mesh.submission(correlation_id, value(0), END)
+    await mesh.submit(last)
+    return total(await mesh.reply(last))
+
+
+async def test_steps_submitted_before_and_after_the_assignment_run_in_order(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        submissions = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 9)]
+        for index, submission in enumerate(submissions):
+            await mesh.submit(submission)
+            if index == 3:
+                await mesh.assign(7, a.executor)
+
+        sums = [total(await mesh.reply(submission)) for submission in submissions]
+
+        assert np.cumsum(range(1, 9)).tolist() == sums
+        assert 36 == await end(mesh, 7)
+
+
+async def test_neighbours_in_a_batch_do_not_see_each_other(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        for correlation_id in range(1, 5):
+            await mesh.submit(mesh.submission(correlation_id, value(correlation_id), START))
+            await mesh.assign(correlation_id, a.executor, slot=correlation_id - 1)
+        second = [mesh.submission(i, value(100 * i)) for i in range(1, 5)]
+        for submission in second:
+            await mesh.submit(submission)
+
+        assert [101, 202, 303, 404] == [total(await mesh.reply(submission)) for submission in second]
+        for correlation_id in range(1, 5):
+            await end(mesh, correlation_id)
+
+
+async def test_a_failing_step_is_answered_and_the_sequence_goes_on_from_its_state(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        bad, good = mesh.submission(7, value(-1)), mesh.submission(7, value(2))
+        await mesh.submit(bad)
+        await mesh.submit(good)
+
+        assert ("INTERNAL", "no") == ((failed := await mesh.reply(bad)).error_code, failed.error)
+        assert 7 == total(await mesh.reply(good))
+        await end(mesh, 7)
+
+
+async def test_after_a_failed_start_the_queued_steps_fail_and_the_slot_is_free(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        begin, follow = mesh.submission(7, value(0), START), mesh.submission(7, value(2))
+        await mesh.submit(begin)
+        await mesh.submit(follow)
+        await mesh.assign(7, a.executor)
+
+        assert "no" == (await mesh.reply(begin)).error
+        assert "must specify the START flag" in (failed := await mesh.reply(follow)).error
+        assert "failed" == failed.reason
+        assert "f" == (await mesh.record(7))["st"]
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_takeover_continues_as_if_nothing_had_happened(mesh: ScriptedMesh, executor: Life) -> None:
+    """Also with steps that were committed but not checkpointed: they are replayed and not answered again."""
+    async with executor("a") as a:
+        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert [1, 3, 6, 10, 15] == [total(await mesh.reply(submission)) for submission in before]
+    in_flight = mesh.submission(7, value(6))
+    await mesh.submit(in_flight)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor, slot=2)
+        after = mesh.submission(7, value(7))
+        await mesh.submit(after)
+
+        assert [21, 28] == [total(await mesh.reply(in_flight)), total(await mesh.reply(after))]
+        assert 28 == await end(mesh, 7)
+
+
+@pytest.mark.parametrize("interval", [3])
+async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        step = mesh.submission(7, value(5), START)
+        await mesh.submit(step)
+        await mesh.assign(7, a.executor)
+        assert 5 == total(await mesh.reply(step))
+        commands, shard = cast("Any", mesh.redis), mesh.keys.shard_of(step.sequence)
+        inbox = mesh.keys.inbox(shard, a.executor)
+        assert 1 == await commands.xlen(inbox)
+
+        await commands.delete(mesh.keys.sequence(step.sequence).idle)
+        expired = mesh.scripts.expire([step.sequence], shard=shard, model=mesh.model, term=mesh.term, tombstone_ms=1000)
+        assert [True] == await mesh.scripts.run(expired)
+
+        async with asyncio.timeout(60):
+            while await commands.xlen(inbox):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("interval", [3])
+async def test_a_step_that_failed_does_not_succeed_when_others_are_replayed(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """Its caller has heard that it failed; also the second time that the window is replayed."""
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 778, 778, 2, 778)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        replies = [await mesh.reply(submission) for submission in steps]
+        assert [1, "no", "no", 3, "no"] == [reply.error or total(reply) for reply in replies]
+    (tmp_path / "gate").touch()
+
+    before = a.executor
+    for slot, name in enumerate("bc"):
+        step = mesh.submission(7, value(-1))
+        await mesh.submit(step)
+        await mesh.take_over(before)
+        async with executor(name) as running:
+            before = running.executor
+            await mesh.assign(7, before, slot=slot)
+            assert "no" == (await mesh.reply(step)).error
+            if name == "c":
+                assert 3 == await end(mesh, 7)
+
+
+@pytest.mark.parametrize("interval", [3])
+async def test_a_step_that_does_not_succeed_again_when_it_is_replayed_ends_in_a_lost_sequence(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """Nobody gets an answer that builds on another state than the answers before it; the next owner says the same."""
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in (1, 779)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert [1, 780] == [total(await mesh.reply(submission)) for submission in steps]
+    (tmp_path / "gate").touch()
+    step = mesh.submission(7, value(1))
+    await mesh.submit(step)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        assert "lost" == (await mesh.reply(step)).reason
+    record = await mesh.record(7)
+    assert ("o", "3") == (record["st"], record["cm"])
+    anew = mesh.submission(7, value(1), START)
+    await mesh.submit(anew)
+    async with executor("c") as c:
+        await mesh.assign(7, c.executor)
+        assert 1 == total(await mesh.reply(anew))
+        await end(mesh, 7)
+
+
+async def test_a_sequence_with_an_unusable_checkpoint_is_lost_for_good(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        begin = mesh.submission(7, value(5), START)
+        await mesh.submit(begin)
+        await mesh.assign(7, a.executor)
+        assert 5 == total(await mesh.reply(begin))
+    checkpoint = mesh.keys.sequence(mesh.sequence(7)).checkpoint
+    await cast(Any, mesh.redis).hset(checkpoint, "s:SUM_IN", encode(Tensor("SUM_IN", "INT32", (1,), b"four")))
+    steps = [mesh.submission(7, value(1)), mesh.submission(7, value(1))]
+    for submission in steps:
+        await mesh.submit(submission)
+
+    await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        assert ["lost"] * 2 == [(await mesh.reply(submission)).reason for submission in steps]
+    assert "o" == (await mesh.record(7))["st"]
+
+
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
+    mesh: ScriptedMesh, executor: Life, *, moving: bool
+) -> None:
+    """Somebody else has its slot meanwhile; it comes back to the same executor, or to another one."""
+    async with executor("a") as a, executor("b") as b:
+        before = [mesh.submission(7, value(n), START | PAGEABLE if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        assert 15 == total(await mesh.reply(before[-1]))
+        expected = 15
+        for owner, slot, tenant in ((a.executor, 1, 8), (b.executor, 0, 9)):
+            here = await mesh.record(7)
+            assert await mesh.vacate(7, moving=moving) is not VacateCode.KEPT
+            other = mesh.submission(tenant, value(100), START)
+            await mesh.submit(other)
+            await mesh.assign(tenant, ExecutorId(here["ow"]), slot=int(here["sl"]))
+            assert 100 == total(await mesh.reply(other))
+
+            following = [mesh.submission(7, value(n)) for n in (10, 20)]
+            for submission in following:
+                await mesh.submit(submission)
+            await mesh.assign(7, owner, slot=slot)
+            assert [expected + 10, expected + 30] == [total(await mesh.reply(one)) for one in following]
+            expected += 30
+            assert 100 == await end(mesh, tenant)
+        assert expected == await end(mesh, 7)
+
+
+async def test_an_idle_sequence_has_its_state_at_its_new_owner_before_its_next_step(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    """Whoever comes to it, by a takeover or by a move; then the checkpoint is not needed any more."""
+    async with executor("b") as b, executor("c") as c:
+        async with executor("a") as a:
+            step = mesh.submission(7, value(5), START)
+            await mesh.submit(step)
+            await mesh.assign(7, a.executor)
+            assert 5 == total(await mesh.reply(step))
+        await mesh.take_over(a.executor)
+        await here(mesh, b, {7: await mesh.assign(7, b.executor, slot=2)})
+        assert VacateCode.VACATED is await mesh.vacate(7, moving=True)
+        await here(mesh, c, {7: await mesh.assign(7, c.executor, slot=1)})
+        await here(mesh, b, {})
+
+        await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        assert 5 == await end(mesh, 7)
+
+
+async def test_an_owner_that_is_told_too_late_forgets_it_again(mesh: ScriptedMesh, executor: Life) -> None:
+    """The entry is read when its sequence has given up its slot, has ended, or was never there; and it may say what
+    this executor has no place for. Who has the slot meanwhile is not disturbed."""
+    async with executor("a") as a:
+        for number, flags in ((7, START | PAGEABLE), (9, START | END)):
+            step = mesh.submission(number, value(5), flags)
+            await mesh.submit(step)
+            await mesh.assign(number, a.executor)
+            assert 5 == total(await mesh.reply(step))
+            if number == 7:
+                assert VacateCode.VACATED is await mesh.vacate(7)
+        tenant = mesh.submission(8, value(100), START)
+        await mesh.submit(tenant)
+        epoch = await mesh.assign(8, a.executor)
+        assert 100 == total(await mesh.reply(tenant))
+        for number, slot in ((7, 0), (7, 1), (8, 0), (9, 0), (9, 2), (10, 3), (10, 99)):
+            told = {"k": "owned", "q": mesh.sequence(number), "e": epoch if number == 8 else 1, "i": 0, "l": slot}
+            shard = mesh.keys.shard_of(mesh.sequence(number))
+            inbox = mesh.keys.inbox(shard, a.executor)
+            await cast("Any", mesh.redis).xadd(inbox, {**told, "c": 1, "v": "1"})
+
+        await here(mesh, a, {8: epoch})
+        assert 100 == await end(mesh, 8)
+        step = mesh.submission(7, value(1), END)
+        await mesh.submit(step)
+        await mesh.assign(7, a.executor)
+        assert 6 == total(await mesh.reply(step))
+
+
+async def here(mesh: ScriptedMesh, running: Running, epochs: Mapping[int, Epoch]) -> None:
+    """Returns when an executor has heard all that it was told, and holds these sequences of one step, with state."""
+    held = {Holding(mesh.sequence(number), epoch, ONE, ONE) for number, epoch in epochs.items()}
+    async with asyncio.timeout(60):
+        while any(
+            [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shard_ids()]
+        ) or held != set(running.incarnation.serving.holdings):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedMesh, executor: Life) -> None:
+    """The old owner computes a step whose commit is refused; the new owner's result is the only one."""
+    async with executor("a") as a, executor("b") as b:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        while (await mesh.record(7)).get("cm") != "1":
+            await asyncio.sleep(0)
+        step = mesh.submission(7, value(2))
+        await mesh.submit(step)
+        await mesh.take_over(a.executor)
+        await mesh.assign(7, b.executor)
+
+        assert 7 == total(await mesh.reply(step))
+        assert 7 == await end(mesh, 7)
+
+
+async def test_a_lease_that_has_ended_ends_the_incarnation(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        await mesh.redis.delete(mesh.keys.executor_lease(a.executor))
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await a.task
+
+        assert ended.group_contains(LeaseLostError)
+
+
+async def test_a_registration_without_an_answer_is_not_repeated_under_the_same_id(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease may have begun, and ended since: a leader that saw it end gives that id nothing any more."""
+    register, registered = Membership.register, list[ExecutorRegistration]()
+
+    async def unanswered(membership: Membership, registration: ExecutorRegistration, *, lease_ms: int) -> None:
+        await register(membership, registration, lease_ms=lease_ms)
+        registered.append(registration)
+        raise RedisConnectionError("connection reset by peer")
+
+    monkeypatch.setattr(Membership, "register", unanswered)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        async with executor("a"):
+            pass
+
+    assert ended.group_contains(LeaseLostError)
+    assert 1 == len(registered)
+
+
+async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a, executor("b") as b:
+        await mesh.submit(mesh.submission(7, value(1), START))
+        await mesh.assign(7, a.executor)
+        rest = [mesh.submission(7, value(1)) for _ in range(20)]
+        for submission in rest:
+            await mesh.submit(submission)
+        await a.incarnation.leave()
+
+        members = {m.registration.executor: m for m in await Membership(mesh.redis, mesh.keys).members()}
+        assert members[a.executor].registration.leaving
+        assert not members[a.executor].alive
+        await mesh.take_over(a.executor)
+        await mesh.assign(7, b.executor)
+
+        assert list(range(2, 22)) == [total(await mesh.reply(submission)) for submission in rest]
+        await end(mesh, 7)
+
+
+async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_for_ever(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        first = msgspec.structs.replace(mesh.submission(7, value(1), START), flags=START)
+        await mesh.submit(first)
+        await mesh.assign(7, a.executor)
+        assert 1 == total(await mesh.reply(first))
+        enough = asyncio.Event()
+
+        async def patience() -> None:
+            await enough.wait()
+
+        settling = asyncio.create_task(a.incarnation.settle(patience()))
+        membership = Membership(mesh.redis, mesh.keys)
+        async with asyncio.timeout(60):
+            while not (await membership.members())[0].registration.models[0].closing:
+                await asyncio.sleep(0.01)
+        second = msgspec.structs.replace(mesh.submission(7, value(2)), flags=NONE)
+        await mesh.submit(second)
+        assert 3 == total(await mesh.reply(second))
+        assert not settling.done()
+        enough.set()
+
+        assert await settling
+        await a.incarnation.leave()
+        await mesh.take_over(a.executor)
+        assert "o" == (await mesh.record(7))["st"]
+
+
+async def test_an_executor_without_such_sequences_need_not_wait(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(1), START))
+        await mesh.assign(7, a.executor)
+
+        assert not await a.incarnation.settle(asyncio.sleep(600))
+
+        await end(mesh, 7)
+
+
+async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: Life) -> None:
+    async with executor("a") as a:
+        for n in range(1, 4):
+            await mesh.submit(mesh.submission(7, value(n), START if n == 1 else NONE))
+        await mesh.submit(mesh.submission(7, value(-1)))
+        await mesh.assign(7, a.executor)
+        await end(mesh, 7)
+        await a.incarnation.leave()
+
+    load = Load("sum", "1", "0")
+    counts = (await Tallies(mesh.scripts, mesh.keys).read([load]))[load]
+    assert (4, 1, 4) == (counts["success_count"], counts["fail_count"], counts["inference_count"])
+
+
+async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
+    ids: set[ExecutorId] = set()
+    for _ in range(2):
+        async with executor("same") as life:
+            ids.add(life.executor)
+
+    assert 2 == len(ids)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+async def test_a_model_with_other_instances_goes_on_with_its_sequences(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    async with executor("a") as a:
+        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
+        for submission in before:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        await mesh.reply(before[-1])
+
+        config = models / "sum" / "config.pbtxt"
+        config.write_text(config.read_text() + "instance_group [ { count: 2 kind: KIND_CPU } ]\n")
+        a.repository.load("sum")
+        await a.incarnation.announce(Applied("1-0"))
+        after = mesh.submission(7, value(6))
+        await mesh.submit(after)
+
+        assert 21 == total(await mesh.reply(after))
+        assert [2] == [served.instances for served in (await registration(mesh, a)).models]
+        await end(mesh, 7)
+
+
+async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        (before,) = a.repository.loaded["sum"].versions
+
+        a.repository.load("sum", generation="other")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert [before] == a.repository.loaded["sum"].versions
+        assert "0" == a.repository.loaded["sum"].record.generation
+        assert 5 == await end(mesh, 7)
+
+
+async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
+    mesh: ScriptedMesh, executor: Life, models: Path, tmp_path: Path
+) -> None:
+    """Steps of before run on the old engines, sequences that begin later on the new ones. Who is idle then is over at
+    once, and who is not hears it with the next step: also one whose step came while the old engines were at work."""
+    async with executor("a") as a:
+        old = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
+        for submission in [*old, mesh.submission(9, value(1), START)]:
+            await mesh.submit(submission)
+        await mesh.assign(9, a.executor, slot=2)
+        await mesh.assign(7, a.executor)
+        busy = mesh.submission(7, value(777))
+        await mesh.submit(busy)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+        change_model(models, "total = ", "total = 1000 + ")
+        a.repository.load("sum", generation="second")
+        reload = asyncio.create_task(a.incarnation.announce(Applied("1-0")))
+        begin = mesh.submission(8, value(1), START)
+        await mesh.submit(begin)
+        await mesh.assign(8, a.executor, slot=1)
+        assert 1001 == total(await mesh.reply(begin))
+        late = mesh.submission(7, value(1))
+        await mesh.submit(late)
+        (tmp_path / "gate").touch()
+        await reload
+
+        assert [*range(1, 21), 797] == [total(await mesh.reply(submission)) for submission in [*old, busy]]
+        assert Reason.LOST == (await mesh.reply(late)).reason
+        assert ["o", "l", "o"] == [(await mesh.record(number))["st"] for number in (7, 8, 9)]
+        assert "second" == a.repository.loaded["sum"].record.generation
+        assert 2001 == await end(mesh, 8)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_state_is_taken_by_no_other_load_wherever_it_comes_to_it(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    """From a page, by a move or by a takeover; whether the executor of before has loaded anew or not."""
+    async with executor("a") as a, executor("b") as b:
+        for number in (1, 2, 3, 4):
+            first = mesh.submission(number, value(number), START | PAGEABLE)
+            await mesh.submit(first)
+            await mesh.assign(number, a.executor, slot=number - 1)
+            await mesh.reply(first)
+        assert VacateCode.VACATED is await mesh.vacate(1)
+        assert VacateCode.VACATED is await mesh.vacate(2)
+        # Told nobody yet: the scheduler does not know that this executor has loaded anew.
+        change_model(models, "total = ", "total = 1000 + ")
+        b.repository.load("sum", generation="second")
+        await b.incarnation.announce(Applied())
+
+        assert VacateCode.VACATED is await mesh.vacate(3, moving=True)
+        lost_by_page, kept, moved = (mesh.submission(n, value(1)) for n in (1, 2, 3))
+        for submission in (lost_by_page, kept, moved):
+            await mesh.submit(submission)
+        await mesh.assign(1, b.executor)
+        await mesh.assign(2, a.executor, slot=1)
+        await mesh.assign(3, b.executor, slot=2)
+        assert Reason.LOST == (await mesh.reply(lost_by_page)).reason
+        assert Reason.LOST == (await mesh.reply(moved)).reason
+        assert 3 == total(await mesh.reply(kept))
+
+        taken = mesh.submission(4, value(1))
+        await mesh.take_over(a.executor)
+        await mesh.submit(taken)
+        await mesh.assign(4, b.executor, slot=3)
+        assert Reason.LOST == (await mesh.reply(taken)).reason
+
+
+async def test_a_reload_that_fails_leaves_the_old_model_serving(
+    mesh: ScriptedMesh, executor: Life, models: Path
+) -> None:
+    async with executor("a") as a:
+        await mesh.submit(mesh.submission(7, value(5), START))
+        await mesh.assign(7, a.executor)
+        change_model(models, "class TritonPythonModel", "raise ValueError('broken')\nclass TritonPythonModel")
+
+        with pytest.raises(
+            LoadError, match=r"load failed for model 'sum': version 1 is at UNAVAILABLE state: .*broken"
+        ):
+            a.repository.load("sum")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert [("sum", "1", "READY")] == [
+            (line.model, line.version, line.state) for line in (await registration(mesh, a)).repository
+        ]
+        assert 5 == await end(mesh, 7)
+
+
+async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_no_more(
+    mesh: ScriptedMesh, executor: Life
+) -> None:
+    async with executor("a") as a:
+        steps = [mesh.submission(7, value(1), START if n == 1 else NONE) for n in range(1, 21)]
+        for submission in steps:
+            await mesh.submit(submission)
+        await mesh.assign(7, a.executor)
+        a.repository.unload("sum")
+        await a.incarnation.announce(Applied("1-0"))
+
+        assert ["UNLOADING"] == [line.state for line in (await registration(mesh, a)).repository]
+        assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in steps]
+        await a.changed.wait()
+        await a.incarnation.announce(Applied("1-0"))
+        told = await registration(mesh, a)
+        assert () == told.models
+        assert [("UNAVAILABLE", "unloaded")] == [(line.state, line.reason) for line in told.repository]
+        await mesh.take_over(a.executor)
+    async with executor("b") as b:
+        await mesh.assign(7, b.executor)
+        await end(mesh, 7)
+
+
+def change_model(models: Path, old: str, new: str) -> None:
+    """Edits the model's code."""
+    path = models / "sum" / "1" / "model.py"
+    code = path.read_text()
+    assert old in code
+    path.write_text(code.replace(old, new))
+
+
+async def registration(mesh: ScriptedMesh, running: Running) -> ExecutorRegistration:
+    """What an executor says of itself now."""
+    members = await Membership(mesh.redis, mesh.keys).members()
+    return next(m.registration for m in members if m.registration.executor == running.executor)
+
+
+@pytest.mark.leaves_sequences
+async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one_is_not_affected(
+    mesh: ScriptedMesh, executor: Life, tmp_path: Path
+) -> None:
+    """The sequence has lost its state then; a START behind them begins anew, in the same slot."""
+    async with executor("alice") as alice:
+        running, cancelled, behind, anew = (
+            mesh.submission(7, value(number), flags)
+            for number, flags in ((777, START), (1, NONE), (2, NONE), (5, START))
+        )
+        begun = await mesh.submit(running)
+        await mesh.assign(7, alice.executor)
+        told = await mesh.submit(cancelled)
+        await mesh.submit(behind)
+        while not (tmp_path / "gate.waits").exists():
+            await asyncio.sleep(0.001)
+
+        assert CancelCode.TOLD is await mesh.cancel(running, begun)
+        assert CancelCode.TOLD is await mesh.cancel(cancelled, told)
+        inbox = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), alice.executor)
+        try:
+            while any(b"k" in fields for _, fields in await cast(Any, mesh.redis).xrange(inbox)):
+                await asyncio.sleep(0.001)
+            await mesh.submit(anew)
+        finally:
+            (tmp_path / "gate").touch()
+
+        assert 777 == total(await mesh.reply(running))
+        for submission in (cancelled, behind):
+            reply = await mesh.reply(submission)
+            assert ("CANCELLED", "") == (reply.error_code, reply.error)
+        assert 5 == total(await mesh.reply(anew))
+        last = mesh.submission(7, value(1), END)
+        await mesh.submit(last)
+        assert 6 == total(await mesh.reply(last))

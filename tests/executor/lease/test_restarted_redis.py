@@ -1,0 +1,109 @@
+"""An executor whose Redis was restarted: it goes on when Redis holds what it had acknowledged, else it begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from deploy.local.embedded import EmbeddedRedis
+from executor.lease.registration import OlderDataError
+from executor.sequences.holdings import Holding, is_behind
+from shared.contract.ids import Epoch, ExecutorId, StepNumber, sequence_id
+from shared.contract.messages import StepFlag
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.redis_client import connect
+from tests.executor.living import SHARDS, living
+from tests.mesh.model_repository import add_sum_model
+from tests.scripted_mesh import ScriptedMesh
+
+PATIENCE_S = 60.0
+PREFIX = "restarted"
+
+
+@pytest.fixture
+async def redis(private_server: EmbeddedRedis) -> AsyncIterator[Any]:
+    redis = connect(private_server.url)
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+async def mesh(redis: Any) -> ScriptedMesh:
+    mesh = ScriptedMesh(redis, Keyspace(PREFIX, SHARDS), "sum")
+    await mesh.open()
+    return mesh
+
+
+@pytest.mark.parametrize("lost", [{}, {"cm": 1, "ck": 1}])
+async def test_an_executor_goes_on_unless_redis_has_lost_what_it_had_acknowledged(
+    mesh: ScriptedMesh, private_server: EmbeddedRedis, tmp_path: Path, lost: dict[str, Any]
+) -> None:
+    add_sum_model(tmp_path / "models", "sum")
+    record = mesh.keys.sequence(mesh.sequence(7)).record
+    async with living(private_server.url, PREFIX, tmp_path / "models", "sum", "a") as a:
+        await added(mesh, 1, a.executor)
+        assert 3 == await added(mesh, 2)
+        # What a server that comes back with older data would have lost; the lease is kept, however long this takes.
+        membership = Membership(mesh.redis, mesh.keys)
+        assert await membership.renew(a.executor, lease_ms=600_000)
+        if lost:
+            await cast("Any", mesh.redis).hset(record, mapping=lost)
+        private_server.stop()
+        private_server.start()
+
+        async with asyncio.timeout(PATIENCE_S):
+            if not lost:
+                assert 6 == await added(mesh, 3)
+                assert not a.task.done()
+                return
+            with pytest.raises(ExceptionGroup) as ended:
+                await a.task
+            assert ended.group_contains(OlderDataError)
+            (member,) = await membership.members()
+            assert (False, True) == (member.alive, member.registration.leaving)
+
+
+async def added(mesh: ScriptedMesh, number: int, executor: ExecutorId | None = None) -> int:
+    """The answer to the next step of sequence 7; its first is assigned to the executor."""
+    flags = StepFlag.START if executor else StepFlag.NONE
+    step = mesh.submission(7, {"INPUT": np.array([[number]], np.int32)}, flags)
+    await mesh.submit(step)
+    if executor:
+        await mesh.assign(7, executor)
+    reply = await mesh.reply(step)
+    assert "" == reply.error
+    return int.from_bytes(reply.outputs[0].raw, "little")
+
+
+ME = ExecutorId("me-1")
+HELD = Holding(sequence_id("m", "", 7), Epoch(5), StepNumber(3), StepNumber(4))
+
+
+@pytest.mark.parametrize(
+    ("record", "behind"),
+    [
+        ({"ow": ME, "ep": 5, "nx": 4, "cm": 3}, False),
+        ({"ow": ME, "ep": 5, "nx": 9, "cm": 8}, False),
+        ({"ow": ME, "ep": 5, "nx": 4, "cm": 2}, True),
+        ({"ow": ME, "ep": 5, "nx": 3, "cm": 3}, True),
+        ({"ow": "another-1", "ep": 5, "nx": 4, "cm": 3}, True),
+        ({"ow": ME, "ep": 4, "nx": 4, "cm": 3}, True),
+        ({"ow": "another-1", "ep": 6, "nx": 2, "cm": 1}, False),
+        ({"ep": 5, "nx": 4, "cm": 4}, False),
+        ({}, True),
+    ],
+)
+async def test_a_record_lacks_what_was_acknowledged_or_not(
+    redis: Any, mesh: ScriptedMesh, record: dict[str, Any], behind: bool
+) -> None:
+    if record:
+        await redis.hset(mesh.keys.sequence(HELD.sequence).record, mapping=record)
+
+    assert behind is await is_behind(redis, mesh.keys, ME, [HELD])
+    assert not await is_behind(redis, mesh.keys, ME, [])

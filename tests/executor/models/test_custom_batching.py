@@ -1,0 +1,140 @@
+"""Where batch strategies are found, and what is said of one that cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from executor.models.custom_batching import HOOKS, PATH_PARAMETER, BatchStrategy, find_strategy
+from shared.contract.errors import LoadError
+from shared.contract.model_config import Direct, DynamicBatching, ModelConfig, SequenceBatching
+
+WHOLE = "\n".join(f"def {hook}(*arguments): return __file__" for hook in HOOKS)
+PLAIN = ModelConfig("m", "python", "", 4, (), (), dynamic_batching=DynamicBatching())
+
+
+def configured(path: str) -> ModelConfig:
+    return ModelConfig(
+        "m", "python", "", 4, (), (), dynamic_batching=DynamicBatching(), parameters={PATH_PARAMETER: path}
+    )
+
+
+def put(path: Path, text: str = WHOLE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def found(config: ModelConfig, root: Path) -> Path | None:
+    strategy = find_strategy(config, root / "m", "1", [root / "backends"])
+    return strategy.path if strategy else None
+
+
+def test_the_parameter_then_the_versions_then_the_models_then_the_backends_directory(tmp_path: Path) -> None:
+    assert found(PLAIN, tmp_path) is None
+    backends = put(tmp_path / "backends" / "python" / "batchstrategy.py")
+    assert backends == found(PLAIN, tmp_path)
+    models = put(tmp_path / "m" / "batchstrategy.py")
+    assert models == found(PLAIN, tmp_path)
+    versions = put(tmp_path / "m" / "1" / "batchstrategy.py")
+    assert versions == found(PLAIN, tmp_path)
+    named, absolute = put(tmp_path / "m" / "own.py"), put(tmp_path / "elsewhere.py")
+    assert named == found(configured("own.py"), tmp_path)
+    assert absolute == found(configured(str(absolute)), tmp_path)
+
+
+def test_a_named_file_lies_in_the_repository_or_a_backends_directory(tmp_path: Path) -> None:
+    """A load request may bring the parameter; what it names is run."""
+    here, outside = tmp_path / "models", put(tmp_path / "outside.py")
+    (here / "m" / "1").mkdir(parents=True)
+    (here / "m" / "link.py").symlink_to(outside)
+    for name in ("../../outside.py", str(outside), "link.py", "/etc/hosts.py", "../../models/../outside.py"):
+        with pytest.raises(LoadError, match="is not in the model repository"):
+            found(configured(name), here)
+    beside = put(here / "shared.py")
+    assert beside == found(configured("../shared.py"), here)
+
+
+def test_a_sequence_models_is_named_in_the_log_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    named = put(tmp_path / "m" / "own.py", "raise RuntimeError")
+    sequences = ModelConfig(
+        "m",
+        "python",
+        "",
+        4,
+        (),
+        (),
+        sequence_batching=SequenceBatching(Direct(), 1),
+        parameters={PATH_PARAMETER: named.name},
+    )
+
+    assert found(sequences, tmp_path) is None
+    assert "batch strategy ignored" in caplog.messages
+
+
+def test_a_model_without_dynamic_batching_has_none(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "batchstrategy.py")
+
+    assert found(ModelConfig("m", "python", "", 4, (), ()), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise RuntimeError('broken')", "cannot be imported: RuntimeError: broken"),
+        (WHOLE.replace("def model_batch_finalize", "def other"), "has no model_batch_finalize"),
+        ("import sys; sys.exit('gone')", "cannot be imported: SystemExit: gone"),
+        (
+            WHOLE.replace("return __file__", "return 1 / 0"),
+            "model_batcher_initialize of the batch strategy of model 'm'",
+        ),
+        (
+            WHOLE.replace("return __file__", "raise SystemExit('gone')"),
+            "model_batcher_initialize of the batch strategy of model 'm' failed: SystemExit: gone",
+        ),
+    ],
+)
+def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(LoadError, match="batch strategy") as caught:
+        BatchStrategy(put(tmp_path / "own.py", text), PLAIN)
+
+    assert reason in caught.value.message
+
+
+def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="is not a Python file"):
+        find_strategy(configured("nowhere.py"), tmp_path / "m", "1")
+
+
+def test_two_models_with_the_same_file_have_a_batcher_each(tmp_path: Path) -> None:
+    path = put(tmp_path / "own.py", WHOLE + "\ncount = []\n")
+
+    first, second = BatchStrategy(path, PLAIN), BatchStrategy(path, PLAIN)
+
+    assert first._hooks["model_batch_initialize"] is not second._hooks["model_batch_initialize"]
+
+
+def test_its_batcher_is_made_when_it_is_loaded_and_finalized_when_the_model_is_unloaded(tmp_path: Path) -> None:
+    path = put(
+        tmp_path / "own.py",
+        WHOLE + "\nfrom pathlib import Path"
+        "\ndef model_batcher_initialize(model): return Path(__file__).with_name(model.name)"
+        "\ndef model_batcher_finalize(batcher): batcher.touch()",
+    )
+    strategy = BatchStrategy(path, PLAIN)
+
+    assert not (tmp_path / "m").exists()
+    strategy.close_now()
+    assert (tmp_path / "m").exists()
+
+
+def test_hooks_that_nobody_waits_for_may_leave_the_process_without_ending_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(tmp_path / "own.py", WHOLE + "\ndef model_batcher_finalize(batcher): raise SystemExit('gone')")
+    strategy = BatchStrategy(path, PLAIN)
+
+    strategy.close_now()
+
+    assert "batch strategy failed" in caplog.messages

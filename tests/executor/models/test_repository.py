@@ -1,0 +1,280 @@
+"""The executor's models: what a load changes, what the index says, and what the polled folders bring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from executor.engine.pytorch import devices
+from executor.models.fingerprints import folder_fingerprint
+from executor.models.loader import Loader
+from executor.models.polling import Polling
+from executor.models.repository import NoSuchModelError, Repository
+from executor.workers.devices import DeviceLostError, Devices
+from shared.contract.errors import Code, LoadError
+from tests.executor.living import loading
+from tests.mesh.model_repository import SAMPLES
+
+CODE = (SAMPLES / "running_sum" / "1" / "model.py").read_text()
+NO_LABELS = {
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1], "label_filename": "x\0"}],
+}
+BROKEN = CODE + "\nraise ValueError('it is broken')\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A repository with one model, `running_sum`."""
+    shutil.copytree(SAMPLES / "running_sum", tmp_path / "running_sum", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.fixture
+async def repository(folder: Path) -> AsyncIterator[Repository]:
+    repository = Repository((folder,), Devices())
+    yield repository
+    await repository.close()
+
+
+@pytest.fixture
+async def loader(repository: Repository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
+    async with loading(redis_url, key_prefix, repository) as loader:
+        yield loader
+
+
+def change_config(folder: Path, old: str, new: str) -> None:
+    path = folder / "running_sum" / "config.pbtxt"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def add_version(folder: Path, version: int) -> None:
+    shutil.copytree(folder / "running_sum" / "1", folder / "running_sum" / str(version))
+
+
+def states(repository: Repository) -> dict[str, tuple[str, str]]:
+    return {line.version: (line.state, line.reason) for line in repository.index() if line.model == "running_sum"}
+
+
+async def test_only_what_has_changed_is_loaded_anew(repository: Repository, folder: Path) -> None:
+    (first,) = repository.load("running_sum").versions
+
+    assert [first] == repository.load("running_sum", generation="2").versions
+    change_config(folder, "# The sum", "# A comment is no change. The sum")
+    assert [first] == repository.load("running_sum", generation="3").versions
+    assert [] == repository.retired
+
+    change_config(folder, "max_batch_size: 32", "max_batch_size: 16")
+    (second,) = repository.load("running_sum", generation="4").versions
+    assert [first] == repository.retired
+    assert first.fingerprint.content != second.fingerprint.content
+    assert "4" == repository.loaded["running_sum"].record.generation
+
+    change_config(folder, "count: 1", "count: 2")
+    (third,) = repository.load("running_sum", generation="5").versions
+    assert second.fingerprint.content == third.fingerprint.content
+    assert "4" == repository.loaded["running_sum"].record.generation
+    await repository.close_retired(in_use=[second])
+    assert [second] == repository.retired
+
+
+async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_alone(
+    repository: Repository, folder: Path
+) -> None:
+    (one,) = repository.load("running_sum").versions
+    add_version(folder, 3)
+    change_config(folder, "max_batch_size: 32", "max_batch_size: 32\nversion_policy { all { } }")
+
+    both = repository.load("running_sum").versions
+    assert ["1", "3"] == [served.version for served in both]
+    assert one is both[0]
+
+    change_config(folder, "all { }", "specific { versions: [ 3 ] }")
+    assert [both[1]] == repository.load("running_sum").versions
+    assert {"1": ("UNAVAILABLE", "unloaded"), "3": ("READY", "")} == states(repository)
+    assert ("UNLOADING", "") == {line.version: (line.state, line.reason) for line in repository.index([one])}["1"]
+
+
+async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: Repository, folder: Path) -> None:
+    (one,) = repository.load("running_sum").versions
+    (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
+
+    with pytest.raises(
+        LoadError, match="load failed for model 'running_sum': version 1 is at UNAVAILABLE state: "
+    ) as no:
+        repository.load("running_sum")
+
+    assert Code.INVALID_ARG is no.value.code
+    assert "it is broken" in no.value.message
+    assert [one] == repository.loaded["running_sum"].versions
+    assert {"1": ("READY", "")} == states(repository)
+
+    repository.unload("running_sum")
+    with pytest.raises(LoadError):
+        repository.load("running_sum")
+    state, reason = states(repository)["1"]
+    assert "UNAVAILABLE" == state
+    assert "it is broken" in reason
+
+
+async def test_a_wrong_configuration_is_a_failed_poll(repository: Repository, folder: Path) -> None:
+    change_config(folder, "max_batch_size: 32", "max_batch_size: -1")
+
+    with pytest.raises(LoadError, match="failed to load 'running_sum', failed to poll from model repository: ") as no:
+        repository.load("running_sum")
+
+    assert Code.INTERNAL is no.value.code
+    assert "'max_batch_size' must be non-negative" in states(repository)[""][1]
+    with pytest.raises(NoSuchModelError):
+        repository.load("nobody")
+    assert {"running_sum"} == {line.model for line in repository.index()}
+
+
+async def test_override_files_take_the_place_of_the_folder_until_the_version_is_closed(
+    repository: Repository, folder: Path
+) -> None:
+    config = repository.load("running_sum").record.config_json
+    files = {"7/model.py": CODE.encode()}
+
+    (seven,) = repository.load("running_sum", config, files).versions
+    assert "7" == seven.version
+    assert seven.files is not None
+    place = Path(seven.files.name)
+    assert (place / "running_sum" / "7" / "model.py").exists()
+    assert [seven] == repository.load("running_sum", config, files).versions
+    with pytest.raises(LoadError, match="must not leave the model's directory"):
+        repository.load("running_sum", config, {"../model.py": b""})
+
+    (one,) = repository.load("running_sum").versions
+    await repository.close_retired()
+    assert "1" == one.version
+    assert not place.exists()
+
+
+async def test_polling_follows_the_folders(repository: Repository, loader: Loader, folder: Path) -> None:
+    polling = Polling(repository, loader, 15.0, asyncio.Event())
+
+    assert await polling.look()
+    assert not await polling.look()
+    (one,) = repository.loaded["running_sum"].versions
+    shutil.copytree(folder / "running_sum", folder / "other")
+    change_config(folder, 'name: "running_sum"', "")
+    (folder / "other" / "config.pbtxt").write_text("this is no configuration")
+    assert await polling.look()
+    assert [one] == repository.loaded["running_sum"].versions
+    assert ["running_sum"] == list(repository.loaded)
+    # It is not tried again before it changes.
+    assert not await polling.look()
+    shutil.copy(folder / "running_sum" / "config.pbtxt", folder / "other" / "config.pbtxt")
+    assert await polling.look()
+    assert ["running_sum", "other"] == list(repository.loaded)
+    shutil.rmtree(folder / "running_sum")
+    assert await polling.look()
+    assert ["other"] == list(repository.loaded)
+    assert [one] == repository.retired
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("no\0name", "{}"), ("labelled", json.dumps({"backend": "python", **NO_LABELS}))]
+)
+async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
+    repository: Repository, name: str, config: str
+) -> None:
+    with pytest.raises(LoadError, match="failed to poll from model repository: embedded null byte") as raised:
+        repository.load(name, config, {"1/model.py": CODE.encode()})
+
+    assert raised.value.code is Code.INTERNAL
+    assert "embedded null byte" == repository.failures[name].reason
+    assert set() == repository.loading
+
+
+async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
+    repository: Repository, folder: Path
+) -> None:
+    (folder / "running_sum" / "1" / "model.py").write_text(CODE + "\nraise SystemExit(3)\n")
+
+    with pytest.raises(LoadError, match="is at UNAVAILABLE state: Internal: SystemExit: 3"):
+        repository.load("running_sum")
+
+
+async def test_polling_outlives_a_repository_that_cannot_be_read(
+    repository: Repository, loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = asyncio.Event()
+    polling = Polling(repository, loader, 0.01, changed)
+    looks = 0
+
+    def names(_self: Repository) -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError("Stale file handle")
+        return ["running_sum"]
+
+    monkeypatch.setattr(Repository, "names", names)
+    async with asyncio.timeout(60):
+        task = asyncio.create_task(polling.run())
+        await changed.wait()
+        task.cancel()
+
+    assert ["running_sum"] == list(repository.loaded)
+
+
+def test_a_folders_fingerprint_is_not_moved_by_what_python_leaves_there(folder: Path) -> None:
+    before = folder_fingerprint(folder / "running_sum")
+    cache = folder / "running_sum" / "1" / "__pycache__"
+    cache.mkdir()
+    (cache / "model.pyc").write_bytes(b"x")
+
+    assert before == folder_fingerprint(folder / "running_sum")
+    (folder / "running_sum" / "labels.txt").write_text("a")
+    assert before != folder_fingerprint(folder / "running_sum")
+
+
+async def test_cached_answers_belong_to_the_content_of_a_versions_files(tmp_path: Path) -> None:
+    scopes: list[dict[str, str]] = []
+    for folder, enabled in (("here", True), ("there", True), ("plain", False)):
+        model = tmp_path / folder / "add_sub"
+        shutil.copytree(SAMPLES / "add_sub", model, ignore=shutil.ignore_patterns("__pycache__"))
+        config = (model / "config.pbtxt").read_text() + "\nversion_policy { all { } }"
+        (model / "config.pbtxt").write_text(config + ("\nresponse_cache { enable: true }" if enabled else ""))
+        shutil.copytree(model / "1", model / "2")
+        repository = Repository((model.parent,), Devices())
+        before = repository.load("add_sub").record
+        code = model / "2" / "model.py"
+        code.write_text(code.read_text() + "\n# Changed.\n")
+        after = repository.load("add_sub", generation="2").record
+        # The other version goes on, and so does the load.
+        assert before.generation == after.generation
+        scopes += [before.cache_scopes, after.cache_scopes]
+        await repository.close()
+
+    here, changed, there, there_changed, *plain = scopes
+    assert {"1", "2"} == here.keys()
+    # Other times of change, as on another machine, make no difference.
+    assert (here, changed) == (there, there_changed)
+    assert here["1"] == changed["1"]
+    assert here["2"] != changed["2"]
+    assert [{}, {}] == plain
+
+
+def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be said of every model after it."""
+    broken = Repository((folder,), Devices((0,)))
+    (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
+    monkeypatch.setattr(devices, "gpu_problem", lambda _: "")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(LoadError, match="it is broken"):
+        broken.load("running_sum")
+
+    monkeypatch.setattr(devices, "gpu_problem", lambda _: "CUDA error: gone")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    with pytest.raises(DeviceLostError, match="cuda:0: CUDA error: gone"):
+        broken.load("running_sum")

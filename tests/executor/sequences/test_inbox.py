@@ -1,0 +1,141 @@
+"""The inbox: what is read of it is bounded in bytes, and nothing that is needed to go on stays unread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from executor.sequences import inbox as module
+from executor.sequences.inbox import FIRST_COUNT, READ_BYTES, Inbox, next_count
+from shared.contract.ids import ExecutorId, ShardId
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
+
+EXECUTOR = ExecutorId("a-1")
+PATIENCE_S = 60.0
+
+
+class Held:
+    """Keeps what was taken in, until the test says otherwise."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.is_busy = True
+        self.changed = asyncio.Event()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(self.sizes)
+
+    async def take(self, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
+        if b"k" in fields:
+            return [entry.decode()]
+        self.sizes.append(len(fields[b"m"]))
+        self.changed.set()
+        return []
+
+    async def holds(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.sizes) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    redis = connect(redis_url)
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+def keys(key_prefix: str) -> Keyspace:
+    return Keyspace(key_prefix, 1)
+
+
+@asynccontextmanager
+async def reading(redis: Redis, keys: Keyspace, held: Held, *, bytes_max: int = 1 << 30) -> AsyncGenerator[str]:
+    """An inbox that is read; gives its name."""
+    connections: Any = SimpleNamespace(blocking=redis, commands=redis, keys=keys)
+    inbox = Inbox(connections, EXECUTOR, count_max=512, bytes_max=bytes_max, take=held.take, holder=held)
+    task = asyncio.create_task(inbox.run())
+    name = keys.inbox(ShardId(0), EXECUTOR)
+    try:
+        yield name
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await redis.unlink(name)
+
+
+async def add(redis: Redis, name: str, *sizes: int) -> None:
+    for size in sizes:
+        await cast("Any", redis).xadd(name, {"m": bytes(size)})
+
+
+@pytest.mark.parametrize(
+    ("count", "largest", "expected"),
+    [
+        (16, 100, 64),
+        (64, 100, 256),
+        (256, 100, 512),
+        (512, 0, 512),
+        (512, READ_BYTES // 8, 8),
+        (8, 64 << 20, 1),
+        (1, 9, 4),
+    ],
+)
+def test_a_read_asks_for_what_will_be_no_more_than_its_bytes(count: int, largest: int, expected: int) -> None:
+    assert expected == next_count(count, largest, 512)
+
+
+def test_entries_of_any_one_size_are_soon_read_within_the_bound() -> None:
+    for size in (1, 1000, 1 << 20, READ_BYTES // 2, READ_BYTES):
+        count = FIRST_COUNT
+        for _ in range(4):
+            count = next_count(count, size, 512)
+        assert count * size <= READ_BYTES
+
+
+async def test_beyond_the_bound_nothing_is_read_until_there_is_room(
+    redis: Redis, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_COUNT", 1)
+    monkeypatch.setattr(module, "READ_BYTES", 100)
+    monkeypatch.setattr(module, "PATIENCE_S", PATIENCE_S)
+    held = Held()
+    async with reading(redis, keys, held, bytes_max=250) as name:
+        await add(redis, name, *[100] * 6)
+        await held.holds(3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+            await cast("Any", redis).ping()
+        assert [100] * 3 == held.sizes
+
+        held.sizes.pop()
+        held.sizes.pop()
+        await held.holds(3)
+        assert [100] * 3 == held.sizes
+
+
+@pytest.mark.parametrize("stuck", ["nothing of it can run", "a model hangs"])
+async def test_what_may_be_needed_to_go_on_is_read_beyond_the_bound(
+    redis: Redis, keys: Keyspace, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    held = Held()
+    held.is_busy = stuck == "a model hangs"
+    monkeypatch.setattr(module, "PATIENCE_S", 0.05 if held.is_busy else PATIENCE_S)
+    async with reading(redis, keys, held, bytes_max=50) as name:
+        await add(redis, name, 100)
+        await held.holds(1)
+        await cast("Any", redis).xadd(name, {"k": "expired"})
+        await add(redis, name, 100)
+        await held.holds(2)
+
+        assert 2 == await cast("Any", redis).xlen(name)

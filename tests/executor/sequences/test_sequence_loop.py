@@ -1,0 +1,715 @@
+"""A sequence model's loop around an engine that the test lets go batch by batch: what runs, and what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from executor.core.sequences import Restored, VoidCause
+from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.reporting.statistics import ModelStatistics
+from executor.sequences.checkpoints import Checkpoint
+from executor.sequences.holdings import Holding
+from executor.sequences.sequence_model import PREFETCHES_PER_READ, RESTORES_PER_READ, SequenceModel
+from executor.workers.first_batch import FirstBatch
+from executor.workers.worker import EngineWorker
+from shared.contract.errors import Code, Reason
+from shared.contract.ids import CorrelationId, Epoch, ExecutorId, InstanceIndex, SlotIndex, StepNumber, sequence_id
+from shared.contract.messages import (
+    InboxCancelled,
+    InboxExpired,
+    InboxOwned,
+    InboxStep,
+    InboxVacated,
+    InferMessage,
+    ReplyMessage,
+    StepFlag,
+    decode_reply,
+)
+from shared.contract.model_config import (
+    ControlKind,
+    ControlSpec,
+    Direct,
+    ModelConfig,
+    Oldest,
+    SequenceBatching,
+    TensorSpec,
+)
+from shared.contract.tensors import Tensor, to_numpy
+from shared.statistics.tally import Load, unpacked
+from shared.store.scripts import CommitCode, Outcome, StepCommit
+from shared.traces.tracing import Tracing
+
+START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
+PATIENCE_S = 20.0
+
+
+class HeldEngine:
+    """Runs a batch when the test lets it; answers each row as the test says."""
+
+    def __init__(self, answer: Callable[[Row], RowResult | RowError]) -> None:
+        self.batches: list[Sequence[Row]] = []
+        self._answer = answer
+        self._permits = threading.Semaphore(0)
+        self.finished = 0
+
+    def let_go(self, batches: int = 1) -> None:
+        self._permits.release(batches)
+
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        self.batches.append(rows)
+        assert self._permits.acquire(timeout=PATIENCE_S)
+        self.finished += 1
+        return BatchResult([None if row.null else self._answer(row) for row in rows], Timings(0, 0, 0))
+
+    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None: ...
+    def describe_state(self, slot: int) -> str:
+        return f"state of slot {slot}"
+
+    def drop_state(self, slot: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class RecordedCommits:
+    """In the committer's place: everything is final at once. settled: cleared, its commits seem to be on their way."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepCommit] = []
+        self.settled = asyncio.Event()
+        self.settled.set()
+
+    def put(self, owner: SequenceModel, steps: Sequence[StepCommit]) -> int:
+        self.steps += steps
+        for step in steps:
+            over = END in step.flags
+            owner.committed(step, CommitCode.OVER if over else CommitCode.COMMITTED, 0, 0)
+        return len(self.steps)
+
+    async def final(self, count: int) -> None:
+        assert count <= len(self.steps)
+        if count:
+            await self.settled.wait()
+
+    async def room(self) -> None: ...
+    async def drained(self) -> None: ...
+
+    def outcome(self, step: int, correlation_id: CorrelationId = 7) -> Outcome | None:
+        found = [c.outcome for c in self.steps if (c.sequence, c.step) == (sequence_id("m", "", correlation_id), step)]
+        return found[0] if found else None
+
+    def reply(self, step: int, correlation_id: CorrelationId = 7) -> ReplyMessage:
+        (found,) = [c for c in self.steps if (c.sequence, c.step) == (sequence_id("m", "", correlation_id), step)]
+        return decode_reply(found.reply)
+
+
+class Stage:
+    """One model with engines in the test's hand."""
+
+    def __init__(self, config: ModelConfig, engines: Sequence[HeldEngine], model: SequenceModel) -> None:
+        self.config = config
+        self.engines = engines
+        self.model = model
+        self.commits = cast("RecordedCommits", cast("Any", model).commits)
+        self.gone: list[str] = []
+        """Inbox entries that went as soon as they were read."""
+
+    def step(
+        self,
+        number: int,
+        flags: StepFlag = NONE,
+        *,
+        correlation_id: CorrelationId = 7,
+        instance: int = 0,
+        slot: int = 0,
+        shape: tuple[int, ...] = (1, 1),
+        own_sequence: bool = False,
+        given_up: bool = False,
+        epoch: int = 1,
+    ) -> None:
+        """A step comes out of the inbox."""
+        tensor = Tensor("INPUT", "INT32", shape, bytes(4 * shape[-1]))
+        message = InferMessage("m", "1", "", correlation_id, (tensor,), own_sequence=own_sequence)
+        inbox = InboxStep(
+            entry=f"{number}-{slot}",
+            sequence=sequence_id("m", "", correlation_id),
+            step=StepNumber(number),
+            flags=flags,
+            epoch=Epoch(epoch),
+            instance=InstanceIndex(instance),
+            slot=SlotIndex(slot),
+            committed=StepNumber(0),
+            version="1",
+            gateway="g",
+            token=str(number),
+            message=b"",
+            given_up=given_up,
+        )
+        self.gone += self.model.accept(inbox, message)
+
+    def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
+        """The caller of a step has gone."""
+        sequence = sequence_id("m", "", correlation_id)
+        self.model.cancelled(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
+
+    async def begun(self, batches: int, instance: int = 0) -> Sequence[Row]:
+        """The rows of a batch, once it runs; batches: so many have begun."""
+        engine = self.engines[instance]
+        await until(lambda: len(engine.batches) >= batches)
+        assert batches == len(engine.batches)
+        return engine.batches[-1]
+
+
+def coming(correlation_id: int) -> InboxOwned:
+    """A sequence of one committed step comes here."""
+    sequence, place = sequence_id("m", "", correlation_id), SlotIndex(0)
+    return InboxOwned("9-9", sequence, Epoch(1), InstanceIndex(0), place, StepNumber(1), "1")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def config(strategy: Direct | Oldest, *, controls: Sequence[ControlSpec] = (), iterative: bool = False) -> ModelConfig:
+    batching = SequenceBatching(strategy, 60_000_000, tuple(controls), iterative=iterative)
+    return ModelConfig(
+        name="m",
+        backend="python",
+        platform="",
+        max_batch_size=4,
+        inputs=(TensorSpec("INPUT", "INT32", (-1,)),),
+        outputs=(),
+        sequence_batching=batching,
+    )
+
+
+def done(_: Row) -> RowResult:
+    return RowResult(())
+
+
+def once_more(_: Row) -> RowResult:
+    return RowResult((), again=True)
+
+
+@asynccontextmanager
+async def stage(
+    model_config: ModelConfig,
+    answer: Callable[[Row], RowResult | RowError] = done,
+    *,
+    instances: int = 1,
+    first_batch: FirstBatch | None = None,
+) -> AsyncGenerator[Stage]:
+    engines = [HeldEngine(answer) for _ in range(instances)]
+    workers = [EngineWorker(engine, "m", f"m_{i}", InstanceIndex(i)) for i, engine in enumerate(engines)]
+    if first_batch is not None:
+        for worker in workers:
+            worker.first_batch = first_batch
+    served = SimpleNamespace(
+        config=model_config, version="1", workers=workers, statistics=ModelStatistics(Load("m", "1", "0")), mark=""
+    )
+    commits = RecordedCommits()
+    model = SequenceModel(
+        cast("Any", served), executor=ExecutorId("e"), committer=cast("Any", commits), tracing=Tracing()
+    )
+    cast("Any", model).commits = commits
+    running = asyncio.create_task(model.run())
+    try:
+        yield Stage(model_config, engines, model)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for engine, worker in zip(engines, workers, strict=True):
+            engine.let_go(100)
+            await worker.close()
+
+
+class TestCancelledSteps:
+    async def test_a_waiting_step_and_all_behind_it_are_answered_without_the_model(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+            on.step(2, NONE, correlation_id=2, slot=1)
+
+            on.cancel(1, correlation_id=2)
+
+            assert (Outcome.CANCELLED, Outcome.VOID) == (on.commits.outcome(1, 2), on.commits.outcome(2, 2))
+            replies = [on.commits.reply(n, 2) for n in (1, 2)]
+            assert [("CANCELLED", "")] * 2 == [(reply.error_code, reply.error) for reply in replies]
+            on.engines[0].let_go(2)
+            await until(lambda: on.commits.outcome(1, 1) is not None)
+            assert 1 == len(on.engines[0].batches)
+
+    async def test_a_step_that_runs_is_answered_and_the_next_one_runs(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.cancel(1)
+            on.step(2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(2) is not None)
+
+            assert (Outcome.DONE, Outcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
+
+    async def test_a_start_behind_a_cancelled_step_begins_anew(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START)
+            await on.begun(1)
+            on.step(2)
+            on.step(3, START)
+            on.cancel(2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(3) is not None)
+
+            assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+
+
+async def test_a_step_that_executors_were_lost_with_is_answered_without_the_model() -> None:
+    async with stage(config(Oldest(4))) as on:
+        on.step(1, START, given_up=True)
+        on.step(2)
+        on.step(3, START)
+        await on.begun(1)
+        on.engines[0].let_go(1)
+        await until(lambda: on.commits.outcome(3) is not None)
+
+        assert [Outcome.GIVEN_UP, Outcome.LOST, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+        replies = [decode_reply(step.reply) for step in on.commits.steps[:2]]
+        assert [Code.INTERNAL, Code.INVALID_ARG] == [reply.error_code for reply in replies]
+        assert [Reason.LOST] * 2 == [reply.reason for reply in replies]
+        assert "sequence 7 of model 'm' was given up: 5 executors were lost with its next step" == replies[0].error
+        assert 1 == len(on.engines[0].batches)
+
+
+def checkpoint(
+    *, epoch: int = 1, checkpointed: int, committed: int, void: VoidCause | None = None, cancelled: Sequence[int] = ()
+) -> Checkpoint:
+    gone = frozenset(map(StepNumber, cancelled))
+    before, last, start = StepNumber(checkpointed), StepNumber(committed), StepNumber(1)
+    return Checkpoint(Restored(Epoch(epoch), before, last, start, void, cancelled=gone), {})
+
+
+class TestPrefetch:
+    async def test_restores_come_in_bounded_reads_and_those_first_that_a_step_waits_for(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            idle = range(1, PREFETCHES_PER_READ + 3)
+            waiting = range(1000, 1000 + RESTORES_PER_READ + 2)
+            for number in idle:
+                on.model.expect(coming(number))
+            for number in waiting:
+                on.step(2, correlation_id=number, slot=0)
+
+            reads = [on.model.next_restores() for _ in range(4)]
+
+            fetched = [owned.sequence for read in reads for owned in read]
+            assert [sequence_id("m", "", number) for number in (*waiting, *idle)] == fetched
+            assert [RESTORES_PER_READ, 2, PREFETCHES_PER_READ, 2] == [len(read) for read in reads]
+            assert [] == on.model.next_restores()
+
+    async def test_a_step_that_comes_while_the_state_does_runs_behind_it_once(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.expect(coming(7))
+            (owned,) = on.model.next_restores()
+            on.step(2)
+            on.step(2)
+            assert [] == on.model.restoring
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
+            on.model.expect(coming(7))
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(2) is not None)
+            assert [] == on.model.restoring
+            assert [2] == [commit.step for commit in on.commits.steps]
+
+    async def test_one_that_is_not_here_any_more_when_its_record_comes_is_forgotten(self) -> None:
+        """It was told late: it has ended, moved on, or given up its slot."""
+        async with stage(config(Oldest(4))) as on:
+            for number, fetched in enumerate((None, checkpoint(epoch=3, checkpointed=1, committed=1))):
+                on.model.expect(coming(number))
+                (owned,) = on.model.next_restores()
+                assert [Holding(owned.sequence, Epoch(1), StepNumber(1), StepNumber(0))] == on.model.holdings
+
+                on.model.restored(owned, fetched)
+
+                assert [] == on.model.holdings
+
+    async def test_one_that_was_over_leaves_nothing_in_the_inbox(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(3)
+            (owned,) = on.model.next_restores()
+            entries = owned.entries
+            assert 1 == len(entries)
+
+            assert entries == on.model.restored(owned, replace(checkpoint(checkpointed=2, committed=3), is_over=True))
+            assert [] == on.model.holdings
+
+    async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.expect(coming(7))
+            (owned,) = on.model.next_restores()
+            on.model.vacated(InboxVacated("9-9", owned.sequence, owned.epoch))
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
+
+            assert [] == on.model.holdings
+
+
+class TestOwnership:
+    async def test_what_was_fetched_for_an_ownership_before_does_not_end_the_present_one(self) -> None:
+        """It was taken away and came back while its record was on its way."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(2, epoch=1)
+            on.step(2, epoch=3)
+            before, now = on.model.restoring
+
+            on.model.restored(before, checkpoint(epoch=1, checkpointed=1, committed=1))
+            on.model.restored(now, checkpoint(epoch=3, checkpointed=1, committed=1))
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(2) is not None)
+            assert [3] == [commit.epoch for commit in on.commits.steps]
+
+    async def test_what_ran_while_its_sequence_was_taken_away_is_not_answered(self) -> None:
+        """It came back before the batch had ended: the step is still to be run for its present owner."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, epoch=1)
+            await on.begun(1)
+            on.step(1, START, epoch=3)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+            assert [3] == [commit.epoch for commit in on.commits.steps]
+
+    async def test_what_ran_while_its_sequence_went_elsewhere_is_not_answered(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1)
+            await on.begun(1)
+            (gone,) = on.model.table.all
+            on.model.forget(gone)
+            on.step(1, START, correlation_id=2)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert on.commits.outcome(1, 1) is None
+
+    async def test_a_sequence_that_comes_back_in_another_slot_leaves_nothing_in_the_old_one(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1, epoch=1)
+            on.step(1, START, correlation_id=2, slot=2, epoch=3)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert [2] == [row.slot for row in on.engines[0].batches[1]]
+
+    async def test_a_step_of_the_past_changes_nothing_for_who_has_the_slot_now(self) -> None:
+        """Left in the inbox when its sequence was taken away, it is read again after a restart of Redis."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1, epoch=5)
+
+            on.step(1, START, correlation_id=3, slot=1)
+            (past,) = on.model.restoring
+            on.model.restored(past, None)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            assert [5] == [commit.epoch for commit in on.commits.steps if commit.sequence.endswith("2")]
+            assert on.commits.outcome(1, 3) is None
+
+    async def test_who_has_ended_in_a_slot_makes_way_for_who_has_it_now(self) -> None:
+        """Its successor's step was heard of before its own end."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+
+            on.step(1, START, correlation_id=3, slot=1, epoch=5)
+            (present,) = on.model.restoring
+            on.model.restored(present, checkpoint(epoch=5, checkpointed=0, committed=0))
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 3) is not None)
+            assert on.commits.outcome(1, 2) is None
+
+    async def test_a_step_that_comes_out_of_the_inbox_again_is_still_cancelled(self) -> None:
+        """What told of it has left the inbox when it was heard, by the model as it was then."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(2)
+            on.step(3)
+            (owned,) = on.model.restoring
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=1, cancelled=[3]))
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(3) is not None)
+            assert [Outcome.DONE, Outcome.CANCELLED] == [on.commits.outcome(n) for n in (2, 3)]
+
+    async def test_what_is_replayed_without_a_state_leaves_the_inbox_with_the_next_answer(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            for number in (2, 3, 4):
+                on.step(number)
+            (owned,) = on.model.restoring
+
+            on.model.restored(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
+
+            (answered,) = on.commits.steps
+            assert (4, Outcome.LOST) == (answered.step, answered.outcome)
+            assert ["2-0", "3-0", "4-0"] == answered.entries
+
+    @pytest.mark.parametrize("mark", ["old", "new", ""])
+    async def test_a_state_of_another_load_is_not_taken_nor_made_anew_from_its_start(self, mark: str) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.model.mark = "new"
+            for number, flags in ((2, NONE), (1, START), (3, NONE)):
+                on.step(number, flags)
+            (owned,) = on.model.restoring
+            on.engines[0].let_go(3)
+
+            on.model.restored(owned, replace(checkpoint(checkpointed=0, committed=2), mark=mark))
+
+            await until(lambda: on.commits.outcome(3) is not None)
+            assert [3] == [step.step for step in on.commits.steps]
+            is_lost = on.commits.outcome(3) is Outcome.LOST
+            assert is_lost == (mark == "old")
+            assert len(on.engines[0].batches) == (0 if is_lost else 3)
+
+    async def test_what_was_kept_for_a_state_leaves_the_inbox_behind_the_start_that_needs_none(self) -> None:
+        """Steps of a takeover may come in any order; those before the START that was heard of first run no more."""
+        async with stage(config(Oldest(4))) as on:
+            on.step(1, START)
+            on.step(1, START)
+            assert [] == on.gone
+            await on.begun(1)
+
+            on.step(0)
+            assert [] == on.gone, "another owner may need it, until that START is final"
+            on.engines[0].let_go(1)
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            assert ["0-0", "1-0"] == on.commits.steps[0].entries
+            on.step(0)
+            assert ["0-0"] == on.gone
+
+
+class TestExpiry:
+    @pytest.mark.parametrize(("describes", "epoch", "told"), [(True, 1, True), (False, 1, False), (True, 2, False)])
+    async def test_the_state_of_an_expired_sequence_is_described_in_the_log_if_the_model_asks_for_it(
+        self, caplog: pytest.LogCaptureFixture, *, describes: bool, epoch: int, told: bool
+    ) -> None:
+        """By the owner that the scheduler means."""
+        caplog.set_level(logging.INFO, "seqmesh")
+        quiet = config(Oldest(4))
+        assert quiet.sequence_batching is not None
+        batching = msgspec.structs.replace(quiet.sequence_batching, describe_on_expiry=describes)
+        async with stage(msgspec.structs.replace(quiet, sequence_batching=batching)) as on:
+            on.step(1, START, slot=3)
+            on.engines[0].let_go()
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            await on.model.expired(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
+
+        lines = [vars(record)["fields"] for record in caplog.records if record.message == "sequence expired"]
+        assert ["state of slot 3"] * told == [fields["state"] for fields in lines]
+
+
+class TestIterativeSequences:
+    """A model that wants each request three times (triton-spec 1.10)."""
+
+    @staticmethod
+    def thrice() -> Callable[[Row], RowResult]:
+        passes: dict[CorrelationId, int] = {}
+
+        def answer(row: Row) -> RowResult:
+            passes[row.correlation_id] = 1 if row.start else passes[row.correlation_id] + 1
+            return RowResult((), again=passes[row.correlation_id] < 3)
+
+        return answer
+
+    @pytest.mark.parametrize("strategy", [Direct(), Oldest(4)])
+    async def test_a_request_of_its_own_starts_once_and_never_ends(self, strategy: Direct | Oldest) -> None:
+        async with stage(config(strategy, iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(3)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            flags = [(rows[0].start, rows[0].end) for rows in on.engines[0].batches]
+            assert [(True, False), (False, False), (False, False)] == flags
+            assert [START | END] == [commit.flags for commit in on.commits.steps], "for the mesh it is one step"
+            assert 0 == on.commits.reply(1).step
+            assert 0 == len(on.model.table)
+
+    async def test_a_sequence_of_the_clients_own_keeps_its_flags_and_its_order(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(6)
+            on.step(1, START)
+            on.step(2, START | END)
+
+            await until(lambda: on.commits.outcome(2) is not None)
+
+            flags = [(rows[0].start, rows[0].end) for rows in on.engines[0].batches]
+            again = [(False, False)] * 2
+            assert [(True, False), *again, (True, True), *again] == flags
+
+    async def test_a_later_pass_joins_the_others_in_a_batch(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.step(1, START | END, correlation_id=1, slot=0, own_sequence=True)
+            await on.begun(1)
+            on.step(1, START | END, correlation_id=2, slot=1, own_sequence=True)
+            on.engines[0].let_go()
+
+            rows = await on.begun(2)
+
+            assert [(2, True), (1, False)] == [(row.correlation_id, row.start) for row in rows]
+
+    async def test_a_caller_who_leaves_between_two_passes_ends_it(self) -> None:
+        """Otherwise a model that never stops would keep its slot for ever."""
+        async with stage(config(Oldest(4), iterative=True), once_more) as on:
+            on.engines[0].let_go(2)
+            on.step(1, START | END, own_sequence=True)
+            await on.begun(3)
+            on.cancel(1)
+            on.engines[0].let_go()
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            assert Outcome.CANCELLED is on.commits.outcome(1)
+            assert 3 == len(on.engines[0].batches)
+
+    async def test_a_pass_that_fails_is_the_answer(self) -> None:
+        def answer(row: Row) -> RowResult | RowError:
+            return RowResult((), again=True) if row.start else RowError("INTERNAL", "tired")
+
+        async with stage(config(Oldest(4), iterative=True), answer) as on:
+            on.engines[0].let_go(2)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            assert (Outcome.FAILED, "tired") == (on.commits.outcome(1), on.commits.reply(1).error)
+
+    async def test_passes_that_answer_nobody_count_as_executions_with_the_answer(self) -> None:
+        async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:
+            on.engines[0].let_go(3)
+            on.step(1, START | END, own_sequence=True)
+
+            await until(lambda: on.commits.outcome(1) is not None)
+
+            (commit,) = on.commits.steps
+            assert 3 == unpacked(commit.execution)["batch:1:count"]
+            assert 1 == unpacked(commit.counts)["success_count"]
+
+
+class TestControls:
+    """The gateway refuses such ids; this is for one whose knowledge of the model is old."""
+
+    @pytest.mark.parametrize(("datatype", "correlation_id"), [("INT32", "one"), ("BYTES", 1)])
+    async def test_an_id_that_the_control_cannot_hold_is_refused_and_never_something_else(
+        self, datatype: str, correlation_id: CorrelationId
+    ) -> None:
+        controls = (ControlSpec("CORRID", ControlKind.CORRID, datatype),)
+        async with stage(config(Oldest(4), controls=controls)) as on:
+            on.step(1, START, correlation_id=correlation_id)
+            on.step(2, NONE, correlation_id=correlation_id)
+
+            first, second = (on.commits.reply(n, correlation_id) for n in (1, 2))
+
+            given = "UINT64" if datatype == "BYTES" else "BYTES"
+            assert f"control 'CORRID' data-type is '{given}', but model 'm' expects '{datatype}'" in first.error
+            assert "INVALID_ARG" == first.error_code
+            assert "the sequence's START failed" in second.error
+            assert not on.engines[0].batches
+
+
+class TestIdle:
+    async def test_an_instance_that_has_nothing_to_do_is_woken_by_the_next_step(self) -> None:
+        async with stage(config(Oldest(4))) as on:
+            on.engines[0].let_go(3)
+            for number, flags in ((1, START), (2, NONE), (3, END)):
+                on.step(number, flags)
+                await until(lambda step=number: on.commits.outcome(step) is not None)
+                # The loop goes to sleep before anything else comes.
+                for _ in range(10):
+                    await asyncio.sleep(0)
+
+
+class TestOrder:
+    @pytest.mark.parametrize("preserves", [True, False])
+    async def test_with_preserve_ordering_a_batch_waits_for_the_answers_before_it(self, *, preserves: bool) -> None:
+        async with stage(config(Oldest(4, preserve_ordering=preserves))) as on:
+            on.commits.settled.clear()
+            on.step(1, START, correlation_id=1, slot=0)
+            await on.begun(1)
+            on.step(1, START, correlation_id=2, slot=1)
+            on.engines[0].let_go(2)
+            await until(lambda: on.engines[0].finished == 2)
+            if not preserves:
+                await until(lambda: on.commits.outcome(1, 2) is not None)
+                return
+            await asyncio.sleep(0.01)
+            assert on.commits.outcome(1, 2) is None
+
+            on.commits.settled.set()
+
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+
+
+class TestNullRows:
+    async def test_an_idle_slot_and_one_of_other_shapes_are_rows_that_are_not_ready(self) -> None:
+        controls = (
+            ControlSpec("READY", ControlKind.READY, "FP32", (0, 1)),
+            ControlSpec("START", ControlKind.START, "INT32", (0, 1)),
+            ControlSpec("CORRID", ControlKind.CORRID, "BYTES"),
+        )
+        async with stage(config(Direct(), controls=controls), first_batch=FirstBatch(2)) as on:
+            on.step(1, START, correlation_id="short", slot=3)
+            on.step(1, START, correlation_id="long", slot=1, shape=(1, 2))
+
+            rows = await on.begun(1)
+
+            assert [True, True, True, False] == [row.null for row in rows]
+            values = [{name: to_numpy(tensor).item() for name, tensor in row.controls.items()} for row in rows]
+            assert {"READY": 0.0, "START": 0, "CORRID": b""} == values[0] == values[1]
+            assert {"READY": 1.0, "START": 1, "CORRID": b"short"} == values[3]
+            assert {(1, 1)} == {tensor.shape for tensor in rows[0].controls.values()}
+            on.engines[0].let_go()
+            rows = await on.begun(2)
+            assert [True, False] == [row.null for row in rows]
+
+
+class TestFirstBatch:
+    async def test_direct_waits_for_the_slots_of_all_instances(self) -> None:
+        async with stage(config(Direct()), instances=2, first_batch=FirstBatch(3)) as on:
+            on.step(1, START, correlation_id=1, instance=0, slot=0)
+            on.step(2, NONE, correlation_id=1, instance=0, slot=0)
+            await asyncio.sleep(0)
+            assert not on.engines[0].batches
+            on.step(1, START, correlation_id=2, instance=1, slot=0)
+
+            assert 1 == len(await on.begun(1, instance=0))
+            assert 1 == len(await on.begun(1, instance=1))
+
+    async def test_oldest_waits_for_what_is_ready_in_one_instance(self) -> None:
+        async with stage(config(Oldest(4)), first_batch=FirstBatch(2)) as on:
+            on.step(1, START, correlation_id=1, slot=0)
+            on.step(2, NONE, correlation_id=1, slot=0)
+            on.step(1, START, correlation_id=2, slot=1)
+
+            assert [1, 2] == [row.correlation_id for row in await on.begun(1)]
+            on.engines[0].let_go()
+            assert [1] == [row.correlation_id for row in await on.begun(2)]

@@ -1,0 +1,179 @@
+"""What an executor finds in Redis and cannot read: it concerns its own sequence or model, and the executor goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from executor.lease.registration import LeaseLostError
+from shared.contract.errors import Code, Reason
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.contract.tensors import to_numpy
+from shared.store.membership import Membership
+from shared.store.reading import tell_now
+from tests.executor.living import Running, living, scripted
+from tests.mesh.model_repository import add_sum_model
+from tests.scripted_mesh import ScriptedMesh
+
+VICTIM, OTHER = 7, 8
+PATIENCE_S = 60.0
+pytestmark = pytest.mark.leaves_sequences
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> AsyncIterator[ScriptedMesh]:
+    async with scripted(redis, key_prefix, "sum") as mesh:
+        yield mesh
+        # What was counted here is no other test's.
+        await tell_now(redis, mesh.keys)
+
+
+@pytest.fixture
+async def executor(redis_url: str, key_prefix: str, tmp_path: Path, mesh: ScriptedMesh) -> AsyncIterator[Running]:
+    add_sum_model(tmp_path / "models", "sum")
+    async with living(redis_url, key_prefix, tmp_path / "models", "sum", "a") as running:
+        yield running
+
+
+async def step(
+    mesh: ScriptedMesh, correlation_id: int, *, to: ExecutorId | None = None, slot: int = 0, message: bytes = b""
+) -> ReplyMessage:
+    """The answer to the next step, which adds 1. to: where its sequence begins; message: stored instead of its own."""
+    flags = StepFlag.START if to else StepFlag.NONE
+    submission = mesh.submission(correlation_id, {"INPUT": np.array([[1]], np.int32)}, flags)
+    if message:
+        submission = msgspec.structs.replace(submission, message=message)
+    await mesh.submit(submission)
+    if to:
+        await mesh.assign(correlation_id, to, slot=slot)
+    return await mesh.reply(submission, timeout_s=PATIENCE_S)
+
+
+def total(reply: ReplyMessage) -> int:
+    assert not reply.error_code, reply.error
+    return int(to_numpy(reply.outputs[0]).item())
+
+
+async def test_a_step_whose_message_cannot_be_read_fails_and_its_sequence_goes_on(
+    mesh: ScriptedMesh, executor: Running
+) -> None:
+    assert 1 == total(await step(mesh, VICTIM, to=executor.executor))
+    for message in (b"\xc1 garbage", b"\x93\xa3sum", encode({"of": "another kind"})):
+        refused = await step(mesh, VICTIM, message=message)
+        assert (Code.INTERNAL, True) == (refused.error_code, "cannot be read" in refused.error)
+
+    assert 2 == total(await step(mesh, VICTIM))
+    failed = await step(mesh, OTHER, to=executor.executor, slot=1, message=b"\xc1")
+    assert Code.INTERNAL == failed.error_code
+    assert Reason.ENDED == (await step_refused(mesh, OTHER))
+    assert not executor.task.done()
+
+
+async def step_refused(mesh: ScriptedMesh, correlation_id: int) -> Reason:
+    """Why the next step is not accepted."""
+    outcome = await mesh.submit(mesh.submission(correlation_id, {"INPUT": np.array([[1]], np.int32)}))
+    return Reason.ENDED if outcome.code < 0 else Reason.BUSY
+
+
+async def test_an_entry_that_says_nothing_goes_and_those_beside_it_are_read(
+    mesh: ScriptedMesh, executor: Running
+) -> None:
+    assert 1 == total(await step(mesh, VICTIM, to=executor.executor))
+    client, sequence = cast("Any", mesh.redis), mesh.sequence(VICTIM)
+    inbox = mesh.keys.inbox(mesh.keys.shard_of(sequence), executor.executor)
+    for fields in (
+        {b"\xff": b"\x00"},
+        {"k": "expired", "q": sequence},
+        {"k": "hint-of-a-newer-release", "q": sequence, "e": 1},
+        {"q": "nobody", "n": "x", "e": "y"},
+        {"q": sequence, "e": "1", "n": "nine", "f": 0},
+        {"q": b"\xfe\xff", "e": "1"},
+    ):
+        await client.xadd(inbox, fields)
+
+    assert 2 == total(await step(mesh, VICTIM))
+    assert not executor.task.done()
+    async with asyncio.timeout(PATIENCE_S):
+        while await client.xlen(inbox):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("field", ["s:state", "n", "another type"])
+async def test_a_checkpoint_that_cannot_be_read_loses_its_sequence_alone(
+    mesh: ScriptedMesh, executor: Running, field: str
+) -> None:
+    for slot, number in enumerate((VICTIM, OTHER)):
+        assert 1 == total(await step(mesh, number, to=executor.executor, slot=slot))
+    client, own = cast("Any", mesh.redis), mesh.keys.sequence(mesh.sequence(VICTIM))
+    (state,) = [name for name in await client.hkeys(own.checkpoint) if name.startswith(b"s:")]
+    for number in (VICTIM, OTHER):
+        assert await mesh.vacate(number, moving=True)
+    if field == "another type":
+        await client.delete(own.checkpoint)
+        await client.set(own.checkpoint, "no hash")
+    else:
+        await client.hset(own.checkpoint, state if field == "s:state" else field, b"\xc1 garbage")
+
+    for slot, number in enumerate((VICTIM, OTHER)):
+        await mesh.assign(number, executor.executor, slot=slot)
+    answer = await step(mesh, VICTIM)
+    if field == "s:state":
+        assert (Code.INVALID_ARG, Reason.LOST) == (answer.error_code, answer.reason)
+    assert 2 == total(await step(mesh, OTHER))
+    assert not executor.task.done()
+
+
+@pytest.mark.parametrize("field", ["ck", "fl", "ca"])
+async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
+    mesh: ScriptedMesh, executor: Running, field: str
+) -> None:
+    for slot, number in enumerate((VICTIM, OTHER)):
+        assert 1 == total(await step(mesh, number, to=executor.executor, slot=slot))
+        assert await mesh.vacate(number, moving=True)
+    await cast("Any", mesh.redis).hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, field, b"\xff garbage")
+
+    submission = mesh.submission(VICTIM, {"INPUT": np.array([[1]], np.int32)})
+    await mesh.submit(submission)
+    for slot, number in enumerate((VICTIM, OTHER)):
+        await mesh.assign(number, executor.executor, slot=slot)
+
+    told = await mesh.reply(submission, timeout_s=PATIENCE_S)
+    assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
+    assert 2 == total(await step(mesh, OTHER))
+    assert not executor.task.done()
+
+
+async def test_a_record_of_the_model_that_cannot_be_read_is_published_anew(
+    mesh: ScriptedMesh, executor: Running
+) -> None:
+    client, membership = cast("Any", mesh.redis), Membership(mesh.redis, mesh.keys)
+    for damage in (lambda: client.hset(mesh.keys.models, "sum", b"{torn"), lambda: client.delete(mesh.keys.models)):
+        await damage()
+        assert {} == await membership.models()
+        async with asyncio.timeout(PATIENCE_S):
+            while "sum" not in await membership.models():
+                await asyncio.sleep(0.05)
+    assert not executor.task.done()
+
+
+async def test_a_registration_that_cannot_be_read_ends_this_life_for_a_new_one(
+    mesh: ScriptedMesh, executor: Running
+) -> None:
+    membership = Membership(mesh.redis, mesh.keys)
+    await cast("Any", mesh.redis).hset(mesh.keys.executors, executor.executor, b"{torn")
+
+    (member,) = await membership.members()
+    assert (executor.executor, False, False) == (member.registration.executor, member.alive, member.usable)
+    assert await membership.is_leaving(executor.executor), "its sequences go on elsewhere, and blame no step"
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ExceptionGroup) as ended:
+            await executor.task
+    assert ended.group_contains(LeaseLostError)

@@ -1,0 +1,41 @@
+"""Stateless requests of a version that nobody serves any more, on the real server."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from executor.stateless.work_source import refuse_waiting
+from shared.contract.ids import ExecutorId, GatewayId
+from shared.contract.messages import ReplyMessage, encode
+from shared.statistics.tally import Load
+from shared.store.keyspace import Keyspace
+from shared.store.work_scripts import Take, WorkItem, WorkScripts
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
+
+DEAD, ALIVE = ExecutorId("dead-1"), ExecutorId("alive-1")
+LOAD = Load("sum", "1", "g1")
+GONE = encode(ReplyMessage("1", error_code="NOT_FOUND", error="gone"))
+
+
+async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_holds_is_not(
+    redis: Redis, key_prefix: str
+) -> None:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    work = WorkScripts(mesh.keys)
+    items = [WorkItem(LOAD.model, LOAD.version, GATEWAY, token, token.encode()) for token in "abc"]
+    await mesh.scripts.run(work.enqueue(items, bound=0))
+    for executor in (DEAD, ALIVE):
+        pull = work.pull(
+            LOAD, executor, "1", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN, too_late=GONE
+        )
+        await mesh.scripts.run(pull)
+
+    await refuse_waiting(redis, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
+
+    untyped, keys = cast("Any", redis), mesh.keys.work_queue(LOAD.model, LOAD.version)
+    entries = await untyped.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))
+    assert {b"a": GONE, b"c": GONE} == {token: reply for _, fields in entries[1:] for token, reply in fields.items()}
+    assert [f"{GATEWAY}/b".encode()] == await untyped.hkeys(keys.held) == await untyped.hkeys(keys.messages)

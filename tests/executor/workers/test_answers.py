@@ -1,0 +1,23 @@
+"""Replies as the executor builds them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from executor.engine.base import RowResult
+from executor.workers.answers import answer
+from shared.contract.errors import Code
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import decode_reply
+from shared.contract.tensors import from_numpy
+
+
+def test_an_answer_that_redis_does_not_take_is_told_as_such() -> None:
+    result = RowResult((from_numpy("OUTPUT", np.zeros((1, 100), np.uint8)),), {})
+    whole = answer(result, version="1", executor=ExecutorId("a"), step=3)
+
+    told = decode_reply(answer(result, version="1", executor=ExecutorId("a"), step=3, bytes_max=len(whole) - 1))
+
+    assert ("", 1) == (decode_reply(whole).error, len(decode_reply(whole).outputs))
+    assert (Code.INTERNAL, 3, ()) == (told.error_code, told.step, tuple(told.outputs))
+    assert f"answer has {len(whole)} bytes" in told.error

@@ -1,0 +1,60 @@
+"""An engine's thread: one call at a time, in order, and what it raises is the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+
+from executor.workers.engine_thread import EngineThread
+
+SOON_S = 60
+
+
+async def test_calls_are_made_in_order_and_one_that_nobody_waits_for_any_more_is_not_made() -> None:
+    thread = EngineThread("engine")
+    begun, go_on = threading.Event(), threading.Event()
+    made: list[str] = []
+
+    def slow() -> str:
+        begun.set()
+        go_on.wait(SOON_S)
+        made.append("slow")
+        return threading.current_thread().name
+
+    first, given_up, last = thread.start(slow), thread.start(made.append, "given up"), thread.start(made.append, "last")
+    await asyncio.to_thread(begun.wait, SOON_S)
+    given_up.cancel()
+    go_on.set()
+
+    assert "engine" == await first
+    await last
+    assert ["slow", "last"] == made
+    thread.stop()
+
+
+async def test_what_a_call_raises_is_the_callers_and_the_thread_goes_on() -> None:
+    thread = EngineThread("engine")
+
+    with pytest.raises(SystemExit):
+        await thread.start(sys.exit, 3)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(thread.run, lambda: divmod(1, 0) and None)
+    assert 7 == await thread.start(int, "7")
+    thread.stop()
+
+
+def test_a_loop_that_is_closed_meanwhile_does_not_end_the_thread() -> None:
+    thread = EngineThread("engine")
+    go_on = threading.Event()
+
+    async def leave() -> None:
+        thread.start(go_on.wait, SOON_S)
+
+    asyncio.run(leave())
+    go_on.set()
+
+    thread.run(lambda: None)
+    thread.stop()

@@ -1,0 +1,176 @@
+"""A real gRPC server with a twin of `Inference` behind it, for real clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.grpc.pb import pb_grpc
+from gateway.grpc.ports import Ports
+from gateway.grpc.server import GrpcServer, serve_grpc
+from gateway.grpc.servicer import InferenceServicer
+from gateway.requests.admission import InferCall
+from gateway.requests.orphans import Connection
+from gateway.requests.waiting import Answer
+from shared.contract.errors import Code, LoadError, MeshError, RequestError
+from shared.contract.messages import ModelRecord, ReplyMessage, RepositoryEntry
+from shared.contract.model_config import ModelConfig, TensorSpec
+from shared.contract.tensors import Tensor
+from shared.process.log_settings import LogSettings
+from shared.statistics.tally import BatchStatistics, Duration, ModelStatistics
+
+RECORD = ModelRecord(
+    ModelConfig("sum", "python", "", 8, (TensorSpec("INPUT", "INT32", (1,)),), (TensorSpec("OUTPUT", "INT32", (1,)),)),
+    "{}",
+    ("1",),
+)
+
+
+class InferenceTwin:
+    """`Inference` in memory: keeps the calls in their order, answers by a function.
+
+    respond  gives the answer or the error; None leaves the future for the test to finish
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[InferCall] = []
+        self.futures: list[asyncio.Future[Answer]] = []
+        self.respond: Callable[[InferCall], Answer | MeshError | None] = self.answer
+        self._arrived = asyncio.Event()
+
+    def connection(self) -> Connection:
+        return Connection(lambda _: None)
+
+    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.calls.append(call)
+        self.futures.append(future)
+        self._arrived.set()
+        match self.respond(call):
+            case None:
+                pass
+            case MeshError() as error:
+                future.set_exception(error)
+            case answer:
+                future.set_result(answer)
+        return future
+
+    def answer(self, call: InferCall) -> Answer:
+        """An answer that carries the call's inputs back, as OUTPUT0, OUTPUT1, ..."""
+        outputs = tuple(Tensor(f"OUTPUT{n}", t.datatype, t.shape, t.raw) for n, t in enumerate(call.inputs))
+        return Answer(ReplyMessage("1", outputs, step=1), RECORD, "1", call.request_id, call.session_id, 1)
+
+    def finish(self, number: int) -> None:
+        """Answers the call of that number, from 0."""
+        self.futures[number].set_result(self.answer(self.calls[number]))
+
+    def fail(self, error: MeshError) -> None:
+        """From now on every call fails with this."""
+        self.respond = lambda _: error
+
+    def hold(self, call: InferCall) -> None:
+        """For `respond`: leaves the answer to the test."""
+
+    async def wait_for_calls(self, count: int) -> None:
+        """Returns once that many calls have come."""
+        async with asyncio.timeout(30):
+            while len(self.calls) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
+        assert len(self.calls) == count
+
+
+@pytest.fixture
+def twin() -> InferenceTwin:
+    return InferenceTwin()
+
+
+class CatalogTwin:
+    """One model, `sum`, version 1."""
+
+    is_ready = True
+
+    def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
+        if self.is_model_ready(model, version):
+            return RECORD, ("1",)
+        raise RequestError(f"Request for unknown model: '{model}' is not found", Code.NOT_FOUND)
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        return model == "sum" and version in ("", "1")
+
+
+class RepositoryTwin:
+    """Remembers what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[object, ...]] = []
+
+    def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
+        entries = [RepositoryEntry("other", "2", "UNAVAILABLE", "unloaded"), RepositoryEntry("sum", "1", "READY")]
+        return entries[1:] if ready_only else entries
+
+    async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        if model == "broken":
+            raise LoadError("failed to load 'broken', failed to poll from model repository", Code.INTERNAL)
+        self.done.append(("load", model, config_json, dict(files or {})))
+
+    async def unload(self, model: str) -> None:
+        self.done.append(("unload", model))
+
+
+class SettingsTwin:
+    """No settings; their own tests run a whole mesh."""
+
+    async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
+        raise NotImplementedError
+
+    async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
+        raise NotImplementedError
+
+
+class StatisticsTwin:
+    """Counters of `sum`."""
+
+    async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
+        if model not in ("", "sum"):
+            raise RequestError(f"requested model '{model}' is not available")
+        batch = BatchStatistics(4, Duration(2, 10), Duration(2, 20), Duration(2, 30))
+        return [ModelStatistics("sum", "1", 1700000000000, 8, 2, {"success": Duration(8, 900)}, [batch])]
+
+
+@pytest.fixture
+def catalog() -> CatalogTwin:
+    return CatalogTwin()
+
+
+@pytest.fixture
+def repository() -> RepositoryTwin:
+    return RepositoryTwin()
+
+
+@pytest.fixture
+def make_servicer(
+    twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin
+) -> Callable[[], InferenceServicer]:
+    """Makes a servicer over the twins, with a bound that tests can reach."""
+    ports = Ports(twin, catalog, repository, StatisticsTwin(), SettingsTwin())
+    return lambda: InferenceServicer(ports, outstanding_max=8)
+
+
+@pytest.fixture
+async def rpc_server(make_servicer: Callable[[], InferenceServicer]) -> AsyncIterator[GrpcServer]:
+    """A running server on a free port."""
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def stub(rpc_server: GrpcServer) -> AsyncIterator[Any]:
+    """The protocol's own stub, for what tritonclient hides."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        yield pb_grpc.GRPCInferenceServiceStub(channel)

@@ -1,0 +1,33 @@
+"""Metadata: only what means something to the mesh is read."""
+
+from __future__ import annotations
+
+from gateway.grpc.metadata import NO_METADATA, CallMetadata, call_metadata
+
+
+def test_metadata_without_meaning_gives_the_shared_empty_value() -> None:
+    assert call_metadata((("user-agent", "grpc-python"), ("x-bin", b"\x00"))) is NO_METADATA
+    assert call_metadata(None) is NO_METADATA
+
+
+def test_trace_context_session_and_error_mode_are_read() -> None:
+    pairs = (
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("tracestate", "congo=t61rcWkgMzE"),
+        ("inference-session-id", "session_abc"),
+        ("triton_grpc_error", "true"),
+    )
+    expected = CallMetadata(
+        {
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "tracestate": "congo=t61rcWkgMzE",
+        },
+        session_id="session_abc",
+        status_on_error=True,
+    )
+
+    assert expected == call_metadata(pairs)
+
+
+def test_any_other_value_leaves_errors_in_the_stream() -> None:
+    assert not call_metadata((("triton_grpc_error", "false"),)).status_on_error

@@ -1,0 +1,293 @@
+"""The transport: health for those who balance load, limits, and a stop that loses nothing accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway.grpc.connections import GONE, client_port
+from gateway.grpc.options import grpc_options
+from gateway.grpc.pb import pb, pb_grpc
+from gateway.grpc.server import GrpcOptions, GrpcServer, channel_options, serve_grpc
+from gateway.grpc.servicer import InferenceServicer
+from gateway.grpc.stream import END_OF_REQUESTS
+from gateway.settings import GatewaySettings
+from shared.contract.errors import UnavailableError
+
+messages: Any = health_pb2
+Status: Any = messages.HealthCheckResponse
+Servicers = Callable[[], InferenceServicer]
+
+
+def health_stub(channel: grpc.aio.Channel) -> Any:
+    stubs: Any = health_pb2_grpc
+    return stubs.HealthStub(channel)
+
+
+def asking(service: str = "") -> Any:
+    return messages.HealthCheckRequest(service=service)
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
+async def test_health_follows_readiness(rpc_server: GrpcServer, catalog: Any, service: str) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        health = health_stub(channel)
+        assert Status.SERVING == (await health.Check(asking(service))).status
+
+        catalog.is_ready = False
+
+        assert Status.NOT_SERVING == (await health.Check(asking(service))).status
+
+
+async def test_an_unknown_service_is_not_found(rpc_server: GrpcServer) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health_stub(channel).Check(asking("other"))
+
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert Status.SERVICE_UNKNOWN == (await health_stub(channel).Watch(asking("other")).read()).status
+
+
+async def test_every_watcher_is_told_of_a_change_also_when_another_has_left(
+    rpc_server: GrpcServer, catalog: Any
+) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}") as channel:
+        first, second = (health_stub(channel).Watch(asking()) for _ in range(2))
+        assert [Status.SERVING] * 2 == [(await watch.read()).status for watch in (first, second)]
+        first.cancel()
+
+        catalog.is_ready = False
+
+        assert Status.NOT_SERVING == (await second.read()).status
+
+
+async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_connections_are_quiet(
+    twin: Any, make_servicer: Servicers
+) -> None:
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        watch = health_stub(channel).Watch(asking())
+        await watch.read()
+        before = stub.ModelInfer(pb.ModelInferRequest(id="before"))
+        await twin.wait_for_calls(1)
+
+        stopping = asyncio.create_task(server.stop(60))
+
+        assert Status.NOT_SERVING == (await watch.read()).status
+        assert await watch.read() is END_OF_REQUESTS
+        late = stub.ModelInfer(pb.ModelInferRequest(id="late"))
+        await twin.wait_for_calls(2)
+        twin.finish(0)
+        assert (await before).id == "before"
+        assert not stopping.done()
+        twin.finish(1)
+        assert (await late).id == "late"
+        async with asyncio.timeout(60):
+            await stopping
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ModelInfer(pb.ModelInferRequest())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it_takes(
+    twin: Any, make_servicer: Servicers
+) -> None:
+    """The callers of one connection that is never quiet: each is answered, or told to come again."""
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    codes: list[grpc.StatusCode] = []
+    answered = 0
+
+    async def call_until_refused(stub: Any) -> None:
+        nonlocal answered
+        try:
+            while True:
+                await stub.ModelInfer(pb.ModelInferRequest())
+                answered += 1
+        except grpc.aio.AioRpcError as error:
+            codes.append(error.code())
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel, asyncio.TaskGroup() as group:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(8):
+            group.create_task(call_until_refused(stub))
+        async with asyncio.timeout(60):
+            while not twin.calls:
+                await asyncio.sleep(0)
+        await server.stop(60)
+
+    assert [grpc.StatusCode.UNAVAILABLE] * 8 == codes
+    assert answered == len(twin.calls)
+
+
+async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
+    make_servicer: Servicers, twin: Any
+) -> None:
+    twin.respond = twin.hold
+    server, other = [await serve_grpc(make_servicer(), host="127.0.0.1", port=0) for _ in range(2)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+        stopping = asyncio.create_task(server.stop(60))
+
+        async with asyncio.timeout(60):
+            while await accepts_connections(server.port):
+                await asyncio.sleep(0.01)
+        assert await accepts_connections(other.port)
+        twin.finish(0)
+        assert (await call).id == "r1"
+        await stopping
+    await other.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("peer", "port"), [("ipv4:127.0.0.1:50000", 50000), ("ipv6:%5B::1%5D:50000", 50000), ("", GONE), ("unknown", GONE)]
+)
+def test_the_port_of_a_calls_client_is_found_or_its_connection_is_lost(peer: str, port: int) -> None:
+    class Call:
+        @staticmethod
+        def peer() -> str:
+            return peer
+
+    assert port == client_port(Call())
+
+
+async def test_stopping_answers_what_was_accepted_where_the_system_does_not_show_the_sockets(
+    twin: Any, make_servicer: Servicers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.grpc.connections.OPEN_FILES", tmp_path / "absent")
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
+        await twin.wait_for_calls(1)
+        stopping = asyncio.create_task(server.stop(60))
+        async with asyncio.timeout(60):
+            while await accepts_connections(server.port):
+                await asyncio.sleep(0.01)
+
+        assert not stopping.done()
+        twin.finish(0)
+        assert "r1" == (await call).id
+        await stopping
+
+
+async def accepts_connections(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, make_servicer: Servicers) -> None:
+    twin.respond = twin.hold
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        unary, stream = stub.ModelInfer(pb.ModelInferRequest()), stub.ModelStreamInfer()
+        await stream.write(pb.ModelInferRequest())
+        await twin.wait_for_calls(2)
+
+        await server.stop(0.1)
+
+        for call in (unary, stream):
+            assert await call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        # The transport is done with a call before it tells the task that serves it.
+        _, open_calls = await asyncio.wait(twin.futures, timeout=60)
+        assert (set(), True) == (open_calls, all(future.cancelled() for future in twin.futures))
+
+
+async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make_servicer: Servicers) -> None:
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=10_000))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        large = pb.ModelInferRequest()
+        large.inputs.add(name="INPUT", datatype="UINT8", shape=[20_000])
+        large.raw_input_contents.append(b"x" * 20_000)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ModelInfer(large)
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+    await server.stop(0)
+
+
+async def test_calls_beyond_the_bound_are_refused_until_there_is_room(make_servicer: Servicers, twin: Any) -> None:
+    options = grpc_options(GatewaySettings(redis_url="", grpc_max_concurrent_rpcs=2).bounded())
+    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=options)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = pb_grpc.GRPCInferenceServiceStub(channel)
+        twin.respond = twin.hold
+        taken = [stub.ModelInfer(pb.ModelInferRequest()) for _ in range(2)]
+        await twin.wait_for_calls(2)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ServerLive(pb.ServerLiveRequest())
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Not one by one: calls of the same moment may arrive in any order.
+        for number in range(len(taken)):
+            twin.finish(number)
+        await asyncio.gather(*taken)
+        async with asyncio.timeout(60):
+            while True:
+                # The end of a call reaches its client before it counts.
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+                    break
+    await server.stop(0)
+
+
+async def test_messages_beyond_grpcs_own_default_pass_both_ways(rpc_server: GrpcServer) -> None:
+    """Without a bound of ours the limit is INT32_MAX; grpc's own would be 4 MiB."""
+    size = 6 << 20
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}", options=options) as channel:
+        made = pb.ModelInferRequest()
+        made.inputs.add(name="INPUT", datatype="UINT8", shape=[size])
+        made.raw_input_contents.append(bytes(size))
+
+        response = await pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(made)
+
+    assert size == len(response.raw_output_contents[0])
+
+
+async def test_a_port_that_is_taken_is_refused(rpc_server: GrpcServer, make_servicer: Servicers) -> None:
+    """Two gateways on one port would each get some of the connections."""
+    with pytest.raises(UnavailableError, match=f"gRPC cannot listen on 127.0.0.1:{rpc_server.port}"):
+        await serve_grpc(make_servicer(), host="127.0.0.1", port=rpc_server.port)
+
+
+def test_keepalive_is_tritons_by_default() -> None:
+    options = dict(channel_options(grpc_options(GatewaySettings(redis_url="").bounded())))
+
+    assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
+    assert (0, 2) == (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"])
+    assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] == 300_000
+    assert options["grpc.http2.max_ping_strikes"] == 2
+    assert "grpc.max_connection_age_ms" not in options
+
+
+def test_connections_may_be_given_an_age_and_pings() -> None:
+    settings = GatewaySettings(
+        redis_url="",
+        grpc_keepalive_permit_without_calls=True,
+        grpc_max_connection_age=1000,
+        grpc_max_connection_age_grace=2000,
+    )
+
+    options = dict(channel_options(grpc_options(settings.bounded())))
+
+    assert options["grpc.keepalive_permit_without_calls"] == 1
+    assert (1000, 2000) == (options["grpc.max_connection_age_ms"], options["grpc.max_connection_age_grace_ms"])

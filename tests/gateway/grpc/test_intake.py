@@ -1,0 +1,295 @@
+"""What the gRPC port receives is bounded before it is unpacked and decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.bounds.byte_budget import Room
+from gateway.bounds.memory import Memory
+from gateway.bounds.unread_answers import Untaken
+from gateway.grpc import weight
+from gateway.grpc.arrivals import MUCH_BYTES
+from gateway.grpc.pb import pb
+from gateway.grpc.ports import Ports
+from gateway.grpc.server import GrpcOptions, GrpcServer, serve_grpc
+from gateway.grpc.servicer import InferenceServicer
+from gateway.requests.admission import InferCall
+from shared.contract.errors import Code, MeshError, RequestError
+from tests.gateway.cycles import nothing_stays
+from tests.gateway.grpc.test_stream import request
+from tests.gateway.hostile import Target, connected
+
+MESSAGE_MAX = 4 << 20
+ROOM = 8 << 20
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+Status = grpc.StatusCode
+SOON_S = 60.0
+
+
+class ResidentTwin:
+    """What the process holds, as the test says."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def __call__(self) -> int:
+        return self.bytes
+
+
+@pytest.fixture
+def resident() -> ResidentTwin:
+    return ResidentTwin()
+
+
+@pytest.fixture
+def memory(resident: ResidentTwin) -> Memory:
+    return Memory(1000, resident)
+
+
+@pytest.fixture
+def room(memory: Memory) -> Room:
+    return Room(ROOM, memory)
+
+
+@pytest.fixture
+def untaken() -> Untaken:
+    return Untaken(ROOM)
+
+
+@pytest.fixture
+async def server(
+    make_servicer: Callable[[], InferenceServicer], memory: Memory, room: Room, untaken: Untaken
+) -> AsyncIterator[GrpcServer]:
+    ports: Ports = make_servicer()._ports
+    servicer = InferenceServicer(ports, room=room, memory=memory, untaken=untaken, message_bytes_max=MESSAGE_MAX)
+    server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=MESSAGE_MAX))
+    yield server
+    await server.stop(0)
+
+
+@pytest.fixture
+async def channel(server: GrpcServer) -> AsyncIterator[Any]:
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
+        yield channel
+
+
+def sized(size: int, number: int = 0) -> bytes:
+    made = request(number)
+    made.inputs[0].datatype, made.inputs[0].shape[:] = "UINT8", [size]
+    made.raw_input_contents[0] = bytes(size)
+    return made.SerializeToString()
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return refused.value
+
+
+# -- packed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 100_000, 3 << 20])
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_clients_may_compress(server: GrpcServer, twin: Any, algorithm: grpc.Compression, size: int) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", compression=algorithm) as channel:
+        untyped: Any = channel
+        await untyped.unary_unary(INFER)(sized(size))
+        stream = untyped.stream_stream(STREAM)()
+        for number in range(3):
+            await stream.write(sized(size, number))
+        await stream.done_writing()
+        answers = [pb.ModelStreamInferResponse.FromString(answer) async for answer in stream]
+
+    assert ["0", "1", "2"] == [answer.infer_response.id for answer in answers]
+    assert 4 * [bytes(size)] == [call.inputs[0].raw for call in twin.calls]
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_message_that_unpacks_to_more_than_the_bound_is_refused(
+    server: GrpcServer, algorithm: grpc.Compression
+) -> None:
+    """By the gateway, at the first piece beyond the bound; the transport would have unpacked it without counting."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", compression=algorithm) as channel:
+        untyped: Any = channel
+        refused = await refusal(untyped.unary_unary(INFER)(bytes(50 << 20)))
+
+    assert Status.RESOURCE_EXHAUSTED == refused.code()
+    seen = MESSAGE_MAX + (1 << 20)
+    assert f"Decompressed message larger than max ({seen} vs. {MESSAGE_MAX})" == refused.details()
+
+
+async def test_what_is_unpacked_takes_its_place_in_the_room(channel: Any, room: Room) -> None:
+    """Where others have taken most of it, it is refused before it is whole; in a stream by a message."""
+    room.take(ROOM - (2 << 20))
+    packed = gzip.compress(sized(3 << 20))
+
+    refused = await refusal(channel.unary_unary(INFER)(packed))
+    assert Status.UNAVAILABLE == refused.code()
+    stream = channel.stream_stream(STREAM)()
+    await stream.write(packed)
+    assert "bytes in flight" in pb.ModelStreamInferResponse.FromString(await stream.read()).error_message
+    assert ROOM - (2 << 20) == room.taken
+
+    room.give_back(ROOM - (2 << 20))
+    await stream.write(packed)
+    assert "0" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+    stream.cancel()
+    assert 0 == room.taken
+
+
+# -- decoding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field", [b"\x2a\x00", b"\x32\x00", b"\x22\x00", b"\x3a\x00"], ids=["in", "out", "param", "raw"]
+)
+async def test_a_message_of_many_small_parts_is_not_decoded(channel: Any, field: bytes) -> None:
+    refused = await refusal(channel.unary_unary(INFER)(field * 100_000))
+    assert Status.INVALID_ARGUMENT == refused.code()
+    assert f"may have {weight.FIELDS_MAX} inputs" in str(refused.details())
+
+
+async def test_contents_that_take_more_room_than_there_is_are_not_decoded(channel: Any) -> None:
+    made = request(1)
+    del made.raw_input_contents[:]
+    made.inputs[0].contents.bytes_contents.extend([b""] * 400_000)
+    refused = await refusal(channel.unary_unary(INFER)(made.SerializeToString()))
+    assert Status.RESOURCE_EXHAUSTED == refused.code()
+    assert "send its tensors as binary data" in str(refused.details())
+
+
+async def test_other_rpcs_take_no_large_message(channel: Any) -> None:
+    refused = await refusal(channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"\x7a\x00" * (1 << 20)))
+    assert Status.INVALID_ARGUMENT == refused.code()
+
+
+def test_only_what_is_carried_as_it_is_weighs_nothing_more() -> None:
+    raw = sized(1_000_000)
+    assert weight.decoding_bytes(raw, "ModelInferRequest") < 100 * weight.EXPANSION
+    assert weight.decoding_bytes(raw, "ModelReadyRequest") > 1_000_000 * weight.EXPANSION
+    for broken in (raw[:-1], b"\xff" * 1000, b"\x0b" * 1000, b"\x0d", b"\x2a\xff\xff\xff\xff\xff\xff"):
+        assert weight.decoding_bytes(broken, "ModelInferRequest") >= 0
+    with pytest.raises(RequestError):
+        weight.decoding_bytes(b"\x08\x00" * (weight.FIELDS_MAX + 1), "ModelInferRequest")
+
+
+# -- near the bound -------------------------------------------------------------------------------------------------
+
+
+async def test_while_memory_is_full_requests_are_refused_unread_and_health_answers(
+    channel: Any, twin: Any, memory: Memory, resident: ResidentTwin
+) -> None:
+    stream = channel.stream_stream(STREAM)()
+    await stream.write(sized(4, 1))
+    await stream.read()
+    resident.bytes = 900
+    memory.look(0.0)
+
+    refused = await refusal(channel.unary_unary(INFER)(sized(3 << 20)))
+    assert Status.UNAVAILABLE == refused.code()
+    assert "--memory-max" in str(refused.details())
+    await channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+    await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+    # The stream had asked for this message before; what follows it waits, and is not lost.
+    await stream.write(sized(4, 2))
+    assert "2" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+    await stream.write(sized(4, 3))
+    await channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+    assert 2 == len(twin.calls)
+    resident.bytes = 0
+    memory.look(1.0)
+    assert "3" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+    stream.cancel()
+
+
+async def test_while_memory_is_tight_who_keeps_most_of_it_loses_the_calls_that_wait_for_messages(
+    server: GrpcServer, channel: Any, twin: Any, memory: Memory, resident: ResidentTwin
+) -> None:
+    """A stream that sends little on another connection goes on, and so does the connection itself."""
+    if not hasattr(socket, "TCP_INFO"):
+        pytest.skip("this system does not say what has come over a connection")
+    stream = channel.stream_stream(STREAM)()
+    await stream.write(sized(4, 1))
+    await stream.read()
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{server.port}", options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as other:
+        hog: Any = other
+        await hog.unary_unary(INFER)(sized(4))
+        twin.respond = twin.hold
+        served = asyncio.ensure_future(hog.unary_unary(INFER)(sized(3 << 20)))
+        await twin.wait_for_calls(3)
+        async with connected(Target(server.port, 0)) as unfinished:
+            call = await unfinished.call(INFER)
+            await unfinished.send(call, struct.pack(">BI", 0, 3 << 20) + bytes(2 * MUCH_BYTES))
+            resident.bytes = 700
+            async with asyncio.timeout(SOON_S):
+                while not unfinished.refused:
+                    memory.look(0.0)
+                    await asyncio.sleep(0.01)
+            assert ["the gateway has no memory for the message"] == [text.split(",")[0] for text in unfinished.refused]
+        twin.finish(2)
+        await served
+    twin.respond = twin.answer
+    await stream.write(sized(4, 2))
+    assert "2" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+    stream.cancel()
+
+
+# -- what does not come ---------------------------------------------------------------------------------------------
+
+
+async def test_a_call_whose_message_does_not_come_ends(
+    make_servicer: Callable[[], InferenceServicer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may wait for its next message as long as it likes, and its connection serves others."""
+    servicer = make_servicer()
+    monkeypatch.setattr(servicer.intake, "patience_s", 0.2)
+    server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=GrpcOptions())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        untyped: Any = channel
+        stream = untyped.stream_stream(STREAM)()
+        await stream.write(sized(4, 1))
+        await stream.read()
+        late = untyped.stream_unary(INFER)()
+
+        refused = await refusal(late)
+        await stream.write(sized(4, 2))
+
+        assert (Status.UNAVAILABLE, "the message does not come: try again") == (refused.code(), refused.details())
+        assert "2" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
+        stream.cancel()
+    await server.stop(0)
+
+
+# -- what is refused goes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM])
+async def test_what_is_refused_stays_in_no_cycle(channel: Any, twin: Any, path: str) -> None:
+    """Whoever refuses it, and wherever: nothing of it waits for the collector."""
+    refusals = [RequestError("wrong"), MeshError("lost", Code.UNAVAILABLE)]
+    async with nothing_stays(InferCall, pb.ModelInferRequest, MeshError):
+        for error in refusals:
+            twin.fail(error)
+            if path == INFER:
+                await refusal(channel.unary_unary(INFER)(sized(1 << 20)))
+            else:
+                stream = channel.stream_stream(STREAM)()
+                await stream.write(sized(1 << 20))
+                await stream.done_writing()
+                assert await stream.read()
+                await stream.code()
+        twin.calls.clear()
+        twin.futures.clear()

@@ -1,0 +1,226 @@
+"""What the catalog makes of registrations and records, under a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.models.catalog import ABSENCE_GRACE_S, STALE_S, Catalog, merged_index
+from shared.contract.errors import Code, MeshError
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, ModelRecord, RepositoryEntry, ServedModel
+from shared.store.membership import Member
+from tests.gateway.fake_executor import running_sum
+
+
+def member(*versions: str, alive: bool = True, state: str = "READY", **changes: Any) -> Member:
+    """An executor that serves these versions of model `m`."""
+    registration = ExecutorRegistration(
+        executor=ExecutorId("e"),
+        name="e",
+        host="h",
+        pid=1,
+        started_ms=1,
+        models=tuple(ServedModel("m", version, 1, 8) for version in versions),
+        repository=tuple(RepositoryEntry("m", version, state) for version in versions),
+    )
+    return Member(msgspec.structs.replace(registration, **changes), alive)
+
+
+class Mesh:
+    """A membership that says what the test says, and the test's clock."""
+
+    def __init__(
+        self, *members: Member, versions: tuple[str, ...] = ("1", "2", "10"), strict_readiness: bool = False
+    ) -> None:
+        self.now = 100.0
+        self.present: Sequence[Member] = members
+        self.records: Mapping[str, ModelRecord] = {"m": ModelRecord(running_sum("m"), "{}", versions)}
+        self.catalog = Catalog(cast("Any", self), strict_readiness=strict_readiness, clock=lambda: self.now)
+
+    async def models(self) -> Mapping[str, ModelRecord]:
+        return self.records
+
+    async def members(self) -> Sequence[Member]:
+        return self.present
+
+    async def at(self, now: float, *members: Member) -> Catalog:
+        """The catalog after a refresh at that time, with these members."""
+        self.now, self.present = now, members
+        await self.catalog.refresh()
+        return self.catalog
+
+
+def error_of(catalog: Catalog, model: str, version: str = "") -> tuple[Code, str]:
+    with pytest.raises(MeshError) as caught:
+        catalog.find(model, version)
+    return caught.value.code, caught.value.message
+
+
+async def test_highest_version_by_number_serves_who_names_none():
+    catalog = await Mesh().at(100, member("2", "10"), member("1"))
+
+    assert catalog.find("m", "")[1] == "10"
+    assert catalog.find("m", "2")[1] == "2"
+    assert catalog.record("m")[1] == ("1", "2", "10")
+    assert catalog.record("m", "1")[1] == ("1",)
+
+
+async def test_version_is_not_ready_when_all_executors_say_so_and_is_served_nevertheless():
+    def saying(ready: bool, *versions: str) -> Member:
+        models = tuple(ServedModel("m", version, 1, 8, says_ready=ready) for version in versions)
+        return member(*versions, models=models)
+
+    mesh = Mesh()
+    catalog = await mesh.at(100, saying(False, "1", "2"), saying(True, "2"), member("10"))
+    assert [False, True, True, True] == [catalog.is_model_ready("m", one) for one in ("1", "2", "10", "")]
+    assert ("1", "2", "10") == catalog.record("m")[1]
+    assert "1" == catalog.find("m", "1")[1]
+
+    catalog = await mesh.at(101, saying(False, "1"))
+    assert not catalog.is_model_ready("m")
+
+
+async def test_words_for_what_cannot_be_found():
+    mesh = Mesh()
+    assert error_of(mesh.catalog, "m")[0] is Code.UNAVAILABLE
+    catalog = await mesh.at(100, member("1"))
+
+    assert error_of(catalog, "x") == (Code.NOT_FOUND, "Request for unknown model: 'x' is not found")
+    assert error_of(catalog, "m", "7") == (Code.NOT_FOUND, "Request for unknown model: 'm' version 7 is not found")
+    assert error_of(catalog, "m", "2") == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'm' version 2 is not at ready state",
+    )
+    catalog = await mesh.at(200, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
+    assert error_of(catalog, "m") == (Code.NOT_FOUND, "Request for unknown model: 'm' has no available versions")
+
+
+async def test_requests_still_enter_for_a_while_after_the_last_executor_died_but_the_model_is_not_ready():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    catalog = await mesh.at(101, member("1", alive=False))
+
+    assert catalog.find("m", "")[1] == "1"
+    assert not catalog.is_model_ready("m")
+    assert not catalog.is_ready
+
+    catalog = await mesh.at(101 + ABSENCE_GRACE_S)
+    assert error_of(catalog, "m") == (
+        Code.UNAVAILABLE,
+        "no executor serves model 'm' at the moment: try again later",
+    )
+
+
+async def test_a_model_that_only_drained_executors_have_loaded_is_asked_for_again_later():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    drained = member(models=(), repository=(RepositoryEntry("m", "1", "READY"),))
+    catalog = await mesh.at(101 + ABSENCE_GRACE_S, drained)
+
+    assert error_of(catalog, "m") == (
+        Code.UNAVAILABLE,
+        "no executor serves model 'm' at the moment: try again later",
+    )
+
+
+async def test_an_unloaded_model_has_no_grace():
+    mesh = Mesh()
+    await mesh.at(100, member("1"))
+    catalog = await mesh.at(101, member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),)))
+
+    assert error_of(catalog, "m")[0] is Code.NOT_FOUND
+
+
+async def test_gateway_that_starts_after_a_crash_gives_the_dead_the_same_grace():
+    catalog = await Mesh().at(100, member("1", alive=False))
+
+    assert catalog.find("m", "")[1] == "1"
+
+
+async def test_ready_needs_an_executor_that_stays():
+    mesh = Mesh()
+
+    assert (await mesh.at(100, member("1"))).is_ready
+    assert not (await mesh.at(101, member("1", leaving=True))).is_ready
+    assert (await mesh.at(103, member("1"))).is_ready
+    mesh.now += STALE_S + 1
+    assert not mesh.catalog.is_ready
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_ready"),
+    [
+        (RepositoryEntry("other", "", "LOADING"), False),
+        (RepositoryEntry("other", "1", "UNAVAILABLE", "Internal: broken"), False),
+        (RepositoryEntry("other", "1", "UNAVAILABLE", "unloaded"), True),
+        (RepositoryEntry("other"), True),
+    ],
+)
+async def test_strict_readiness_waits_for_every_model_that_was_wanted(entry: RepositoryEntry, is_ready: bool):
+    mesh = Mesh(strict_readiness=True)
+    ready = RepositoryEntry("m", "1", "READY")
+
+    assert is_ready == (await mesh.at(100, member("1", repository=(ready, entry)))).is_ready
+    assert (await Mesh().at(100, member("1", repository=(ready, entry)))).is_ready
+
+
+async def test_a_version_that_is_being_unloaded_takes_nothing_new_though_it_is_still_served():
+    mesh = Mesh()
+    await mesh.at(100, member("1", "2"))
+    lines = (RepositoryEntry("m", "1", "READY"), RepositoryEntry("m", "2", "UNLOADING"))
+    catalog = await mesh.at(101, member("1", "2", repository=lines))
+
+    assert catalog.find("m", "")[1] == "1"
+    assert not catalog.is_model_ready("m", "2")
+    assert error_of(catalog, "m", "2")[0] is Code.UNAVAILABLE
+
+
+def test_index_takes_the_word_of_the_executor_that_is_furthest():
+    one = member(repository=(RepositoryEntry("a", "1", "LOADING"), RepositoryEntry("b", "", ""), RepositoryEntry("c")))
+    two = member(repository=(RepositoryEntry("a", "1", "READY"), RepositoryEntry("b", "2", "UNAVAILABLE", "why")))
+
+    assert merged_index([one, two]) == (
+        RepositoryEntry("a", "1", "READY"),
+        RepositoryEntry("b", "2", "UNAVAILABLE", "why"),
+        RepositoryEntry("c"),
+    )
+
+
+async def test_a_version_counts_as_unserved_from_when_nobody_was_seen_to_take_its_requests():
+    mesh = Mesh()
+    unloading = member("1", repository=(RepositoryEntry("m", "1", "UNLOADING"),))
+    assert set() == (await mesh.at(90, unloading)).unserved_for(0)
+    unloaded = member(repository=(RepositoryEntry("m", "1", "UNAVAILABLE", "unloaded"),))
+    assert {("m", "1")} == (await mesh.at(100, unloaded)).unserved_for(0)
+    catalog = await mesh.at(104)
+
+    assert {("m", "1")} == catalog.unserved_for(4)
+    assert set() == catalog.unserved_for(5)
+    catalog = await mesh.at(110, member("1"))
+    assert set() == catalog.unserved_for(0)
+
+
+async def test_a_model_that_appears_while_the_mesh_is_read_has_a_record_once_it_is_ready() -> None:
+    class Joining:
+        """An executor joins right after the first answer."""
+
+        def __init__(self) -> None:
+            self.joined = False
+
+        async def models(self) -> Mapping[str, ModelRecord]:
+            joined, self.joined = self.joined, True
+            return {"m": ModelRecord(running_sum("m"), "{}", ("1",))} if joined else {}
+
+        async def members(self) -> Sequence[Member]:
+            joined, self.joined = self.joined, True
+            return [member("1")] if joined else []
+
+    catalog = Catalog(cast("Any", Joining()))
+    await catalog.refresh()
+
+    assert catalog.picture.ready.keys() <= catalog.picture.records.keys()
+    assert {"m"} == catalog.picture.records.keys()

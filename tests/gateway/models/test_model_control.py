@@ -1,0 +1,65 @@
+"""What becomes of a load, from what the executors say; and what is refused before they are asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.models.repository import behind, check_files, check_model_name, decisive_failure
+from shared.contract.errors import RequestError
+from shared.contract.ids import ExecutorId
+from shared.contract.messages import ExecutorRegistration, LoadFailure
+from shared.store.membership import Member
+
+ENTRY = "5-0"
+
+
+def member(name: str, *failures: LoadFailure, applied: str = ENTRY) -> Member:
+    registration = ExecutorRegistration(ExecutorId(name), name, "host", 1, 1, applied=applied, failures=failures)
+    return Member(registration, alive=True)
+
+
+def failure(error: str, *, entry: str = ENTRY, found: bool = True) -> LoadFailure:
+    return LoadFailure(entry, "m", "INTERNAL", error, found, "g")
+
+
+def test_one_executors_reason_decides_but_a_model_that_only_others_have_is_no_failure() -> None:
+    missing, broken = failure("not there", found=False), failure("broken")
+
+    assert decisive_failure([member("a"), member("b")], ENTRY, "g") is None
+    assert broken == decisive_failure([member("a"), member("b", broken)], ENTRY, "g")
+    assert broken == decisive_failure([member("b", broken), member("a", missing)], ENTRY, "g")
+    assert decisive_failure([member("a", missing), member("b")], ENTRY, "g") is None
+    assert missing == decisive_failure([member("a", missing), member("b", missing)], ENTRY, "g")
+    assert decisive_failure([member("a", failure("earlier", entry="4-9"))], ENTRY, "g") is None
+
+
+def test_an_executor_that_started_since_tells_by_the_load_what_it_found_in_what_was_asked() -> None:
+    fatal = failure("it ended its executors", entry="")
+
+    assert fatal == decisive_failure([member("a", fatal)], ENTRY, "g")
+    assert decisive_failure([member("a", fatal)], ENTRY, "another") is None
+
+
+def test_entries_are_compared_as_numbers() -> None:
+    late, there, beyond = member("a", applied="5-0"), member("b", applied="10-0"), member("c", applied="10-2")
+
+    assert ["a"] == behind([late, there, beyond], "10-0")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b", "a\0b"])
+def test_names_that_may_mean_another_place_are_refused(name: str) -> None:
+    with pytest.raises(RequestError):
+        check_model_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../model.py", "1/../../model.py", "1\\model.py", "1/\0"])
+def test_files_stay_in_the_models_directory(name: str) -> None:
+    with pytest.raises(RequestError, match="must not leave the model's directory"):
+        check_files("m", {name: b""}, "{}")
+
+
+def test_files_need_a_configuration() -> None:
+    check_files("m", {"1/model.py": b""}, "{}")
+    check_files("m", {}, "")
+    with pytest.raises(RequestError, match="but the model config was not"):
+        check_files("m", {"1/model.py": b""}, "")

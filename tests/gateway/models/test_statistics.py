@@ -1,0 +1,56 @@
+"""The gateway's statistics when Redis takes no writes: an error that says so, and a page without the mesh's part."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from deploy.local.embedded import EmbeddedRedis
+from gateway.models.catalog import Catalog, Picture
+from gateway.models.metrics import Metrics
+from gateway.models.observation import Observation
+from gateway.models.statistics import Statistics
+from shared.contract.errors import UnavailableError
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import ModelConfig
+from shared.statistics.metrics_config import MetricsConfig
+from shared.statistics.tally import Load, Reason, failure, packed
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.scripts import Scripts
+from shared.store.totals import Tallies
+
+RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
+
+
+async def test_statistics_survive_a_redis_without_memory(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = Redis.from_url(private_server.url)
+    untyped = cast("Any", redis)
+    keys = Keyspace()
+    scripts = Scripts(redis, keys)
+    catalog = Catalog(Membership(redis, keys))
+    monkeypatch.setattr(Catalog, "picture", Picture(records={"m": RECORD}, ready={"m": ("1",)}))
+    observation = Observation(redis, keys, catalog)
+    tallies = Tallies(scripts, keys)
+    statistics = Statistics(tallies, catalog, observation)
+    page = Metrics(catalog, statistics, observation, [], MetricsConfig())
+    tally = keys.tally(keys.home_shard("m"), "m", "1", "5-0")
+    await untyped.rpush(tally, packed(failure(Reason.BACKEND, total_ns=7)))
+    assert 1 == (await statistics.read("m"))[0].failures["BACKEND"]
+    assert b'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 1\n' in await page.render()
+
+    await untyped.rpush(tally, packed(failure(Reason.BACKEND, total_ns=7)))
+    await untyped.config_set("maxmemory", 1)
+    with pytest.raises(UnavailableError, match=r"cannot be read: .*maxmemory"):
+        await statistics.read("m")
+    without = await page.render()
+    await untyped.config_set("maxmemory", 0)
+
+    assert b"nv_inference" not in without
+    assert b"seqmesh_gateway_mesh_up 0.0\n" in without
+    assert 2 == (await tallies.read([Load("m", "1", "5-0")]))[Load("m", "1", "5-0")]["fail_count"]
+    await redis.aclose()

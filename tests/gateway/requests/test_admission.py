@@ -1,0 +1,401 @@
+"""Admission, pure: what enters, as what, and Triton's words for what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.models.versions import check_version_text
+from gateway.requests.admission import (
+    Admitted,
+    InferCall,
+    admit,
+    check_correlation_id,
+    has_many_strings,
+    string_problem,
+    with_strings_read,
+)
+from gateway.requests.sessions import new_session
+from shared.contract.errors import Code, RequestError
+from shared.contract.messages import ModelRecord, StepFlag
+from shared.contract.model_config import (
+    ControlKind,
+    ControlSpec,
+    Direct,
+    DynamicBatching,
+    ModelConfig,
+    QueuePolicy,
+    SequenceBatching,
+    StateSpec,
+    TensorSpec,
+    TimeoutAction,
+)
+from shared.contract.tensors import Tensor, bytes_elements, pack_bytes
+
+INT = Tensor("INPUT", "INT32", (1, 1), bytes(4))
+
+
+def model(**batching: Any) -> ModelConfig:
+    settings: dict[str, Any] = {"strategy": Direct(), "idle_us": 1_000_000} | batching
+    return ModelConfig(
+        name="m",
+        backend="python",
+        platform="",
+        max_batch_size=4,
+        inputs=(TensorSpec("INPUT", "INT32", (1,)),),
+        outputs=(TensorSpec("OUTPUT", "INT32", (1,)),),
+        sequence_batching=SequenceBatching(**settings),
+    )
+
+
+def stateless(**changes: Any) -> ModelConfig:
+    return msgspec.structs.replace(model(), sequence_batching=None, **changes)
+
+
+def admitted(call: InferCall, config: ModelConfig) -> Admitted:
+    record = ModelRecord(config, "{}", ("3",))
+    return admit(call, record, "3", arrived_ns=5, make_session=lambda: new_session(config))
+
+
+def refused(call: InferCall, config: ModelConfig) -> str:
+    with pytest.raises(RequestError) as caught:
+        admitted(call, config)
+    return caught.value.message
+
+
+def call(*inputs: Tensor, **rest: Any) -> InferCall:
+    return InferCall("m", inputs=inputs or (INT,), **rest)
+
+
+def corrid(datatype: str) -> tuple[ControlSpec, ...]:
+    return (ControlSpec("CORRID", ControlKind.CORRID, datatype),)
+
+
+def test_step_of_a_sequence_is_scoped_by_the_version_that_was_asked_for():
+    free = admitted(call(correlation_id=7, start=True), model())
+    pinned = admitted(call(correlation_id=7, version="3", end=True), model())
+
+    assert (free.sequence, free.flags, free.message.version) == ("m||i7", StepFlag.START, "3")
+    assert (pinned.sequence, pinned.flags) == ("m|3|i7", StepFlag.END)
+
+
+def test_model_with_declared_states_is_marked_as_held_by_the_mesh():
+    state = StateSpec("S", "S_OUT", "FP32", (1,))
+
+    assert admitted(call(correlation_id="a"), model(states=(state,))).flags == StepFlag.DURABLE | StepFlag.PAGEABLE
+
+
+def test_state_and_control_tensors_must_not_be_sent():
+    config = model(states=(StateSpec("S", "S_OUT", "FP32", (1,)),), controls=corrid("UINT64"))
+
+    for name in ("S", "CORRID"):
+        stray = Tensor(name, "FP32", (1, 1), bytes(4))
+        assert (
+            refused(call(INT, stray, correlation_id=1), config) == f"unexpected inference input '{name}' for model 'm'"
+        )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "given_id", "message"),
+    [
+        ("UINT64", "a", "control 'CORRID' data-type is 'BYTES', but model 'm' expects 'UINT64'"),
+        ("INT32", "a", "control 'CORRID' data-type is 'BYTES', but model 'm' expects 'INT32'"),
+        ("BYTES", 5, "control 'CORRID' data-type is 'UINT64', but model 'm' expects 'BYTES'"),
+        ("UINT64", 5, ""),
+        ("BYTES", "a", ""),
+    ],
+)
+def test_type_of_the_id_must_suit_the_control(datatype: str, given_id: int | str, message: str):
+    step = call(correlation_id=given_id, start=True)
+    if message:
+        assert (
+            refused(step, model(controls=corrid(datatype))) == f"[request id: <id_unknown>] sequence batching {message}"
+        )
+    else:
+        assert admitted(step, model(controls=corrid(datatype))).message.correlation_id == given_id
+
+
+def test_session_id_in_digits_serves_a_model_with_integer_ids():
+    config = model(controls=corrid("UINT64"), implicit_start=True)
+
+    assert admitted(call(session_id="17"), config).sequence == "m||i17"
+    assert admitted(call(session_id="17"), model(implicit_start=True)).sequence == "m||s17"
+    made = admitted(call(), config)
+    assert isinstance(made.message.correlation_id, int)
+    assert made.session_id == str(made.message.correlation_id)
+    assert made.flags == StepFlag.START | StepFlag.IMPLICIT
+
+
+def test_a_sequence_may_be_named_twice_by_the_same_name_only():
+    twice = admitted(call(correlation_id=17, session_id="17"), model(controls=corrid("UINT64")))
+
+    assert "m||i17" == twice.sequence
+    assert refused(call(correlation_id=17, session_id="18"), model()).endswith("session '18': name one of them")
+
+
+def test_request_without_any_id_is_refused_unless_the_model_starts_sequences_by_itself():
+    assert refused(call(), model()) == (
+        "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
+    )
+    assert refused(call(session_id=""), model()).endswith("non-empty correlation ID")
+    assert admitted(call(), model(implicit_start=True)).session_id is not None
+
+
+def test_a_start_is_step_1_by_whatever_number_it_is_known():
+    assert StepFlag.START == admitted(call(correlation_id=1, start=True, expected_step=1), model()).flags
+
+    told = refused(call(correlation_id=1, start=True, expected_step=5), model())
+    assert "for sequence 1 to model 'm' starts it" in told
+    assert "says by parameter 'sequence_step' that it is step 5" in told
+    assert "is step 5" in refused(call(expected_step=5), model(implicit_start=True))
+
+
+@pytest.mark.parametrize("given", [{"correlation_id": 1}, {"session_id": "1"}])
+def test_a_step_that_follows_others_by_its_number_starts_no_sequence_by_itself(given: dict[str, Any]):
+    dialect = model(implicit_start=True)
+
+    assert StepFlag.IMPLICIT == admitted(call(**given), dialect).flags
+    assert StepFlag.IMPLICIT == admitted(call(**given, expected_step=1), dialect).flags
+    assert StepFlag.NONE == admitted(call(**given, expected_step=2), dialect).flags
+
+
+def test_timeout_of_a_step_counts_unless_the_model_says_complete():
+    """The dialect's `timeout_action: TIMEOUT_COMPLETE`: who waits too long for a slot is served late."""
+    late = model(timeout_action=TimeoutAction.DELAY)
+
+    assert [False, True] == [admitted(call(correlation_id=1, timeout_us=5), m).served_late for m in (model(), late)]
+
+
+def test_long_ids_are_unsupported():
+    check_correlation_id("x" * 128)
+    with pytest.raises(RequestError) as caught:
+        check_correlation_id("x" * 129)
+
+    assert caught.value.code is Code.UNSUPPORTED
+    assert refused(call(session_id="x" * 129), model()) == "string correlation ID cannot be longer than 128 characters"
+
+
+def test_sequence_parameters_mean_nothing_to_a_stateless_model():
+    entered = admitted(call(correlation_id=9, start=True), stateless())
+
+    assert (entered.sequence, entered.flags) == (None, StepFlag.NONE)
+
+
+def test_priority_means_nothing_to_a_sequence():
+    assert admitted(call(correlation_id=1, priority=1), model()) == admitted(call(correlation_id=1), model())
+
+
+@pytest.mark.parametrize(("asked", "level"), [(0, 2), (1, 1), (3, 3), (4, 2)])
+def test_priority_outside_the_levels_means_the_default_level(asked: int, level: int):
+    batching = DynamicBatching(
+        priority_levels=3,
+        default_priority_level=2,
+        default_queue_policy=QueuePolicy(max_queue_size=5),
+        priority_queue_policies={1: QueuePolicy(max_queue_size=9)},
+    )
+
+    entered = admitted(call(priority=asked), stateless(dynamic_batching=batching))
+
+    assert (entered.message.priority, entered.queueing.level_bound) == (level, 9 if level == 1 else 5)
+
+
+@pytest.mark.parametrize(
+    ("default", "may_lower", "asked", "timeout"),
+    [
+        (0, False, 0, 0),
+        (100, False, 0, 100),
+        (100, False, 50, 100),
+        (100, True, 50, 50),
+        (100, True, 500, 100),
+        # Triton compares with the default, and no timeout is less than a default of 0.
+        (0, True, 50, 0),
+    ],
+)
+def test_a_request_may_only_lower_its_levels_timeout(default: int, may_lower: bool, asked: int, timeout: int):
+    policy = QueuePolicy(default_timeout_us=default, allow_timeout_override=may_lower)
+
+    entered = admitted(call(timeout_us=asked), stateless(dynamic_batching=DynamicBatching(default_queue_policy=policy)))
+
+    assert timeout == entered.queueing.timeout_us
+
+
+@pytest.mark.parametrize("action", TimeoutAction)
+def test_what_becomes_of_a_request_that_is_late_is_its_own_levels_policy(action: TimeoutAction):
+    """Its neighbour's in the batch may be another."""
+    (other,) = set(TimeoutAction) - {action}
+    policies = {2: QueuePolicy(timeout_action=action, max_queue_size=5)}
+    batching = DynamicBatching(
+        priority_levels=2,
+        default_priority_level=1,
+        default_queue_policy=QueuePolicy(timeout_action=other),
+        priority_queue_policies=policies,
+    )
+
+    queueings = [admitted(call(priority=level), stateless(dynamic_batching=batching)).queueing for level in (1, 2)]
+
+    assert [other, action] == [TimeoutAction.DELAY if one.delays else TimeoutAction.REJECT for one in queueings]
+    assert [0, 5] == [one.level_bound for one in queueings]
+
+
+def test_without_dynamic_batching_there_are_no_levels_and_no_policies():
+    queueing = admitted(call(priority=1, timeout_us=5), stateless(dynamic_batching=None)).queueing
+
+    assert (0, 0, 0, False) == (queueing.level, queueing.level_bound, queueing.timeout_us, queueing.ordered)
+
+
+def test_optional_inputs_may_be_left_out_and_the_message_says_how_many():
+    config = stateless(
+        inputs=(
+            TensorSpec("INPUT", "INT32", (1,)),
+            TensorSpec("EXTRA", "INT32", (1,), optional=True),
+        )
+    )
+
+    assert admitted(call(), config).message.inputs == (INT,)
+    assert refused(msgspec.structs.replace(call(), inputs=()), config) == (
+        "[request id: <id_unknown>] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got "
+        "input(s) [], but missing required input(s) ['INPUT']. Please provide all required input(s)."
+    )
+    # In Triton, which only counts, it passes.
+    extra = msgspec.structs.replace(call(), inputs=(msgspec.structs.replace(INT, name="EXTRA"),))
+    assert "but missing required input(s) ['INPUT']" in refused(extra, config)
+
+
+def test_outputs_that_are_asked_for_must_be_the_models():
+    assert ("OUTPUT",) == tuple(admitted(call(outputs=("OUTPUT",)), stateless()).message.outputs)
+    unknown = refused(call(outputs=("OUTPUT", "NOTHING")), stateless())
+
+    assert "unexpected inference output 'NOTHING' for model 'm'" == unknown
+
+
+def test_a_tensor_has_as_many_bytes_as_its_elements():
+    short = refused(call(Tensor("INPUT", "INT32", (2, 1), bytes(7)), request_id="r"), stateless())
+
+    assert short.startswith("[request id: r] ")
+    assert short.endswith("byte size mismatch for input 'INPUT' for model 'm'. Expected 8, got 7")
+
+
+def test_what_stands_twice_in_a_request_is_refused_by_its_id():
+    twice = msgspec.structs.replace(call(), request_id="r7", inputs=(INT, INT))
+    assert "[request id: r7] input 'INPUT' already exists in request" == refused(twice, stateless())
+
+    outputs = msgspec.structs.replace(call(), request_id="r7", outputs=("OUTPUT", "OUTPUT"))
+    assert "[request id: r7] output 'OUTPUT' already exists in request" == refused(outputs, stateless())
+
+
+def test_strings_that_end_too_early():
+    where = "for inference input 'T' for model 'm', expecting"
+    assert string_problem(b"\1\0", 1, "T", "m") == (
+        f"incomplete string length indicator {where} 4 bytes but only 2 bytes available. Please make sure the string "
+        "length indicator is in one buffer."
+    )
+    assert string_problem(b"\5\0\0\0a", 1, "T", "m") == (
+        f"incomplete string data {where} string of length 5 but only 1 bytes available"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "max_batch_size", "fits"),
+    [
+        ((2, 3), (3,), 4, True),
+        ((2, 3), (-1,), 4, True),
+        ((2, 0), (-1,), 4, True),
+        ((0, 3), (3,), 4, False),
+        ((2, 4), (3,), 4, False),
+        ((3,), (3,), 0, True),
+        ((1, 3), (3,), 0, False),
+        ((), (), 0, True),
+    ],
+)
+def test_shapes(shape: tuple[int, ...], dims: tuple[int, ...], max_batch_size: int, fits: bool):
+    config = stateless(max_batch_size=max_batch_size, inputs=(TensorSpec("INPUT", "INT8", dims),))
+    size = 1
+    for dim in shape:
+        size *= dim
+    request = call(Tensor("INPUT", "INT8", shape, bytes(size)))
+
+    if fits:
+        admitted(request, config)
+    else:
+        assert refused(request, config).startswith("[request id: <id_unknown>] unexpected shape for input 'INPUT'")
+
+
+@pytest.mark.parametrize(("given_text", "plain"), [("", ""), ("3", "3"), ("03", "3")])
+def test_version_in_its_plain_form(given_text: str, plain: str):
+    assert check_version_text(given_text) == plain
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "one", "1.5", " 1", "²"])
+def test_version_that_is_no_positive_integer_is_refused(text: str):
+    with pytest.raises(RequestError, match="version should be an integral value > 0"):
+        check_version_text(text)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=8))
+def test_every_packed_text_tensor_passes_and_the_count_must_be_exact(elements: list[bytes]):
+    raw = pack_bytes(elements)
+
+    assert string_problem(raw, len(elements), "i", "m") == ""
+    assert string_problem(raw, len(elements) + 1, "i", "m") != ""
+    assert elements == [] or string_problem(raw, len(elements) - 1, "i", "m") != ""
+
+
+@given(st.binary(max_size=40), st.integers(0, 4))
+def test_text_tensors_pass_exactly_when_they_can_be_read(raw: bytes, count: int):
+    try:
+        readable = len(list(bytes_elements(raw))) == count
+    except ValueError:
+        readable = False
+
+    assert (string_problem(raw, count, "i", "m") == "") == readable
+
+
+@given(st.binary(max_size=40), st.integers(0, 4))
+def test_strings_that_were_read_beforehand_are_judged_in_the_same_words(raw: bytes, count: int):
+    config = stateless(max_batch_size=0, inputs=(TensorSpec("T", "BYTES", (-1,)),))
+    request = InferCall("m", request_id="r", inputs=(Tensor("T", "BYTES", (count,), raw),))
+
+    def judged(request: InferCall) -> str:
+        try:
+            return repr(admitted(request, config).message)
+        except RequestError as error:
+            return error.message
+
+    assert judged(request) == judged(with_strings_read(request))
+
+
+def test_only_strings_are_read_beforehand_and_only_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.requests.admission.STRINGS_BYTES_MAX", 8)
+
+    assert not has_many_strings(call(Tensor("T", "BYTES", (2,), bytes(8)), Tensor("U", "INT8", (9,), bytes(9))))
+    assert has_many_strings(call(INT, Tensor("T", "BYTES", (3,), bytes(12))))
+
+
+class TestIterativeSequences:
+    def test_a_request_without_a_sequence_is_one_of_its_own(self) -> None:
+        step = admitted(InferCall("m", inputs=(INT,)), model(iterative=True))
+
+        assert StepFlag.START | StepFlag.END | StepFlag.ALONE == step.flags
+        assert step.message.own_sequence
+        assert isinstance(step.message.correlation_id, int)
+        assert step.session_id is None
+        assert step.sequence != admitted(InferCall("m", inputs=(INT,)), model(iterative=True)).sequence
+
+    def test_its_id_has_the_type_of_the_models_control(self) -> None:
+        control = ControlSpec("CORRID", ControlKind.CORRID, "BYTES")
+
+        step = admitted(InferCall("m", inputs=(INT,)), model(iterative=True, controls=(control,)))
+
+        assert isinstance(step.message.correlation_id, str)
+
+    def test_a_request_that_names_its_sequence_is_the_whole_of_it_too(self) -> None:
+        step = admitted(InferCall("m", inputs=(INT,), correlation_id=7, start=True), model(iterative=True))
+        ending = admitted(InferCall("m", inputs=(INT,), correlation_id=7, start=True, end=True), model(iterative=True))
+
+        assert StepFlag.START | StepFlag.END == step.flags == ending.flags
+        assert step.message.own_sequence
+        assert not ending.message.own_sequence, "the model hears of an END that the client has said"

@@ -1,0 +1,171 @@
+"""Callers who leave: what they asked for is given up unless it runs, and all others hear of it (triton-spec 1.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.requests.admission import InferCall
+from gateway.requests.waiting import Answer
+from gateway.service import Core
+from gateway.settings import GatewaySettings
+from shared.contract.errors import Code, MeshError, Reason, SequenceError
+from shared.contract.ids import sequence_id
+from shared.contract.tensors import Tensor
+from shared.store.keyspace import Keyspace
+from tests.gateway.fake_executor import FakeExecutor
+from tests.gateway.requests.test_lost_connections import core_running, step, total
+
+SEQUENCE = sequence_id("running_sum", "", 1)
+
+
+@pytest.fixture
+async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
+    async with core_running(gateway_settings, keys) as running:
+        yield running
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+
+async def accepted(executor: FakeExecutor, count: int) -> None:
+    """Waits until that many steps of the sequence have been accepted, all in all."""
+    record = executor.keys.sequence(SEQUENCE).record
+
+    async def are_accepted() -> bool:
+        return int(await executor.commands.hget(record, "nx") or 0) >= count
+
+    await until(are_accepted)
+
+
+async def cancelled(answer: asyncio.Future[Answer]) -> None:
+    with pytest.raises(MeshError) as caught:
+        await answer
+    assert (Code.CANCELLED, "") == (caught.value.code, caught.value.message)
+
+
+async def test_waiting_sequence_goes_whole_when_one_of_its_callers_leaves(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    first = core.inference.submit(step(1, start=True))
+    second = core.inference.submit(step(2))
+    await accepted(executor, 2)
+
+    second.cancel()
+
+    await cancelled(first)
+    with pytest.raises(SequenceError, match="must specify the START flag") as caught:
+        await core.inference.submit(step(4))
+    assert Reason.NEVER_SEEN is caught.value.reason
+    executor.paused.clear()
+    assert total(await core.inference.submit(step(8, start=True))) == 8
+    assert len(executor.received) == 1
+
+
+async def test_step_in_a_slot_is_cancelled_with_those_behind_it(core: Core, executor: FakeExecutor):
+    await core.inference.submit(step(1, start=True))
+    await executor.pause()
+    left, behind = core.inference.submit(step(2)), core.inference.submit(step(4))
+    await accepted(executor, 3)
+    inbox = executor.keys.inbox(core.inference._keys.shard_of(SEQUENCE), executor.executor)
+
+    left.cancel()
+
+    async def is_told() -> bool:
+        return any(b"k" in fields for _, fields in await executor.commands.xrange(inbox))
+
+    await until(is_told)
+    executor.paused.clear()
+    await cancelled(behind)
+    with pytest.raises(SequenceError, match=r"must specify the START flag .* \(the sequence was cancelled") as caught:
+        await core.inference.submit(step(8))
+    assert Reason.CANCELLED is caught.value.reason
+    assert total(await core.inference.submit(step(16, start=True))) == 16
+
+
+async def test_caller_who_leaves_while_his_step_is_on_its_way_leaves_nothing_behind(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    record = executor.keys.sequence(SEQUENCE).record
+    before = core.dispatch.sent
+    leaving = core.inference.submit(step(1, start=True))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    leaving.cancel()
+    after = core.inference.submit(step(2, 2, start=True))
+
+    async def both_were_settled() -> bool:
+        return core.dispatch.sent > before and not await executor.commands.exists(record)
+
+    await until(both_were_settled)
+    assert core.inference.in_flight == 1
+    executor.paused.clear()
+    assert total(await after) == 2
+
+
+@pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
+async def test_step_that_can_be_asked_for_again_runs_though_its_caller_left(
+    core: Core, executor: FakeExecutor, identity: dict[str, Any]
+):
+    await core.inference.submit(step(1, start=True))
+    await executor.pause()
+    left = core.inference.submit(step(2, **identity))
+    await accepted(executor, 2)
+    left.cancel()
+    executor.paused.clear()
+    assert total(await core.inference.submit(step(4))) == 7
+
+    assert total(await core.inference.submit(step(2, **identity))) == 3
+    assert len(executor.received) == 3
+
+
+async def test_sequence_that_waits_stays_when_the_caller_of_its_named_start_left(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    left = core.inference.submit(step(1, start=True, request_id="first"))
+    await accepted(executor, 1)
+    left.cancel()
+    await asyncio.sleep(0)
+
+    again = core.inference.submit(step(1, start=True, request_id="first"))
+    executor.paused.clear()
+
+    assert total(await again) == 1
+    assert len(executor.received) == 1
+
+
+async def test_gateway_that_stops_gives_nothing_up(core: Core, executor: FakeExecutor):
+    """It closes connections itself, and then its callers may ask another one for their answer."""
+    await executor.pause()
+    answer = core.inference.submit(step(1, start=True))
+    await accepted(executor, 1)
+    core.inference.stopping = True
+    answer.cancel()
+    await asyncio.sleep(0)
+    core.inference.stopping = False
+    executor.paused.clear()
+
+    assert total(await core.inference.submit(step(2))) == 3
+
+
+async def test_stateless_request_leaves_its_queue(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
+    queue = executor.keys.work_queue("echo", "1")
+
+    async def waiting_requests(count: int) -> bool:
+        return await executor.commands.hlen(queue.meta) == count
+
+    leaving = core.inference.submit(call)
+    await until(lambda: waiting_requests(1))
+    leaving.cancel()
+    await until(lambda: waiting_requests(0))
+
+    executor.paused.clear()
+    await core.inference.submit(msgspec.structs.replace(call, request_id="2"))
+    assert ["2"] == [message.request_id for message in executor.received]

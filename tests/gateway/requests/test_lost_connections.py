@@ -1,0 +1,704 @@
+"""What callers hear, and what runs, when connections break, Redis goes away, callers leave and gateways die."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+import gateway.requests.dispatch
+import gateway.requests.replies
+from deploy.local.embedded import EmbeddedRedis, through
+from gateway.models.catalog import Catalog
+from gateway.requests.admission import InferCall
+from gateway.service import Core, running_core
+from gateway.settings import GatewaySettings
+from shared.contract.errors import Code, MeshError, Reason, RequestError, SequenceError, UnavailableError
+from shared.contract.ids import GatewayId
+from shared.contract.tensors import Tensor
+from shared.process.lifecycle import Tasks
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
+from shared.traces.tracing import Tracing
+from tests.gateway.fake_executor import FakeExecutor, RunningGateway
+
+
+class Proxy:
+    """A TCP proxy before Redis that can be told to break connections.
+
+    cut_after   called with what a client sends; True: it is passed on, but the connection is cut before the reply
+    cut_before  as cut_after, but it is not passed on
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
+        self._open: set[asyncio.StreamWriter] = set()
+        self.cut_after: Callable[[bytes], bool] = lambda _: False
+        self.cut_before: Callable[[bytes], bool] = lambda _: False
+        self.refuses = False
+        self.port = 0
+
+    async def start(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    def cut_all(self) -> None:
+        for writer in self._open:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            return
+        there, back = await asyncio.open_connection(*self._target)
+        self._open |= {writer, back}
+        replies = asyncio.create_task(self._copy(there, writer))
+        try:
+            while chunk := await reader.read(1 << 16):
+                if self.cut_before(chunk):
+                    self.cut_before = lambda _: False
+                    break
+                back.write(chunk)
+                if self.cut_after(chunk):
+                    self.cut_after = lambda _: False
+                    replies.cancel()
+                    await asyncio.sleep(0.05)
+                    break
+        except ConnectionError:
+            pass
+        finally:
+            for each in (writer, back):
+                self._open.discard(each)
+                each.close()
+            await asyncio.gather(replies, return_exceptions=True)
+
+    @staticmethod
+    async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+        writer.close()
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
+    made = Proxy(redis_url)
+    server = await made.start()
+    yield made
+    server.close()
+    made.cut_all()
+
+
+@asynccontextmanager
+async def core_running(settings: GatewaySettings, keys: Keyspace) -> AsyncGenerator[Core]:
+    """A gateway without ports."""
+    async with (
+        asyncio.TaskGroup() as group,
+        running_core(settings.bounded(), "core", keys, Tracing(), Tasks(group)) as core,
+    ):
+        yield core
+
+
+@pytest.fixture
+async def core(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor) -> AsyncIterator[Core]:
+    async with core_running(gateway_settings, keys) as running:
+        yield running
+
+
+@pytest.fixture
+async def behind_proxy(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, proxy: Proxy
+) -> AsyncIterator[Core]:
+    behind = through(f"127.0.0.1:{proxy.port}", gateway_settings.redis_url)
+    settings = dataclasses.replace(gateway_settings, redis_url=behind)
+    async with core_running(settings, keys) as running:
+        yield running
+
+
+def step(value: int, sequence: int | str = 1, *, start: bool = False, **rest: Any) -> InferCall:
+    raw = struct.pack("<i", value)
+    return InferCall(
+        "running_sum",
+        correlation_id=sequence,
+        start=start,
+        inputs=(Tensor("INPUT", "INT32", (1, 1), raw),),
+        **rest,
+    )
+
+
+def total(answer: Any) -> int:
+    return struct.unpack("<i", answer.message.outputs[0].raw)[0]
+
+
+def is_submit(chunk: bytes) -> bool:
+    return b"EVALSHA" in chunk and b"running_sum|" in chunk
+
+
+@pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
+async def test_step_that_can_be_told_from_its_first_attempt_survives_a_lost_reply(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, identity: dict[str, Any]
+):
+    """The script ran, its reply was lost: the step is sent again by itself and runs once."""
+    await behind_proxy.inference.submit(step(1, start=True, request_id="first"))
+    proxy.cut_after = is_submit
+
+    answer = await behind_proxy.inference.submit(step(2, **identity))
+
+    assert total(answer) == 3
+    assert len(executor.received) == 2
+
+
+async def test_step_without_identity_fails_with_what_is_unknown_and_the_sequence_goes_on(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor
+):
+    await behind_proxy.inference.submit(step(1, start=True))
+    await executor.pause()
+    proxy.cut_after = is_submit
+
+    with pytest.raises(UnavailableError) as caught:
+        await behind_proxy.inference.submit(step(2))
+    executor.paused.clear()
+
+    assert "it is not known whether the step of sequence 1 of model 'running_sum' was accepted" in caught.value.message
+    assert "give every step a request id" in caught.value.message
+    # The proxy did pass it on, so it counts.
+    assert total(await behind_proxy.inference.submit(step(4))) == 7
+
+
+async def test_connections_that_were_cut_while_idle_harm_no_step(behind_proxy: Core, proxy: Proxy):
+    """Nothing had been sent: even a step that cannot be told from its first attempt is sent on a new one."""
+    await behind_proxy.inference.submit(step(1, start=True))
+    for value in (2, 4):
+        idle: Any = behind_proxy.dispatch._link
+        proxy.cut_all()
+        async with asyncio.timeout(60):
+            while not idle._connection._reader.at_eof():
+                await asyncio.sleep(0.005)
+
+        assert (1 if value == 2 else 3) + value == total(await behind_proxy.inference.submit(step(value)))
+
+
+async def test_requests_wait_while_redis_is_away_for_a_moment(behind_proxy: Core, proxy: Proxy):
+    proxy.refuses = True
+    proxy.cut_all()
+    await asyncio.sleep(0.05)
+    waiting = behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+
+    proxy.refuses = False
+
+    assert total(await waiting) == 1
+
+
+async def test_callers_who_leave_while_redis_is_away_take_their_requests_with_them(
+    behind_proxy: Core, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    """The gateway's bounds count callers who wait: what others have left must not pile up beside it."""
+    monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 60.0)
+    inference, dispatch = behind_proxy.inference, behind_proxy.dispatch
+    proxy.refuses = True
+    proxy.cut_all()
+    first = inference.submit(step(1, start=True, request_id="a"))
+    async with asyncio.timeout(60):
+        while dispatch.queued:
+            await asyncio.sleep(0.005)
+    named = [inference.submit(step(2, number, start=True, request_id="a")) for number in range(2, 102)]
+    unnamed = [inference.submit(step(3, number, start=True)) for number in range(102, 202)]
+    assert 200 == dispatch.queued
+
+    for answer in (*named[1:], *unnamed[1:]):
+        answer.cancel()
+    await asyncio.sleep(0)
+
+    # Of each shard's no more than every second one is nobody's.
+    assert dispatch.queued <= 4
+    proxy.refuses = False
+    assert [1, 2, 3] == [total(await answer) for answer in (first, named[0], unnamed[0])]
+
+
+async def test_a_redis_that_stays_away_is_an_error_and_not_a_wait(
+    behind_proxy: Core, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.requests.dispatch.PATIENCE_S", 0.1)
+    proxy.refuses = True
+    proxy.cut_all()
+    await asyncio.sleep(0.05)
+
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+
+async def test_steps_of_one_turn_are_accepted_in_their_order_and_in_few_round_trips(core: Core):
+    answers = await asyncio.gather(*(core.inference.submit(step(1, start=index == 0)) for index in range(300)))
+
+    assert [total(answer) for answer in answers] == list(range(1, 301))
+    assert core.dispatch.round_trips <= 4
+
+
+async def test_other_gateway_answers_the_retry_of_a_step_whose_gateway_died(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    """The first gateway dies with the step open; the retry elsewhere joins it, or gets the stored reply."""
+    await executor.pause()
+    async with core_running(gateway_settings, keys) as first:
+        lost = first.inference.submit(step(7, start=True, request_id="only"))
+        while not first.dispatch.sent:
+            await asyncio.sleep(0.005)
+    assert not lost.done()
+    async with core_running(gateway_settings, keys) as second:
+        joined = second.inference.submit(step(7, start=True, request_id="only"))
+        while not second.dispatch.sent:
+            await asyncio.sleep(0.005)
+        executor.paused.clear()
+        stored = [total(await joined), total(await second.inference.submit(step(7, start=True, request_id="only")))]
+
+    assert stored == [7, 7]
+    assert len(executor.received) == 1
+
+
+async def test_lost_reply_streams_are_noticed_and_the_waiting_are_told(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    async with core_running(gateway_settings, keys) as core:
+        await executor.pause()
+        waiting = core.inference.submit(step(1, start=True))
+        while not core.dispatch.sent:
+            await asyncio.sleep(0.005)
+        async for key in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
+            await executor.redis.unlink(key)
+
+        with pytest.raises(UnavailableError, match="the gateway lost its replies"):
+            await waiting
+        executor.paused.clear()
+
+        assert total(await core.inference.submit(step(2))) == 3
+
+
+async def test_reply_streams_are_kept_in_a_redis_without_memory(
+    private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.01)
+    redis: Any = connect(private_server.url)
+    keys, name = Keyspace(shards=1), GatewayId("g")
+    replies = gateway.requests.replies.Replies(redis, keys, name)
+    await replies.open()
+    await redis.config_set("maxmemory", 1)
+    beats = asyncio.create_task(replies.heartbeat())
+    (shard,) = keys.shard_ids()
+    for _ in range(3):
+        await redis.pexpire(keys.replies(shard, name), 30_000)
+        while await redis.pttl(keys.replies(shard, name)) <= 30_000:
+            assert not beats.done()
+            await asyncio.sleep(0.005)
+    beats.cancel()
+    await replies.close()
+    await redis.aclose()
+
+
+async def test_a_full_redis_refuses_what_is_new_and_is_no_news_with_every_request(
+    private_server: EmbeddedRedis,
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    told: list[str] = []
+
+    def tell(event: str, /, **_: object) -> None:
+        told.append(event)
+
+    for level in ("error", "info"):
+        monkeypatch.setattr(f"gateway.requests.dispatch.logs.{level}", tell)
+    redis: Any = connect(private_server.url)
+    executor = FakeExecutor(redis, keys)
+    await executor.join()
+    running = asyncio.create_task(executor.run())
+    settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
+    async with core_running(settings, keys) as core:
+        await core.inference.submit(step(1, start=True))
+        for _ in range(2):
+            told.clear()
+            await redis.config_set("maxmemory", 1)
+            for _ in range(3):
+                with pytest.raises(UnavailableError, match="is full: try again later"):
+                    await core.inference.submit(step(2))
+            await redis.config_set("maxmemory", 0)
+            await core.inference.submit(step(2))
+
+            assert [line for line in told if line.startswith("redis")] == [
+                "redis is full, new requests are refused: raise its maxmemory",
+                "redis has room again",
+            ]
+        assert total(await core.inference.submit(step(3))) == 8
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("cut_again", [False, True], ids=["cut once", "cut twice"])
+@pytest.mark.parametrize("ids_remembered", [64, 1], ids=["remembered", "forgotten"])
+async def test_step_sent_again_after_another_gateways_step_does_not_run_twice(
+    *,
+    ids_remembered: int,
+    cut_again: bool,
+    behind_proxy: Core,
+    proxy: Proxy,
+    gateway_settings: GatewaySettings,
+    keys: Keyspace,
+    executor: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its first attempt was accepted and answered, the answer was lost, and the sequence went on elsewhere. It hears
+    its stored reply; and when so many steps came in that its request id may be forgotten, that nobody knows. However
+    many attempts are lost: what counts is when the first one was made."""
+    monkeypatch.setattr("shared.store.scripts.RETRY_IDS", ids_remembered)
+    monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 0.05)
+    await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+    def cut_and_refuse(chunk: bytes) -> bool:
+        if not is_submit(chunk):
+            return False
+        proxy.refuses = True
+        asyncio.get_running_loop().call_soon(proxy.cut_all)
+        return True
+
+    proxy.cut_after = cut_and_refuse
+    again = behind_proxy.inference.submit(step(2, request_id="b"))
+    while len(executor.received) < 2:
+        await asyncio.sleep(0.005)
+    async with core_running(gateway_settings, keys) as elsewhere:
+        assert total(await elsewhere.inference.submit(step(4, request_id="c"))) == 7
+        # The last eight are remembered in any case (`submit.lua`).
+        others = [f"c{number}" for number in range(8)] if ids_remembered == 1 else []
+        for name in others:
+            await elsewhere.inference.submit(step(0, request_id=name))
+        async for stream in executor.commands.scan_iter(match=f"{keys.prefix}:*replies:*"):
+            await executor.commands.xtrim(stream, maxlen=0)
+        if cut_again:
+            proxy.cut_before = is_submit
+        proxy.refuses = False
+
+        if ids_remembered > 1:
+            assert 3 == total(await again)
+        else:
+            with pytest.raises(SequenceError, match="it is not known whether this step of sequence 1") as caught:
+                await again
+            assert (Reason.LATE, Code.INVALID_ARG, 3 + len(others)) == (
+                caught.value.reason,
+                caught.value.code,
+                caught.value.last_step,
+            )
+        assert total(await elsewhere.inference.submit(step(8, request_id="d"))) == 15
+
+
+async def test_steps_sent_together_and_sent_again_together_run_once(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """Both were accepted and answered before the connections came back."""
+    monkeypatch.setattr("gateway.requests.dispatch.LATE_PATIENCE_S", 60.0)
+    await behind_proxy.inference.submit(step(1, start=True, request_id="a"))
+
+    def cut_and_refuse(chunk: bytes) -> bool:
+        if not is_submit(chunk):
+            return False
+        proxy.refuses = True
+        asyncio.get_running_loop().call_soon(proxy.cut_all)
+        return True
+
+    proxy.cut_after = cut_and_refuse
+    again = [behind_proxy.inference.submit(step(value, request_id=str(value))) for value in (2, 4)]
+    while len(executor.received) < 3:
+        await asyncio.sleep(0.005)
+    proxy.refuses = False
+
+    assert [3, 7] == [total(answer) for answer in await asyncio.gather(*again)]
+    assert 3 == len(executor.received)
+    assert total(await behind_proxy.inference.submit(step(8, request_id="d"))) == 15
+
+
+@pytest.mark.parametrize("survives", [True, False], ids=["its record is as new", "its record is older"])
+async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_does_not_know_it(
+    core: Core, executor: FakeExecutor, redis: Redis, keys: Keyspace, *, survives: bool
+):
+    """It is the newest step of its sequence; so its number is just what an intact record shows."""
+    await core.inference.submit(step(1, start=True))
+    await executor.pause()
+    open_step = core.inference.submit(step(2))
+    while not core.dispatch.sent > 1:
+        await asyncio.sleep(0.005)
+    if not survives:
+        (waiting,) = core.replies.waiting
+        record = keys.sequence(gateway.requests.dispatch.sequence_of(waiting)).record
+        await executor.commands.hincrby(record, "nx", -1)
+
+    await core.dispatch.ask_again(redis, [])
+
+    assert open_step.done() != survives
+    if survives:
+        executor.paused.clear()
+        assert 3 == total(await open_step)
+    else:
+        with pytest.raises(UnavailableError, match="Redis was restarted and has lost data"):
+            await open_step
+
+
+async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_is_taken_back(
+    behind_proxy: Core, proxy: Proxy, executor: FakeExecutor, keys: Keyspace
+):
+    call = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
+    # The server knows the script from now on: the call that is cut off is carried out.
+    await behind_proxy.inference.submit(msgspec.structs.replace(call, request_id="first"))
+    await executor.pause()
+    queue = keys.work_queue("echo", "1")
+    leaving: list[asyncio.Future[Any]] = []
+
+    def leave_and_cut(chunk: bytes) -> bool:
+        if b"EVALSHA" not in chunk or b"INPUT0" not in chunk:
+            return False
+        leaving[0].cancel()
+        proxy.refuses = True
+        return True
+
+    proxy.cut_after = leave_and_cut
+    leaving.append(behind_proxy.inference.submit(call))
+    async with asyncio.timeout(60):
+        while not await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+        proxy.refuses = False
+        while await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+
+    executor.paused.clear()
+    await behind_proxy.inference.submit(msgspec.structs.replace(call, request_id="next"))
+    assert ["first", "next"] == [message.request_id for message in executor.received]
+
+
+async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    """One that is larger than the bound is served when it is alone; what was refused is taken when there is room."""
+
+    def echo(size: int) -> InferCall:
+        return InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, size // 4), bytes(size)),))
+
+    settings = dataclasses.replace(gateway_settings, max_bytes_in_flight=100)
+    async with core_running(settings, keys) as core:
+        await executor.pause()
+        for sizes in ([104], [60, 40]):
+            taken = [core.inference.submit(echo(size)) for size in sizes]
+            refused = core.inference.submit(echo(4))
+            assert isinstance(error := refused.exception(), UnavailableError)
+            assert f"requests of {sum(sizes)} bytes in flight" in str(error)
+
+            executor.paused.clear()
+            await asyncio.gather(*taken)
+            assert 0 == core.inference.room.taken
+            await executor.pause()
+        executor.paused.clear()
+        await core.inference.submit(echo(4))
+
+
+async def test_replies_that_were_read_stay_in_redis_by_their_bytes_not_their_number(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 600.0)
+    async with core_running(gateway_settings, keys) as core:
+        name = f"{keys.base(keys.home_shard('echo'))}replies:*"
+        (stream,) = [key async for key in executor.commands.scan_iter(match=name)]
+        for _ in range(3):
+            tensor = Tensor("INPUT0", "FP32", (1, 1 << 20), bytes(4 << 20))
+            await core.inference.submit(InferCall("echo", inputs=(tensor,)))
+        async with asyncio.timeout(60):
+            while await executor.commands.xlen(stream):
+                await asyncio.sleep(0.01)
+
+
+async def test_small_replies_that_were_read_leave_redis_with_the_next_heartbeat(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    """They are too few to be trimmed by a read: a gateway with little to do would keep them for ever."""
+    monkeypatch.setattr(gateway.requests.replies, "HEARTBEAT_S", 0.05)
+    async with core_running(gateway_settings, keys) as core:
+        for number in range(1, 9):
+            await core.inference.submit(step(1, number, start=True))
+        async with asyncio.timeout(60):
+            while sum([await executor.commands.xlen(stream) for stream in core.replies._streams.values()]):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_request_that_redis_does_not_take_harms_nobody(
+    gateway_settings: GatewaySettings, private_server: EmbeddedRedis, keys: Keyspace
+):
+    """Redis would cut the connection, and nobody would know of the steps that were sent with it."""
+    redis: Any = connect(private_server.url)
+    await redis.config_set("proto-max-bulk-len", 1 << 20)
+    executor = FakeExecutor(redis, keys)
+    await executor.join()
+    running = asyncio.create_task(executor.run())
+    settings = dataclasses.replace(gateway_settings, redis_url=private_server.url)
+    async with core_running(settings, keys) as core:
+        tensor = Tensor("INPUT0", "FP32", (1, 1 << 18), bytes(1 << 20))
+        beside = core.inference.submit(step(1, 7, start=True))
+        refused = core.inference.submit(InferCall("echo", inputs=(tensor,)))
+        fitting = Tensor("INPUT0", "FP32", (1, 200_000), bytes(800_000))
+        fits = core.inference.submit(InferCall("echo", inputs=(fitting,)))
+
+        assert isinstance(error := refused.exception(), RequestError)
+        assert f"have {1 << 20} bytes, and Redis" in str(error)
+        await asyncio.gather(beside, fits)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await redis.aclose()
+
+
+async def test_beyond_the_bound_callers_are_refused_at_once(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    settings = dataclasses.replace(gateway_settings, max_requests_in_flight=3)
+    async with core_running(settings, keys) as core:
+        await executor.pause()
+        taken = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 4)]
+        refused = core.inference.submit(step(1, 9, start=True))
+
+        assert isinstance(refused.exception(), UnavailableError)
+        executor.paused.clear()
+        assert [total(await answer) for answer in taken] == [1, 1, 1]
+
+
+async def test_requests_for_an_unknown_model_wait_for_the_next_look_within_the_bound(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[Callable[[], None]] = []
+
+    def ask(_self: Catalog, then: Callable[[], None]) -> bool:
+        looks.append(then)
+        return True
+
+    async with core_running(dataclasses.replace(gateway_settings, max_requests_in_flight=3), keys) as core:
+        monkeypatch.setattr(Catalog, "ask", ask)
+        held = [core.inference.submit(msgspec.structs.replace(step(1), model="unknown")) for _ in range(3)]
+        beyond = core.inference.submit(msgspec.structs.replace(step(1), model="unknown"))
+
+        assert isinstance(beyond.exception(), UnavailableError)
+        assert 3 == core.inference.in_flight
+        (then,) = looks
+        then()
+        assert {RequestError} == {type(error) for error in await asyncio.gather(*held, return_exceptions=True)}
+        assert 0 == core.inference.in_flight
+
+
+async def test_unanswered_request_fails_after_the_gateways_timeout(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    await executor.pause()
+    async with core_running(dataclasses.replace(gateway_settings, request_timeout_ms=50), keys) as core:
+        with pytest.raises(UnavailableError, match="no answer came within 50 ms"):
+            await core.inference.submit(step(1, start=True))
+
+
+async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor
+):
+    settings = dataclasses.replace(gateway_settings, sequence_inflight_max=2)
+    async with core_running(settings, keys) as core:
+        await executor.pause()
+        answers = [core.inference.submit(step(1, start=index == 0)) for index in range(3)]
+        with pytest.raises(SequenceError) as caught:
+            await answers[2]
+        executor.paused.clear()
+
+        assert (caught.value.reason, caught.value.code) == (Reason.BUSY, Code.RESOURCE_EXHAUSTED)
+        assert [total(await answer) for answer in answers[:2]] == [1, 2]
+
+
+async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
+    settings = dataclasses.replace(gateway_settings, backlog_max=1, shards=4)
+    async with core_running(settings, keys) as core:
+        await executor.pause()
+        answers = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]
+        while core.inference.in_flight > 4:
+            await asyncio.sleep(0.005)
+        refused = [answer.exception() for answer in answers if answer.done()]
+        accepted = [answer for answer in answers if not answer.done()]
+        executor.paused.clear()
+        taken = [total(answer) for answer in await asyncio.gather(*accepted)]
+
+    assert len(refused) == 7
+    assert {type(error) for error in refused} == {SequenceError}
+    assert {error.reason for error in refused if isinstance(error, SequenceError)} == {Reason.BACKLOG_FULL}
+    assert taken == [1, 1, 1, 1]
+
+
+async def test_request_for_a_model_that_was_loaded_a_moment_ago_is_served(core: Core, executor: FakeExecutor):
+    """The gateway's picture is older than the model: it looks again before it refuses."""
+    record = (await executor.membership.models())["running_sum"]
+    await executor.commands.hdel(executor.keys.models, "running_sum")
+    await core.catalog.refresh()
+    await asyncio.sleep(0.15)
+    await executor.membership.publish(record)
+
+    first, second = (core.inference.submit(step(1, start=start)) for start in (True, False))
+
+    assert [total(await first), total(await second)] == [1, 2]
+
+
+async def test_unknown_model_stays_an_error(core: Core):
+    with pytest.raises(MeshError) as caught:
+        await core.inference.submit(msgspec.structs.replace(step(1), model="nobody"))
+
+    assert (caught.value.code, caught.value.message) == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'nobody' is not found",
+    )
+
+
+async def test_read_replies_are_trimmed(core: Core, executor: FakeExecutor):
+    for _ in range(3):
+        await asyncio.gather(*(core.inference.submit(step(1, n, start=True)) for n in range(1, 101)))
+    lengths = [
+        await executor.commands.xlen(key)
+        async for key in executor.commands.scan_iter(match=f"{executor.keys.prefix}:*replies:*")
+    ]
+
+    assert max(lengths) < 200
+
+
+async def test_http_client_that_leaves_while_it_waits_frees_his_place(
+    gateway: RunningGateway, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.rest.infer.WATCH_AFTER_S", 0.01)
+    await executor.pause()
+    body = (
+        b'{"inputs":[{"name":"INPUT","datatype":"INT32","shape":[1,1],"data":[1]}],'
+        b'"parameters":{"sequence_id":5,"sequence_start":true}}'
+    )
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.addresses.http_port)
+    writer.write(
+        b"POST /v2/models/running_sum/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+
+    async with aiohttp.ClientSession(f"http://{gateway.url}") as session:
+
+        async def in_flight_becomes(count: int) -> None:
+            page = ""
+            while f"seqmesh_gateway_requests_in_flight {count}\n" not in page:
+                await asyncio.sleep(0.01)
+                async with session.get("/metrics") as response:
+                    page = await response.text()
+
+        async with asyncio.timeout(10):
+            await in_flight_becomes(1)
+            writer.close()
+            await in_flight_becomes(0)
+    executor.paused.clear()

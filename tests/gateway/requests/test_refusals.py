@@ -1,0 +1,48 @@
+"""Why a step was refused, in words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.requests.admission import Admitted, InferCall
+from gateway.requests.refusals import refusal
+from gateway.requests.waiting import Answer, Waiting
+from shared.contract.errors import Reason
+from shared.contract.ids import sequence_id
+from shared.contract.messages import InferMessage, ModelRecord
+from shared.store.scripts import SubmitCode, Submitted
+from tests.gateway.fake_executor import running_sum
+
+REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "remedy"),
+    [
+        (REPLAYED, "7 steps and 16777216 bytes since START are kept"),
+        (REPLAYED, "raise the model's parameters sequence_log_steps and sequence_log_bytes"),
+        ({}, "name a sequence_recovery"),
+    ],
+)
+def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters: dict[str, str], remedy: str) -> None:
+    config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
+    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence_id("model", "", 5))
+    future = cast("asyncio.Future[Answer]", None)
+    waiting = Waiting(
+        InferCall("model"),
+        ModelRecord(config, "{}", ("1",)),
+        admitted,
+        future,
+        shard=cast(Any, 0),
+        token="1",
+    )
+
+    error = refusal(waiting, Submitted(SubmitCode.LOST, 9, b""))
+
+    assert (Reason.LOST, 9) == (error.reason, error.last_step)
+    assert "the sequence's state was lost with the executor that held it; its last step was 9; " in error.message
+    assert remedy in error.message

@@ -1,0 +1,60 @@
+"""A stateless request whose model nobody serves any more is answered, and leaves its queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import msgspec
+import pytest
+
+from gateway.requests.admission import InferCall
+from gateway.requests.unserved import Unserved
+from gateway.service import Core
+from gateway.settings import GatewaySettings
+from shared.contract.errors import UnavailableError
+from shared.contract.messages import RepositoryEntry
+from shared.contract.tensors import Tensor
+from shared.store.keyspace import Keyspace
+from tests.gateway.fake_executor import FakeExecutor
+from tests.gateway.requests.test_lost_connections import core_running, step, total
+
+CALL = InferCall("echo", inputs=(Tensor("INPUT0", "FP32", (1, 1), b"\0\0\0\0"),))
+
+
+@pytest.fixture
+async def core(
+    gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Core]:
+    """A gateway that is not patient."""
+    monkeypatch.setattr("gateway.service.Unserved", partial(Unserved, patience_s=1))
+    async with core_running(gateway_settings, keys) as running:
+        yield running
+
+
+async def test_a_request_whose_model_nobody_serves_any_more_is_refused(core: Core, executor: FakeExecutor):
+    await executor.pause()
+    late = core.inference.submit(CALL)
+    other = core.inference.submit(step(1, start=True, end=True))
+    queue = executor.keys.work_queue("echo", "1")
+    async with asyncio.timeout(30):
+        while not await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+
+    lines = [
+        RepositoryEntry("echo", "1", "UNAVAILABLE", "unloaded") if line.model == "echo" else line
+        for line in executor.registration.repository
+    ]
+    models = tuple(model for model in executor.registration.models if model.model != "echo")
+    unloaded = msgspec.structs.replace(executor.registration, repository=tuple(lines), models=models)
+    await executor.membership.update(unloaded)
+
+    with pytest.raises(UnavailableError, match="Request for unknown model: 'echo' version 1 is not at ready state"):
+        await asyncio.wait_for(late, timeout=60)
+    async with asyncio.timeout(30):
+        while await executor.commands.hlen(queue.meta):
+            await asyncio.sleep(0.005)
+    executor.paused.clear()
+    assert 1 == total(await other)
+    assert "echo" not in {message.model for message in executor.received}

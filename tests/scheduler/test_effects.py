@@ -1,0 +1,128 @@
+"""The order of a leader's effects: what happens between two of its calls finds nothing half done for good."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from scheduler.core.actions import LookForExpired, Reclaim, Vacate, WantSlots
+from scheduler.core.events import Vacated
+from scheduler.core.slots import Place
+from scheduler.effects import Performer
+from shared.contract.ids import Epoch, InstanceIndex, SlotIndex, sequence_id
+from tests.scheduler.stage import MODEL, Stage
+
+SEVEN = sequence_id(MODEL, "", 7)
+
+
+@asynccontextmanager
+async def performer(
+    stage: Stage,
+    *,
+    before: Callable[[], Awaitable[Any]] | None = None,
+    after: Callable[[], Awaitable[Any]] | None = None,
+) -> AsyncGenerator[Performer]:
+    """One in the leader's place. before, after: what others do at each of its script calls."""
+    one = Performer(stage.mesh, MODEL, await stage.term(), tombstone_ms=10_000)
+    run = one._run
+
+    async def interrupted(calls: Sequence[Any]) -> list[Any]:
+        if before:
+            await before()
+        outcomes = await run(calls)
+        if after:
+            await after()
+        return outcomes
+
+    one._run = interrupted  # type: ignore[method-assign]
+    yield one
+    await one.close()
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("only", [(), ("1",)], ids=["its executor is lost", "its version is withdrawn"])
+async def test_steps_that_come_during_a_takeover_are_moved_on_with_the_others(
+    stage: Stage, only: tuple[str, ...]
+) -> None:
+    """Nothing else looks into the inbox of an executor that lives; into a lost one's, only when it is forgotten."""
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True)
+        await stage.live(7)
+    if not only:
+        await stage.kill(e1)
+    came = 1
+
+    async def a_step_comes() -> None:
+        nonlocal came
+        await stage.submit(7)
+        came += 1
+
+    async with performer(stage, before=a_step_comes) as leader:
+        await leader.perform([Reclaim(e1, only=only)])
+
+    assert came > 2
+    assert [] == await stage.inbox(e1)
+    parked = await stage.commands.xrange(stage.keys.sequence(SEVEN).parked)
+    assert list(range(1, came + 1)) == sorted(int(fields[b"n"]) for _, fields in parked)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_step_is_done(stage: Stage) -> None:
+    """However soon that is: otherwise who waits for the slot waits until it is asked for again."""
+    e1 = await stage.join("e1")
+    async with stage.scheduler():
+        await stage.submit(7, start=True, pageable=True)
+        (record,) = await stage.live(7)
+    epoch, place = Epoch(int(record["ep"])), Place(e1, "1", InstanceIndex(0), SlotIndex(0))
+
+    async def the_step_is_done() -> None:
+        await stage.commit(await stage.inbox(e1), e1)
+
+    async with performer(stage, after=the_step_is_done) as leader:
+        outcome = await leader.perform([Vacate(SEVEN, place, epoch), WantSlots("1", 1)])
+
+    assert [Vacated(SEVEN, epoch, freed=False)] == outcome
+    assert "p" == (await stage.record(7))["st"]
+
+
+@pytest.mark.leaves_sequences
+async def test_a_takeover_takes_all_however_many_calls_that_needs(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.effects.RECLAIM_COUNT", 2)
+    e1 = await stage.join("e1", slots=32)
+    async with stage.scheduler():
+        await stage.start_many(20)
+        await stage.live(*range(1, 21))
+    await stage.kill(e1)
+
+    async with performer(stage) as leader:
+        await leader.perform([Reclaim(e1)])
+
+    assert ["m"] * 20 == [(await stage.record(number))["st"] for number in range(1, 21)]
+    assert [] == await stage.inbox(e1)
+
+
+@pytest.mark.leaves_sequences
+async def test_all_idle_sequences_end_at_one_look_however_many_calls_that_needs(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.effects.SCRIPT_STEPS_MAX", 2)
+    e1 = await stage.join("e1", slots=32)
+    async with stage.scheduler():
+        await stage.start_many(20)
+        await stage.live(*range(1, 21))
+        await stage.commit(await stage.inbox(e1), e1)
+    for number in range(1, 21):
+        sequence = sequence_id(MODEL, "", number)
+        await stage.commands.delete(stage.keys.sequence(sequence).idle)
+        await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(sequence), MODEL), {sequence: 0})
+
+    async with performer(stage) as leader:
+        await leader.perform([LookForExpired(1)])
+
+    assert ["x"] * 20 == [(await stage.record(number))["st"] for number in range(1, 21)]

@@ -1,0 +1,183 @@
+"""A service process: stops in order when asked, and never goes on with one of its loops dead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from shared.process.lifecycle import Stop, Tasks, run, serve_until_stopped
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    return [(record.getMessage(), getattr(record, "fields", {})) for record in caplog.records]
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_the_service_drain_and_exit_with_0(stop_signal: signal.Signals) -> None:
+    story: list[str] = []
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+        os.kill(os.getpid(), stop_signal)
+        await stop.wait()
+        await asyncio.sleep(0)
+        story.append(f"drained after {stop.reason}")
+
+    assert run(serve) == 0
+    assert story == [f"drained after {stop_signal.name}"]
+
+
+async def test_the_second_signal_cancels_a_drain_that_does_not_end() -> None:
+    story: list[str] = []
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        stop.started()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            story.append("cleaned up")
+
+    assert await serve_until_stopped(serve) == 1
+    assert story == ["cleaned up"]
+
+
+async def test_a_signal_cancels_a_service_that_still_starts() -> None:
+    story: list[str] = []
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            story.append("cleaned up")
+
+    assert await serve_until_stopped(serve, lambda: story.append("told")) == 0
+    assert story == ["told", "cleaned up"]
+
+
+THREADS = """
+import asyncio, os, signal, sys, threading
+from shared.process.lifecycle import run
+
+async def serve(tasks, stop):
+    for_ever = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
+    await asyncio.sleep(0)
+    if sys.argv[1] == "starts":
+        os.kill(os.getpid(), signal.SIGTERM)
+        await for_ever
+
+sys.exit(run(serve))
+"""
+
+
+@pytest.mark.parametrize("when", ["starts", "has ended"])
+def test_a_thread_that_does_not_end_is_cut_off_when_the_service(when: str) -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS, when], timeout=60, check=False)
+
+    assert 0 == done.returncode
+
+
+async def test_a_failing_task_is_logged_by_name_and_ends_the_service_with_1(caplog: pytest.LogCaptureFixture) -> None:
+    story: list[str] = []
+
+    async def inbox() -> None:
+        raise ConnectionError("gone")
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        tasks.start(inbox(), name="inbox reader")
+        try:
+            await stop.wait()
+        finally:
+            story.append("cleaned up")
+
+    with caplog.at_level(logging.INFO, "seqmesh"):
+        assert await serve_until_stopped(serve) == 1
+
+    assert story == ["cleaned up"]
+    assert [("task failed", {"task": "inbox reader"})] == logged(caplog)
+
+
+async def test_a_failing_service_is_logged_and_takes_its_tasks_along(caplog: pytest.LogCaptureFixture) -> None:
+    story: list[str] = []
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            story.append("task ended")
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        tasks.start(loop(), name="loop")
+        await asyncio.sleep(0)
+        raise RuntimeError("no port")
+
+    with caplog.at_level(logging.INFO, "seqmesh"):
+        assert await serve_until_stopped(serve) == 1
+
+    assert story == ["task ended"]
+    assert [("service failed", {})] == logged(caplog)
+
+
+async def test_tasks_that_still_run_when_the_service_returns_are_cancelled() -> None:
+    story: list[str] = []
+
+    async def loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            story.append("task ended")
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        tasks.start(loop(), name="loop")
+        await asyncio.sleep(0)
+
+    assert await serve_until_stopped(serve) == 0
+    assert story == ["task ended"]
+
+
+async def test_a_task_may_return_without_ending_the_service() -> None:
+    async def warm_up() -> None:
+        await asyncio.sleep(0)
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        await tasks.start(warm_up(), name="warm-up")
+        stop.request("test")
+        await stop.wait()
+
+    assert await serve_until_stopped(serve) == 0
+
+
+async def test_cancellation_from_outside_passes_through() -> None:
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        await asyncio.Event().wait()
+
+    service = asyncio.create_task(serve_until_stopped(serve))
+    await asyncio.sleep(0.01)
+    service.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await service
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_task_that_is_cancelled_before_its_first_turn_leaves_no_work_behind() -> None:
+    async def work() -> None:
+        raise AssertionError("it must not begin")
+
+    async def serve(tasks: Tasks, stop: Stop) -> None:
+        coroutine = work()
+        tasks.start(coroutine, name="late").cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert coroutine.cr_frame is None
+
+    assert await serve_until_stopped(serve) == 0

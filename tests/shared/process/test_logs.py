@@ -1,0 +1,158 @@
+"""Log lines: one per event, in a form that reads back, and nothing spent on a disabled level."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shared.process import logs
+from shared.process.logs import Level, level_of_line
+from shared.process.repeats import Repeats
+
+Configure = Callable[..., io.StringIO]
+
+
+@pytest.fixture
+def configured() -> Iterator[Configure]:
+    """Configures logging to a buffer; afterwards puts the process's logging back as it was."""
+    root = logging.getLogger()
+    handlers, level, own_level = root.handlers[:], root.level, logs.LOGGER.level
+
+    def configure(level_name: str = "info", style: str = "text", **bound: object) -> io.StringIO:
+        stream = io.StringIO()
+        logs.configure(level_name, style, stream=stream, **bound)
+        return stream
+
+    yield configure
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logs.LOGGER.setLevel(own_level)
+    logging.captureWarnings(capture=False)
+
+
+def test_a_text_line_is_time_level_event_and_fields_in_order(configured: Configure) -> None:
+    stream = configured(name="gateway-1")
+
+    logs.info("model ready", model="sum", version=3, note="two words", empty="", tricky='a="b"\n')
+
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO    model ready name=gateway-1 model=sum version=3 "
+        r'note="two words" empty="" tricky="a=\\"b\\"\\n"\n',
+        stream.getvalue(),
+    )
+
+
+def test_a_json_line_is_one_object_with_the_same_content(configured: Configure) -> None:
+    stream = configured(style="json", name="gateway-1")
+
+    logs.warning("lease lost", exc=ValueError("why\nnot"), shard=3, path=Level)
+
+    entry = json.loads(stream.getvalue())
+    assert entry["level"] == "warning"
+    assert entry["event"] == "lease lost"
+    assert entry["name"] == "gateway-1"
+    assert entry["shard"] == 3
+    assert "ValueError: why" in entry["exception"]
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_the_lines_of_a_text_traceback_are_indented_below_their_event(configured: Configure) -> None:
+    stream = configured()
+
+    try:
+        raise ValueError("broken")
+    except ValueError as failure:
+        logs.error("step failed", exc=failure)
+
+    first, *rest = stream.getvalue().splitlines()
+    assert "ERROR   step failed" in first
+    assert rest
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_a_disabled_level_writes_nothing_and_never_looks_at_its_fields(configured: Configure) -> None:
+    class Untouchable:
+        def __str__(self) -> str:
+            raise AssertionError("a disabled event's field was turned into text")
+
+    stream = configured("warning")
+
+    logs.info("quiet", value=Untouchable())
+    logs.debug("quiet", value=Untouchable())
+
+    assert stream.getvalue() == ""
+    assert not logs.enabled(Level.INFO)
+    assert logs.enabled(Level.WARNING)
+
+
+def test_an_error_that_comes_again_is_written_at_growing_intervals_with_a_count(
+    configured: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100_000))
+    monkeypatch.setattr("shared.process.logs.Repeats", lambda: Repeats(lambda: next(clock) / 5))
+    stream = configured()
+
+    for _ in range(5 * 62):
+        logs.error("redis out of reach", loop="watch", exc=OSError("refused"))
+
+    lines = [line for line in stream.getvalue().splitlines() if "ERROR" in line]
+    # Five a second for 62 seconds: at once, and after 2, 6, 14, 30 and 62 s.
+    assert ["", "9", "19", "39", "79"] == [line.partition(" repeated=")[2] for line in lines]
+
+
+def test_what_differs_in_a_field_is_no_repeat_and_infos_are_never_held_back(configured: Configure) -> None:
+    stream = configured()
+
+    for model in ("a", "b"):
+        logs.warning("model not loaded", model=model)
+        logs.info("model loaded")
+
+    assert 4 == len(stream.getvalue().splitlines())
+
+
+def test_levels_that_are_chosen_at_run_time_leave_repeats_held_back(configured: Configure) -> None:
+    stream = configured()
+    logs.choose([Level.WARNING])
+
+    for _ in range(3):
+        logs.warning("lease renewal delayed")
+        logs.error("not chosen")
+
+    assert 1 == len(stream.getvalue().splitlines())
+
+
+def test_records_and_warnings_of_libraries_come_out_in_the_same_form(configured: Configure) -> None:
+    stream = configured(name="executor-1")
+
+    logging.getLogger("hypercorn.error").info("Running on ...")
+    logging.getLogger("hypercorn.error").error("port %d\nin use", 80)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("ERROR   hypercorn.error: port 80 in use name=executor-1")
+    assert "py.warnings" in second
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+@pytest.mark.parametrize("level", list(Level))
+def test_the_level_of_a_line_reads_back(configured: Configure, style: str, level: Level) -> None:
+    stream = configured("debug", style)
+
+    logs.log(level, "something happened", key="value")
+
+    assert level_of_line(stream.getvalue()) is level
+
+
+@pytest.mark.parametrize(
+    "line", ["", "Traceback (most recent call last):", "    raise ValueError", "{broken", "1 ERROR x"]
+)
+def test_lines_that_this_module_did_not_write_have_no_level(line: str) -> None:
+    assert level_of_line(line) is None

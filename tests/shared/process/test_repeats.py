@@ -1,0 +1,45 @@
+"""What comes again and again is said at intervals that double, with a count, and nothing is remembered for ever."""
+
+from __future__ import annotations
+
+from shared.process.repeats import KNOWN_MAX, LONGEST_INTERVAL_S, Repeats
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_intervals_double_up_to_the_longest_and_every_repeat_is_counted() -> None:
+    clock, said = Clock(), list[tuple[float, int]]()
+    repeats = Repeats(clock)
+
+    for second in range(400):
+        clock.now_s = second
+        held = repeats.held_back("redis away")
+        if held is not None:
+            said.append((second, held))
+
+    assert [0, 2, 6, 14, 30, 62, 122, 182, 242, 302, 362] == [second for second, _ in said]
+    assert 363 == len(said) + sum(held for _, held in said)
+
+
+def test_what_has_not_come_for_a_while_is_news_again() -> None:
+    clock = Clock()
+    repeats = Repeats(clock)
+    assert [0, None] == [repeats.held_back("x"), repeats.held_back("x")]
+
+    clock.now_s = LONGEST_INTERVAL_S + 1
+
+    assert [1, None] == [repeats.held_back("x"), repeats.held_back("x")]
+
+
+def test_only_so_many_are_remembered() -> None:
+    repeats = Repeats(Clock())
+    for number in range(KNOWN_MAX + 1):
+        assert 0 == repeats.held_back(number)
+
+    assert [0, None] == [repeats.held_back(0), repeats.held_back(KNOWN_MAX)]

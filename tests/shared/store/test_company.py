@@ -1,0 +1,80 @@
+"""Services of one mesh hear of each other's releases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from deploy.operate.drain import mixture
+from shared.store import reading
+from shared.store.company import FORGET_AFTER_MS, Company, ServiceLine, services
+from shared.store.keyspace import Keyspace
+from shared.store.release import FORMAT, RELEASE
+
+NEWER = ServiceLine("executor", "executor-1", "9.9.9", "1.99", 0)
+
+
+@pytest.fixture
+def keys(key_prefix: str) -> Keyspace:
+    return Keyspace(key_prefix)
+
+
+async def tell_of(redis: Any, keys: Keyspace, *, id: str = "other", age_ms: int = 0) -> None:
+    """Another service's word."""
+    seconds, _ = await redis.time()
+    line = msgspec.structs.replace(NEWER, told_ms=seconds * 1000 - age_ms)
+    await redis.hset(keys.services, id, msgspec.json.encode(line))
+
+
+async def test_a_mixture_is_logged_when_it_comes_and_shown_to_operators(
+    redis: Any, keys: Keyspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    company = Company(redis, keys, "gateway", "gateway-1")
+    with caplog.at_level(logging.WARNING, "seqmesh"):
+        company.hear(await company.tell())
+        assert "" == mixture(await services(redis, keys))
+        assert not caplog.records
+
+        await tell_of(redis, keys)
+        await tell_of(redis, keys, id="namesake")
+        for _ in range(3):
+            company.hear(await company.tell())
+
+    (line,) = caplog.records
+    fields: dict[str, Any] = vars(line)["fields"]
+    assert ("executor", "9.9.9", "1.99", FORMAT) == tuple(
+        fields[name] for name in ("service", "release", "format", "own_format")
+    )
+    shown = f"release 9.9.9, format 1.99: executor-1, executor-1\nrelease {RELEASE}, format {FORMAT}: gateway-1\n"
+    assert shown == mixture(await services(redis, keys))
+
+
+async def test_who_is_silent_or_unreadable_is_forgotten(
+    redis: Any, keys: Keyspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "found", reading.Found())
+    await tell_of(redis, keys, age_ms=FORGET_AFTER_MS + 1000)
+    await tell_of(redis, keys, id="future", age_ms=-1 << 60)
+    for id, data in (("a", b"\xff"), ("b", b"{}"), ("c", b'{"service": "' + b"x" * 1000), (b"\xfe", b"[]")):
+        await redis.hset(keys.services, id, data)
+
+    (line,) = await Company(redis, keys, "gateway", "gateway-1").tell()
+
+    assert ("gateway", "gateway-1", RELEASE, FORMAT) == (line.service, line.name, line.release, line.format)
+    assert 1 == await redis.hlen(keys.services)
+    assert {"services": 4} == reading.counts()
+
+
+async def test_who_leaves_takes_its_word_back(redis: Any, keys: Keyspace) -> None:
+    running = asyncio.create_task(Company(redis, keys, "scheduler", "scheduler-1").run())
+    async with asyncio.timeout(30):
+        while not await redis.hlen(keys.services):
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert 0 == await redis.hlen(keys.services)

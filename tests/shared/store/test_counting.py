@@ -1,0 +1,258 @@
+"""An answered request counts exactly once, on the real scripts: repeated calls, refused owners, parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
+from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.statistics.tally import Compute, Load, execution, packed, statistics_of, success
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import (
+    COUNTS_TTL_MS,
+    TOTAL_MAX,
+    CancelCode,
+    Cancellation,
+    CommitCode,
+    Outcome,
+    Rejection,
+    StepCommit,
+)
+from shared.store.totals import Tallies
+from shared.store.waiting_line import read_lines
+from tests.scripted_mesh import ScriptedMesh
+
+ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
+ONE = {"INPUT": np.ones((1, 1), np.int32)}
+TIMES = Compute(1, 2, 3)
+STEP = packed(success(rows=1, total_ns=100, queue_ns=10, compute=TIMES))
+LOAD = Load("sum", "1", "0")
+SHARD = ShardId(0)
+
+pytestmark = pytest.mark.leaves_sequences
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    """One shard, so that any two sequences can be in one call."""
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
+    await mesh.open()
+    return mesh
+
+
+async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
+    """The first steps of sequences that alice owns."""
+    for number in sequences:
+        await mesh.submit(mesh.submission(number, ONE, StepFlag.START))
+        await mesh.assign(number, ALICE, slot=number)
+    entries = await cast(Any, mesh.redis).xrange(mesh.keys.inbox(SHARD, ALICE))
+    steps = [inbox_entry(entry, fields) for entry, fields in entries]
+    return [step for step in steps if isinstance(step, InboxStep)]
+
+
+async def commit(mesh: ScriptedMesh, steps: Sequence[InboxStep], *, epochs: Sequence[int] = ()) -> list[CommitCode]:
+    """One batch of these steps and a null row. epochs: what the owner believes, when that is not the truth."""
+    final = [
+        StepCommit(
+            sequence=step.sequence,
+            epoch=Epoch(epochs[place]) if epochs else step.epoch,
+            step=step.step,
+            flags=step.flags,
+            outcome=Outcome.DONE,
+            gateway=step.gateway,
+            token=step.token,
+            reply=encode(ReplyMessage("1")),
+            entries=[step.entry],
+            counts=STEP,
+            execution=packed(execution(batch_size=len(steps) + 1, compute=TIMES, ended_ms=5)) if place == 0 else b"",
+        )
+        for place, step in enumerate(steps)
+    ]
+    return await mesh.scripts.run(
+        mesh.scripts.commit(
+            final, shard=SHARD, executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=10_000, load=LOAD
+        )
+    )
+
+
+async def counted(mesh: ScriptedMesh) -> tuple[int, int]:
+    """Requests answered, executions."""
+    read = statistics_of("sum", "1", (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD])
+    assert read.inference_count == read.durations["success"].count
+    return read.inference_count, read.execution_count
+
+
+async def test_a_commit_that_is_sent_twice_counts_once(mesh: ScriptedMesh) -> None:
+    steps = await delivered(mesh, 1, 2)
+
+    assert [CommitCode.COMMITTED] * 2 == await commit(mesh, steps)
+    assert [CommitCode.BEFORE] * 2 == await commit(mesh, steps)
+    assert (2, 1) == await counted(mesh)
+
+
+async def test_an_owner_that_is_no_owner_any_more_counts_nothing(mesh: ScriptedMesh) -> None:
+    steps = await delivered(mesh, 1, 2)
+    await mesh.take_over(ALICE)
+
+    assert [CommitCode.REFUSED] * 2 == await commit(mesh, steps)
+    assert (0, 0) == await counted(mesh)
+
+
+async def test_of_a_batch_of_which_some_steps_are_refused_the_others_and_its_execution_count(
+    mesh: ScriptedMesh,
+) -> None:
+    """The refused step is the first, with which the counts of the execution travel."""
+    steps = await delivered(mesh, 1, 2)
+
+    codes = await commit(mesh, steps, epochs=[steps[0].epoch + 9, steps[1].epoch])
+
+    assert [CommitCode.REFUSED, CommitCode.COMMITTED] == codes
+    assert (1, 1) == await counted(mesh)
+
+
+@pytest.mark.parametrize(
+    "flags", [StepFlag.START, StepFlag.START | StepFlag.END, StepFlag.START | StepFlag.END | StepFlag.ALONE]
+)
+async def test_of_a_group_that_is_made_final_in_two_parts_the_execution_counts_once(
+    mesh: ScriptedMesh, flags: StepFlag
+) -> None:
+    """The call before it was not carried out, as a server that has just been restarted does not know the script: so one
+    of its steps comes too early. What became of the others is seen by the call that repeats it: they are answered, or
+    over, or nothing is left of them."""
+    await mesh.submit(mesh.submission(1, ONE, flags))
+    await mesh.assign(1, ALICE, slot=1)
+    await mesh.submit(mesh.submission(2, ONE, StepFlag.START))
+    await mesh.submit(mesh.submission(2, ONE))
+    await mesh.assign(2, ALICE, slot=2)
+    only, first, second = await delivered(mesh)
+    is_over = StepFlag.END in flags
+
+    expected = CommitCode.OVER if is_over else CommitCode.COMMITTED
+    assert [expected, CommitCode.OUT_OF_ORDER] == await commit(mesh, [only, second])
+    assert (1, 1) == await counted(mesh)
+    assert [CommitCode.COMMITTED] == await commit(mesh, [first])
+    assert (2, 2) == await counted(mesh)
+
+    expected = CommitCode.REFUSED if is_over else CommitCode.BEFORE
+    assert [expected, CommitCode.COMMITTED] == await commit(mesh, [only, second])
+    assert (3, 2) == await counted(mesh)
+    assert [expected, CommitCode.BEFORE] == await commit(mesh, [only, second])
+    assert (3, 2) == await counted(mesh)
+    assert {} == +(await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"].refused, "nobody else owns them"
+
+
+async def test_a_group_that_paged_its_sequence_counts_once(mesh: ScriptedMesh) -> None:
+    await mesh.submit(mesh.submission(1, ONE, StepFlag.START | StepFlag.PAGEABLE))
+    await mesh.assign(1, ALICE, slot=1)
+    steps = await delivered(mesh)
+    await mesh.redis.set(mesh.keys.wanted_slots(SHARD, "sum", "1"), 1, px=60_000)
+
+    assert [CommitCode.PAGED] * 2 == [(await commit(mesh, steps))[0] for _ in range(2)]
+    assert (1, 1) == await counted(mesh)
+
+
+async def refusals(mesh: ScriptedMesh) -> tuple[int, dict[str, int]]:
+    read = statistics_of("sum", "1", (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD])
+    return read.durations["fail"].count, {reason: count for reason, count in read.failures.items() if count}
+
+
+async def test_every_step_of_a_sequence_that_waited_too_long_is_rejected_once(mesh: ScriptedMesh) -> None:
+    for flags in (StepFlag.START, StepFlag.NONE, StepFlag.END):
+        await mesh.submit(mesh.submission(1, ONE, flags))
+    entry = (await mesh.record(1))["be"]
+    call = mesh.scripts.reject(
+        [Rejection(mesh.sequence(1), entry, encode(ReplyMessage("1")))], shard=SHARD, model="sum", term=Term(1)
+    )
+
+    assert [3] == await mesh.scripts.run(call)
+    assert [-1] == await mesh.scripts.run(call)
+    assert (3, {"REJECTED": 3}) == await refusals(mesh)
+
+
+async def test_every_step_of_a_waiting_sequence_is_cancelled_once(mesh: ScriptedMesh) -> None:
+    first = mesh.submission(1, ONE, StepFlag.START)
+    submitted = await mesh.submit(first)
+    await mesh.submit(mesh.submission(1, ONE))
+    gone = Cancellation(first.sequence, "sum", submitted.extra.decode(), submitted.step, first.gateway, first.token)
+    call = mesh.scripts.cancel([gone], shard=SHARD, reply=encode(ReplyMessage("1")), feed_max=10)
+
+    assert [CancelCode.REMOVED] == await mesh.scripts.run(call)
+    await mesh.scripts.run(call)
+    assert (2, {"CANCELED": 2}) == await refusals(mesh)
+
+
+async def test_counts_are_added_up_once_by_however_many(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1, 2, 3))
+
+    assert (3, 1) == await counted(mesh)
+    await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])
+    assert (3, 1) == await counted(mesh)
+
+
+async def test_more_counts_than_one_call_takes_are_all_added_up(mesh: ScriptedMesh) -> None:
+    tally = mesh.keys.tally(SHARD, "sum", "1", "0")
+    for _ in range(3):
+        await cast(Any, mesh.redis).rpush(tally, *[STEP] * TOTAL_MAX)
+    await cast(Any, mesh.redis).pexpire(tally, 60_000)
+
+    assert (3 * TOTAL_MAX, 0) == await counted(mesh)
+
+
+async def test_sums_beyond_the_precision_of_a_double_stay_exact(mesh: ScriptedMesh) -> None:
+    """A script calculates in doubles; a year of 100 requests in flight is more nanoseconds than these can hold."""
+    place = (SHARD, "sum", "1", "0")
+    await cast(Any, mesh.redis).hset(mesh.keys.counts(*place), "success_ns", 2**60 + 1)
+    await commit(mesh, await delivered(mesh, 1))
+
+    assert 2**60 + 101 == (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD]["success_ns"]
+
+
+async def test_tallies_and_counts_have_a_time_to_live(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1))
+    place = (SHARD, "sum", "1", "0")
+    redis = cast(Any, mesh.redis)
+
+    assert 0 < await redis.pttl(mesh.keys.tally(*place)) <= COUNTS_TTL_MS
+    await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])
+    assert 0 == await redis.exists(mesh.keys.tally(*place))
+    assert 0 < await redis.pttl(mesh.keys.counts(*place)) <= COUNTS_TTL_MS
+
+
+async def test_another_load_of_the_model_begins_at_zero(mesh: ScriptedMesh) -> None:
+    await commit(mesh, await delivered(mesh, 1))
+    reloaded = Load("sum", "1", "5-0")
+
+    sums = await Tallies(mesh.scripts, mesh.keys).read([LOAD, reloaded])
+    assert (1, {}) == (sums[LOAD]["success_count"], sums[reloaded])
+
+
+async def test_steps_wait_until_their_sequence_has_a_slot(mesh: ScriptedMesh) -> None:
+    for number, flags in ((1, StepFlag.START), (1, StepFlag.NONE), (2, StepFlag.START)):
+        await mesh.submit(mesh.submission(number, ONE, flags))
+
+    async def steps() -> dict[str, int]:
+        lines = await read_lines(mesh.redis, mesh.keys, ["sum", "unknown"])
+        assert {} == +lines["unknown"].steps
+        return dict(+lines["sum"].steps)
+
+    assert {"1": 3} == await steps()
+    await mesh.assign(1, ALICE)
+    assert {"1": 1} == await steps()
+    await mesh.assign(2, ALICE, slot=1)
+    assert {} == await steps()
+    await mesh.take_over(ALICE)
+    assert {"1": 3} == await steps()
+
+
+async def test_shards_are_added_up(redis: Redis, key_prefix: str) -> None:
+    keys = Keyspace(key_prefix, 3)
+    mesh = ScriptedMesh(redis, keys, "sum")
+    for shard in keys.shard_ids():
+        await cast(Any, redis).rpush(keys.tally(shard, "sum", "1", "0"), STEP)
+
+    assert (3, 0) == await counted(mesh)

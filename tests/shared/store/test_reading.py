@@ -1,0 +1,125 @@
+"""What cannot be read is left out, counted and logged once; a key of another type is taken for an empty one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId
+from shared.store import reading
+from shared.store.keyspace import TYPES, Keyspace, kind_of
+from shared.store.link import Link
+from shared.store.redis_client import join_mesh
+from tests.every_key import every_key
+
+ARGUMENTS: dict[str, Any] = {
+    "shard": ShardId(0),
+    "model": "m:1",
+    "version": "2",
+    "generation": "g",
+    "load": "l",
+    "executor": ExecutorId("e"),
+    "gateway": GatewayId("g"),
+    "name": "n",
+    "sequence": SequenceId("m:1||s:x"),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests found is not told here."""
+    monkeypatch.setattr(reading, "found", reading.Found())
+
+
+@pytest.fixture
+def keys(key_prefix: str) -> Keyspace:
+    return Keyspace(key_prefix)
+
+
+def test_every_key_has_a_kind_and_every_kind_a_key(keys: Keyspace) -> None:
+    assert set(TYPES) == {kind_of(key) for key in every_key(keys, ARGUMENTS)}
+
+
+def test_a_value_that_cannot_be_read_is_left_out_counted_and_logged_once(
+    keys: Keyspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "seqmesh"):
+        found = [reading.value_of(keys.models, data, int, field="m") for data in (b"7", b"x", b"y")]
+
+    assert [7, None, None] == found
+    assert {"models": 2} == reading.counts()
+    (line,) = caplog.records
+    fields = cast("Any", line).fields
+    assert f"{keys.models} m" == fields["key"]
+    assert reading.REMEDIES["models"] == fields["remedy"]
+
+
+def test_what_is_kept_in_mind_is_bounded(keys: Keyspace) -> None:
+    for number in range(2 * reading.NAMES_MAX):
+        reading.noted(keys.models, "garbage", field=str(number))
+
+    assert reading.NAMES_MAX == len(reading.found.names)
+    assert {"models": 2 * reading.NAMES_MAX} == reading.counts()
+
+
+async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, keys: Keyspace) -> None:
+    reading.noted(keys.models, "garbage")
+    await reading.tell_now(redis, keys)
+    reading.noted(keys.models, "garbage")
+    await reading.tell_now(redis, keys)
+    await cast("Any", redis).hset(keys.unreadable(ShardId(1)), mapping={"seq": 3, "last:seq": "x", "models": "garbage"})
+
+    assert {"models": 2, "seq": 3} == await reading.read_counts(redis, keys)
+    assert {} == reading.counts()
+
+
+@pytest.mark.parametrize("transaction", [True, False])
+async def test_a_key_of_another_type_is_taken_for_an_empty_one(
+    redis: Redis, keys: Keyspace, *, transaction: bool
+) -> None:
+    client = cast("Any", redis)
+    await client.set(keys.models, "no hash")
+
+    assert {} == await client.hgetall(keys.models)
+
+    await client.set(keys.models, "no hash")
+    async with client.pipeline(transaction=transaction) as pipe:
+        pipe.hset(keys.executors, "a", "1")
+        pipe.hset(keys.models, "b", "2")
+        await pipe.execute()
+
+    assert {b"b": b"2"} == await client.hgetall(keys.models)
+    assert {b"a": b"1"} == await client.hgetall(keys.executors)
+    assert {"models": 2} == reading.counts()
+
+
+async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redis, keys: Keyspace) -> None:
+    client = cast("Any", redis)
+    feed, starts = keys.feed(ShardId(0), "m"), keys.starts(ShardId(0), "m")
+    await client.xadd(feed, {"a": "1"}, id="1-1")
+    await client.hset(starts, "no", "stream")
+    link = Link(redis)
+    await link.connect()
+
+    added, read, refused = await link.exchange(
+        [("RPUSH", keys.tally(ShardId(0), "m", "1", "0"), "x"), ("XREAD", "STREAMS", feed, starts, "0", "0"), ("NO",)]
+    )
+    await link.close()
+
+    assert 1 == added
+    assert [[feed.encode(), [[b"1-1", [b"a", b"1"]]]]] == read
+    assert isinstance(refused, Exception)
+    assert {"starts": 1} == reading.counts()
+    assert 0 == await client.exists(starts)
+    await client.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
+
+
+async def test_a_mesh_whose_number_of_shards_is_garbage_is_joined(redis: Redis, keys: Keyspace) -> None:
+    await cast("Any", redis).hset(keys.mesh, "shards", "garbage")
+
+    await join_mesh(redis, keys)
+
+    assert str(keys.shards).encode() == await cast("Any", redis).hget(keys.mesh, "shards")

@@ -1,0 +1,321 @@
+"""A sequence of which something cannot be read, on the real server: it is lost, and nobody else is."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from redis.asyncio import Redis
+
+from shared.contract.errors import Code, Reason
+from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
+from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.statistics.tally import Load, packed
+from shared.store.keyspace import Keyspace
+from shared.store.reading import read_counts
+from shared.store.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode, Submitted
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
+
+ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
+ONE = {"x": np.ones(1, np.float32)}
+START, NONE = StepFlag.START, StepFlag.NONE
+VICTIM, OTHER = 1, 2
+ANSWER = encode(ReplyMessage("1"))
+GARBAGE = b"\xff\x00 nonsense"
+FIELDS = ["st", "ow", "ep", "in", "sl", "nx", "cm", "sn"]
+"""Fields of a live sequence's record without which nothing can be done for it."""
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    """A mesh of one shard, so that calls carry steps of both sequences."""
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
+    await mesh.open()
+    return mesh
+
+
+async def spoil(mesh: ScriptedMesh, correlation_id: int, kind: str) -> None:
+    """A field of the record, or a whole key of a sequence."""
+    own, client = mesh.keys.sequence(mesh.sequence(correlation_id)), cast("Any", mesh.redis)
+    if kind in ("record", "idle", "parked", "checkpoint"):
+        await client.delete(getattr(own, kind))
+        await client.rpush(getattr(own, kind), "no such type")
+    else:
+        await client.hset(own.record, kind, GARBAGE)
+
+
+async def submitted(mesh: ScriptedMesh, *steps: Submission) -> list[Submitted]:
+    """Steps that one call carries."""
+    call = mesh.scripts.submit(steps, shard=mesh.keys.shard_ids()[0], backlog_max=100, in_flight_max=100)
+    return await mesh.scripts.run(call)
+
+
+def done(mesh: ScriptedMesh, step: Submission, number: int, epoch: Epoch, *, flags: StepFlag = NONE) -> StepCommit:
+    """A step that its owner has run."""
+    return StepCommit(step.sequence, epoch, StepNumber(number), flags, Outcome.DONE, step.gateway, step.token, ANSWER)
+
+
+async def committed(mesh: ScriptedMesh, *steps: StepCommit) -> list[CommitCode]:
+    """Commits that one call carries."""
+    call = mesh.scripts.commit(
+        steps, shard=mesh.keys.shard_ids()[0], executor=ALICE, model="sum", idle_ms=60_000, tombstone_ms=60_000
+    )
+    return await mesh.scripts.run(call)
+
+
+async def both_live(mesh: ScriptedMesh) -> dict[int, Epoch]:
+    """Starts both sequences; their first steps are committed."""
+    epochs: dict[int, Epoch] = {}
+    for slot, number in enumerate((VICTIM, OTHER)):
+        step = mesh.submission(number, ONE, START)
+        await mesh.submit(step)
+        epochs[number] = await mesh.assign(number, ALICE, slot=slot)
+        await committed(mesh, done(mesh, step, 1, epochs[number], flags=START))
+    return epochs
+
+
+async def answers(mesh: ScriptedMesh) -> dict[str, bytes]:
+    """The first answer to each token."""
+    stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
+    found: dict[str, bytes] = {}
+    for _, fields in await cast("Any", mesh.redis).xrange(stream):
+        for token, reply in fields.items():
+            found.setdefault(token.decode(), reply)
+    return found
+
+
+async def slot_is_back(mesh: ScriptedMesh) -> bool:
+    """Whether the scheduler hears that the victim is over, and nobody owns it."""
+    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    victim = mesh.sequence(VICTIM).encode()
+    told = [fields[b"q"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))]
+    owned = await client.smembers(mesh.keys.owned(shard, ALICE, "sum"))
+    return victim in told and mesh.sequence(OTHER).encode() not in told and (victim not in owned)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", [*FIELDS, "record"])
+async def test_a_step_of_it_is_told_that_it_is_lost_and_the_others_in_the_call_go_on(
+    mesh: ScriptedMesh, kind: str
+) -> None:
+    await both_live(mesh)
+    await spoil(mesh, VICTIM, kind)
+
+    lost, accepted = await submitted(mesh, mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE))
+
+    assert lost.code in (SubmitCode.LOST, SubmitCode.NEVER_SEEN)
+    assert (SubmitCode.DELIVERED, 2) == (accepted.code, accepted.step)
+    (again,) = await submitted(mesh, mesh.submission(VICTIM, ONE, START))
+    assert (SubmitCode.WAITING, 1) == (again.code, again.step)
+    assert await read_counts(mesh.redis, mesh.keys)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["st", "ow", "ep", "nx", "cm", "sn", "record", "vr", "og"])
+async def test_its_owner_is_refused_its_caller_told_and_the_others_are_committed(mesh: ScriptedMesh, kind: str) -> None:
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE)]
+    await submitted(mesh, *steps)
+    await spoil(mesh, VICTIM, kind)
+
+    codes = await committed(mesh, *(done(mesh, step, 2, epochs[n]) for n, step in enumerate(steps, 1)))
+
+    if kind == "vr":
+        assert [CommitCode.COMMITTED] * 2 == codes, "a version of any name is one"
+        return
+    assert [CommitCode.REFUSED, CommitCode.COMMITTED] == codes
+    told = await mesh.reply_to(steps[0].token) if kind != "og" else None
+    assert told is None or (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
+    assert ANSWER == (await answers(mesh))[steps[1].token]
+    assert await slot_is_back(mesh)
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["nx", "cm", "st", "record", "parked"])
+async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh: ScriptedMesh, kind: str) -> None:
+    steps = {number: mesh.submission(number, ONE, START) for number in (VICTIM, OTHER)}
+    await submitted(mesh, *steps.values())
+    place = (await mesh.record(VICTIM))["be"]
+    await spoil(mesh, VICTIM, kind)
+
+    epoch = await assign_by(mesh, VICTIM, place)
+
+    if kind == "parked":
+        # What was parked is gone: the owner never hears of the step (see test_missing_steps).
+        assert epoch
+        return
+    assert 0 == epoch
+    assert await mesh.assign(OTHER, ALICE, slot=1)
+    told = await mesh.reply(steps[VICTIM])
+    assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
+    shard = mesh.keys.shard_ids()[0]
+    assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
+    assert 0 == await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).parked)
+    if kind != "record":
+        assert b"0" == await cast("Any", mesh.redis).hget(mesh.keys.line(shard, "sum"), "w")
+
+
+async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoch:
+    """As `ScriptedMesh.assign`, by an entry that was read before the record was spoilt."""
+    record = mesh.record
+
+    async def known(_: Any) -> dict[str, str]:
+        return {"be": entry}
+
+    mesh.record = known  # type: ignore[method-assign]
+    try:
+        return await mesh.assign(correlation_id, ALICE)
+    finally:
+        mesh.record = record  # type: ignore[method-assign]
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["st", "ow", "nx", "cm", "record"])
+async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> None:
+    await both_live(mesh)
+    await spoil(mesh, VICTIM, kind)
+    shard = mesh.keys.shard_ids()[0]
+    await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(OTHER)).idle)
+
+    call = mesh.scripts.expire(
+        [mesh.sequence(VICTIM), mesh.sequence(OTHER)], shard=shard, model="sum", term=mesh.term, tombstone_ms=1000
+    )
+    assert [False, True] == await mesh.scripts.run(call)
+
+    client = cast("Any", mesh.redis)
+    told = {fields[b"q"]: fields[b"k"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))}
+    assert {mesh.sequence(VICTIM).encode(): b"u", mesh.sequence(OTHER).encode(): b"x"} == told
+    assert 0 == await client.zcard(mesh.keys.deadlines(shard, "sum"))
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["st", "ow", "nx", "cm", "record"])
+async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
+    epochs = await both_live(mesh)
+    steps = [mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE)]
+    await submitted(mesh, *steps)
+    shard = mesh.keys.shard_ids()[0]
+    await cast("Any", mesh.redis).xadd(mesh.keys.inbox(shard, ALICE), {GARBAGE: GARBAGE})
+    await cast("Any", mesh.redis).sadd(mesh.keys.owned(shard, ALICE, "sum"), "foreign")
+    await spoil(mesh, VICTIM, kind)
+
+    await mesh.take_over(ALICE, lost=True)
+
+    assert epochs[OTHER] < await mesh.assign(OTHER, BOB)
+    assert 0 == await mesh.redis.xlen(mesh.keys.inbox(shard, ALICE))
+    if kind not in ("record", "st"):
+        told = await mesh.reply(steps[0])
+        assert Reason.LOST == told.reason
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("value", [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5"])
+async def test_numbers_of_a_shard_that_are_none_begin_anew(mesh: ScriptedMesh, value: bytes) -> None:
+    epochs = await both_live(mesh)
+    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    await client.set(mesh.keys.epoch(shard), value)
+    await client.set(mesh.keys.fence(shard, "sum"), value)
+    await client.set(mesh.keys.wanted_slots(shard, "sum", ""), value, px=60_000)
+    await client.hset(mesh.keys.line(shard, "sum"), mapping={"w": value, "s:1": value, "refused:": value})
+
+    step = mesh.submission(3, ONE, START)
+    assert SubmitCode.WAITING == (await mesh.submit(step)).code
+    epoch = await mesh.assign(3, ALICE, slot=2)
+    assert epoch > max(epochs.values())
+    assert [CommitCode.COMMITTED] == await committed(mesh, done(mesh, step, 1, epoch, flags=START))
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("kind", ["starts", "feed", "deadlines", "line", "owned", "inbox", "epoch", "fence", "replies"])
+async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: ScriptedMesh, kind: str) -> None:
+    epochs = await both_live(mesh)
+    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    name = {
+        "starts": mesh.keys.starts(shard, "sum"),
+        "feed": mesh.keys.feed(shard, "sum"),
+        "deadlines": mesh.keys.deadlines(shard, "sum"),
+        "line": mesh.keys.line(shard, "sum"),
+        "owned": mesh.keys.owned(shard, ALICE, "sum"),
+        "inbox": mesh.keys.inbox(shard, ALICE),
+        "epoch": mesh.keys.epoch(shard),
+        "fence": mesh.keys.fence(shard, "sum"),
+        "replies": mesh.keys.replies(shard, GatewayId(GATEWAY)),
+    }[kind]
+    await client.delete(name)
+    await (client.rpush(name, "x") if kind != "line" else client.set(name, "x"))
+
+    step = mesh.submission(3, ONE, START | StepFlag.END)
+    assert SubmitCode.WAITING == (await mesh.submit(step)).code
+    epoch = await mesh.assign(3, ALICE, slot=2)
+    assert epoch > max(epochs.values())
+    assert [CommitCode.OVER] == await committed(mesh, done(mesh, step, 1, epoch, flags=StepFlag.END))
+    assert 1 == (await read_counts(mesh.redis, mesh.keys))[kind]
+
+
+async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> None:
+    load, shard = Load("sum", "1", "0"), mesh.keys.shard_ids()[0]
+    tally, client = mesh.keys.tally(shard, "sum", "1", "0"), cast("Any", mesh.redis)
+    torn = [GARBAGE, packed({"success_count": 7})[:-2], b"\x07", b"\x92\x01\x02", b"\x91\xa1x", b"\x92\xa1x\xa1y"]
+    await client.rpush(tally, packed({"success_count": 1}), *torn, packed({"success_count": 2}))
+    counts = mesh.keys.counts(shard, "sum", "1", "0")
+    await client.hset(counts, mapping={"success_count": GARBAGE, "success_ns": GARBAGE})
+
+    totals = await mesh.scripts.run(mesh.scripts.total([load], shard=shard))
+
+    assert [{"success_count": 3}] == totals.sums
+    await client.delete(counts)
+
+
+async def swept(mesh: ScriptedMesh) -> list[int]:
+    shard = mesh.keys.shard_ids()[0]
+    sequences = [mesh.sequence(number) for number in (VICTIM, OTHER)]
+    return await mesh.scripts.run(mesh.scripts.sweep(sequences, shard=shard, model="sum", term=mesh.term))
+
+
+@pytest.mark.leaves_sequences
+async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_records(mesh: ScriptedMesh) -> None:
+    """Here VICTIM is live, between two steps, and OTHER waits."""
+    started = mesh.submission(VICTIM, ONE, START)
+    waiting = mesh.submission(OTHER, ONE, START)
+    await submitted(mesh, started, waiting)
+    epoch = await mesh.assign(VICTIM, ALICE)
+    await committed(mesh, done(mesh, started, 1, epoch, flags=START))
+    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    names = (mesh.keys.owned(shard, ALICE, "sum"), mesh.keys.deadlines(shard, "sum"), mesh.keys.starts(shard, "sum"))
+    before = [await client.smembers(names[0]), await client.zrange(names[1], 0, -1)]
+    assert [1, 1] == await swept(mesh), "nothing is wrong"
+    assert 1 == await client.xlen(names[2])
+    await client.delete(*names)
+
+    assert [1, 1] == await swept(mesh)
+
+    assert before == [await client.smembers(names[0]), await client.zrange(names[1], 0, -1)]
+    assert await mesh.assign(OTHER, ALICE, slot=1)
+    assert 0 == await client.xlen(names[2])
+
+
+@pytest.mark.leaves_sequences
+@pytest.mark.parametrize("state", ["live", "waiting"])
+async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh, state: str) -> None:
+    if state == "live":
+        await both_live(mesh)
+    steps = [mesh.submission(number, ONE, NONE if state == "live" else START) for number in (VICTIM, OTHER)]
+    await submitted(mesh, *steps)
+    assert [1, 1] == await swept(mesh), "both steps are there"
+    own = mesh.keys.sequence(mesh.sequence(VICTIM))
+    client, inbox = cast("Any", mesh.redis), mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE)
+    if state == "live":
+        entries = await client.xrange(inbox)
+        await client.xdel(
+            inbox, *(entry for entry, fields in entries if fields[b"q"] == mesh.sequence(VICTIM).encode())
+        )
+    else:
+        await client.delete(own.parked)
+
+    assert [0, 1] == await swept(mesh)
+
+    told = await mesh.reply(steps[0])
+    assert (Code.INVALID_ARG, Reason.LOST) == (told.error_code, told.reason)
+    assert steps[1].token not in await answers(mesh)
+    assert [0, 1] == await swept(mesh), "and again"

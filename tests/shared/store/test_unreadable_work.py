@@ -1,0 +1,145 @@
+"""Stateless requests of which something cannot be read, on the real server: they are answered, and others run."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from shared.contract.errors import Code
+from shared.contract.ids import ExecutorId, GatewayId
+from shared.contract.messages import ReplyMessage, decode_reply, encode
+from shared.contract.response_cache import entry_name
+from shared.statistics.tally import Load
+from shared.store.keyspace import TYPES, Keyspace, kind_of
+from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
+from tests.scripted_mesh import GATEWAY, ScriptedMesh
+
+ME, DEAD = ExecutorId("me"), ExecutorId("dead")
+LOAD = Load("sum", "1", "0")
+DONE = encode(ReplyMessage("1"))
+LATE = encode(ReplyMessage("1", error_code="UNAVAILABLE"))
+GARBAGE = b"\xff\x00 garbage"
+SPOILT = [*(kind for kind in TYPES if kind.startswith(("work:", "cache:"))), "tally"]
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
+    await mesh.open()
+    return mesh
+
+
+async def enqueue(mesh: ScriptedMesh, tokens: str, *, ordered: bool = False) -> None:
+    lookup = Lookup(entry_name("scope", "0", "digest"), "0", 0)
+    items = [
+        WorkItem("sum", "1", GATEWAY, token, b"message", ordered=ordered, lookup=lookup, timeout_us=60_000_000)
+        for token in tokens
+    ]
+    await mesh.scripts.run(WorkScripts(mesh.keys).enqueue(items, bound=100))
+
+
+async def run_everything(mesh: ScriptedMesh, me: ExecutorId = ME) -> None:
+    """Takes and answers until nothing is left."""
+    work = WorkScripts(mesh.keys)
+    for number in range(20):
+        pull = work.pull(
+            LOAD, me, f"t{number}", requests_max=2, rows_max=8, delay_us=0, take=Take.WHEN_PLAIN, too_late=LATE
+        )
+        taken = await mesh.scripts.run(pull)
+        if not isinstance(taken, Taken):
+            return
+        stored = Stored(entry_name("scope", "0", "other"), 1 << 20)
+        await mesh.scripts.run(work.finish(LOAD, me, [WorkDone(id, DONE, b"", stored) for id, _ in taken.requests]))
+    raise AssertionError("there is no end to it")
+
+
+async def answered(mesh: ScriptedMesh) -> dict[str, str]:
+    """The code that each token was answered with."""
+    stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
+    found: dict[str, str] = {}
+    for _, fields in (await cast("Any", mesh.redis).xrange(stream))[1:]:
+        for token, reply in fields.items():
+            code = decode_reply(reply).error_code
+            assert code == found.setdefault(token.decode(), code), "a gateway takes the first answer"
+    return found
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("kind", SPOILT)
+async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, kind: str, *, ordered: bool) -> None:
+    await enqueue(mesh, "ab", ordered=ordered)
+    # One of them is held by somebody else meanwhile.
+    pull = WorkScripts(mesh.keys).pull(
+        LOAD, DEAD, "t", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN, too_late=LATE
+    )
+    await mesh.scripts.run(pull)
+    names = [
+        *mesh.keys.work_queue("sum", "1"),
+        *mesh.keys.cache(mesh.keys.shard_ids()[0]),
+        mesh.keys.tally(mesh.keys.shard_ids()[0], "sum", "1", "0"),
+    ]
+    (name,) = [name for name in names if kind_of(name) == kind]
+    client = cast("Any", mesh.redis)
+    await client.delete(name)
+    await (client.set(name, "x") if TYPES[kind] != "string" else client.rpush(name, "x"))
+
+    await enqueue(mesh, "cd", ordered=ordered)
+    await run_everything(mesh)
+    if kind != "work:wake":
+        await mesh.scripts.run(WorkScripts(mesh.keys).requeue(LOAD, DEAD, given_up=DONE))
+    await enqueue(mesh, "e", ordered=ordered)
+    await run_everything(mesh)
+    if kind == "work:wake":
+        await mesh.scripts.run(WorkScripts(mesh.keys).requeue(LOAD, DEAD, given_up=DONE))
+        await run_everything(mesh)
+
+    codes = await answered(mesh)
+    assert set("abcde") == set(codes)
+    assert {codes[token] for token in "cde"} == {""}
+    assert {codes[token] for token in "ab"} <= {"", Code.INTERNAL}
+    await drop(mesh)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("value", [GARBAGE, b"", b"a b c R 1 0 0 ", b"1.0.2 x 0 R 1 0 0 s"])
+async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_run(
+    mesh: ScriptedMesh, value: bytes, *, ordered: bool
+) -> None:
+    await enqueue(mesh, "abc", ordered=ordered)
+    queue, client = mesh.keys.work_queue("sum", "1"), cast("Any", mesh.redis)
+    await client.hset(queue.meta, f"{GATEWAY}/a", value)
+    await client.zadd(queue.queue, {GARBAGE: 0, "short": 0, f"{'9' * 20}.0.{'0' * 16}.foreign/id": 0})
+    await client.zadd(queue.deadlines, {GARBAGE: 1, "foreign": 1})
+    await client.zadd(queue.order, {"foreign": 0})
+    await client.hset(queue.held, mapping={"foreign": DEAD, GARBAGE: DEAD})
+    await client.hset(queue.takers, DEAD, GARBAGE)
+
+    await mesh.scripts.run(WorkScripts(mesh.keys).requeue(LOAD, DEAD, given_up=DONE))
+    await run_everything(mesh)
+
+    assert {"a": Code.INTERNAL, "b": "", "c": ""} == await answered(mesh)
+    assert 0 == await client.exists(queue.queue, queue.meta, queue.messages, queue.held, queue.order, queue.early)
+    await drop(mesh)
+
+
+async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: ScriptedMesh) -> None:
+    await enqueue(mesh, "abc")
+    queue, client = mesh.keys.work_queue("sum", "1"), cast("Any", mesh.redis)
+    await client.hset(queue.meta, mapping={f"{GATEWAY}/a": GARBAGE, f"{GATEWAY}/b": GARBAGE})
+
+    work = WorkScripts(mesh.keys)
+    # Whoever comes to it answers it.
+    assert [False] == await mesh.scripts.run(work.withdraw(LOAD, GatewayId(GATEWAY), ["a"], reply=LATE))
+    while await mesh.scripts.run(work.refuse(LOAD, LATE)):
+        pass
+
+    assert {"a": Code.INTERNAL, "b": Code.INTERNAL, "c": Code.UNAVAILABLE} == await answered(mesh)
+    await drop(mesh)
+
+
+async def drop(mesh: ScriptedMesh) -> None:
+    """What a mesh keeps for ever, or for a while."""
+    shard = mesh.keys.shard_ids()[0]
+    await cast("Any", mesh.redis).delete(mesh.keys.tally(shard, "sum", "1", "0"), *mesh.keys.cache(shard))
