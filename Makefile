@@ -57,11 +57,12 @@ gpu: install  ## what computes, on a GPU of this machine: its engines, meshes, a
 	$(BIN)/python -m pytest --device cuda:0 tests/executor tests/mesh/test_lost_gpus.py tests/mesh/test_determinism.py \
 	  $(ARGS)
 
-check: install  ## style, format, strict types, import contracts
+check: install  ## style, format, strict types, import contracts, names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.names
 
 format: install  ## writes every file as `make check` wants it
 	$(BIN)/ruff check --fix .

@@ -33,7 +33,7 @@ class StepError(Exception):
     """The server refused a step, or the connection is gone."""
 
 
-class Session(Protocol):
+class LoadSession(Protocol):
     """A connection or stream that carries one step at a time."""
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
@@ -48,7 +48,7 @@ class Session(Protocol):
 class Client(Protocol):
     """Makes sessions."""
 
-    async def session(self) -> Session:
+    async def session(self) -> LoadSession:
         """A new session. Raises `StepError`."""
         ...
 
@@ -60,7 +60,7 @@ class Client(Protocol):
 def client_for(protocol: ProtocolName, address: Addresses, model: str, form: TensorForm) -> Client:
     """A client for one model."""
     if protocol == "http":
-        return HttpClient(address, model, form)
+        return KeepAliveHttpClient(address, model, form)
     return GrpcClient(address, model, form, stream=protocol == "grpc-stream")
 
 
@@ -77,7 +77,7 @@ class Addresses:
 # -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
-class HttpClient:
+class KeepAliveHttpClient:
     """One keep-alive connection per session."""
 
     def __init__(self, address: Addresses, model: str, form: TensorForm) -> None:
@@ -126,7 +126,7 @@ class HttpSession:
         self._request = request
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `Session`."""
+        """See `LoadSession`."""
         status, document_bytes, body = await self._connection.exchange(
             self._request(sequence, data, start=start, end=end)
         )
@@ -215,7 +215,7 @@ class GrpcClient:
         self._session = GrpcStreamSession if stream else GrpcSession
         self._bytes = RequestBytes(model, form)
 
-    async def session(self) -> Session:
+    async def session(self) -> LoadSession:
         """A session; a stream opens with its first step."""
         return self._session(self._call, self._bytes)
 
@@ -283,7 +283,7 @@ class GrpcSession:
         return self._parts.request(self._sequence[1], data, start=start, end=end)
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `Session`."""
+        """See `LoadSession`."""
         try:
             answer = await self._call(self._request(sequence, data, start=start, end=end))
         except grpc.aio.AioRpcError as error:
@@ -300,7 +300,7 @@ class GrpcStreamSession(GrpcSession):
     _stream: Any = None
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `Session`."""
+        """See `LoadSession`."""
         if self._stream is None:
             self._stream = self._call()
         try:

@@ -21,10 +21,10 @@ import uvloop
 
 from benchmarks.clients import PROTOCOLS, ProtocolName, StepError, client_for
 from benchmarks.dial import measure_dial
-from benchmarks.load import DRAIN_TIMEOUT_S, Load, Tally, new_sequence_ids, probe
+from benchmarks.load import DRAIN_TIMEOUT_S, LoadRun, Tally, new_sequence_ids, probe
 from benchmarks.paging import measure_paging
 from benchmarks.results import Cell, Result, comparison, result_of, summary, table
-from benchmarks.servers import Server, build_models, executions, running_mesh
+from benchmarks.servers import MeasuredServer, build_models, executions, running_mesh
 from benchmarks.takeover import measure_takeovers
 from benchmarks.triton import Triton, running_triton
 from benchmarks.usage import Meter
@@ -57,7 +57,7 @@ GIVE_UP_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """What is measured, how long, how often."""
 
     models: Sequence[str]
@@ -67,7 +67,7 @@ class Plan:
     warmup_s: float
     rounds: int
 
-    def cells(self, servers: Sequence[Server]) -> Iterator[tuple[Server, Cell]]:
+    def cells(self, servers: Sequence[MeasuredServer]) -> Iterator[tuple[MeasuredServer, Cell]]:
         """One round: cell by cell, the servers alternating. Triton has no pytorch backend here."""
         for model in self.models:
             for protocol in self.protocols:
@@ -172,7 +172,7 @@ def bench(
     if dial:
         measure_dial(seconds=seconds or (1.0 if quick else 3.0), rounds=rounds or (1 if quick else 3), out=out)
         return
-    plan = Plan(
+    plan = MeasurementPlan(
         models=models or (ALL_MODELS if triton else MODELS),
         protocols=protocols,
         concurrencies=concurrency or [int(n) for n in (QUICK_CONCURRENCIES if quick else CONCURRENCIES).split(",")],
@@ -184,7 +184,7 @@ def bench(
         repository = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-models-")))
         click.echo("making the models and starting the servers", err=True)
         build_models(repository)
-        servers: list[Server] = [stack.enter_context(running_mesh(repository, executors))]
+        servers: list[MeasuredServer] = [stack.enter_context(running_mesh(repository, executors))]
         if triton or triton_python or triton_wheel:
             names = [name for name in TRITON_MODELS if name in plan.models]
             servers.append(stack.enter_context(running_triton(repository, names, triton_python, triton_wheel)))
@@ -193,7 +193,7 @@ def bench(
     sys.exit(1 if any(r.cell.server != Triton.label and (r.wrong or r.errors) for r in results) else 0)
 
 
-def measure_all(plan: Plan, servers: Sequence[Server]) -> list[Result]:
+def measure_all(plan: MeasurementPlan, servers: Sequence[MeasuredServer]) -> list[Result]:
     """All rounds; tells each cell's outcome as it comes."""
     for server in servers:
         processes = ", ".join(f"{name} {' '.join(map(str, pids))}" for name, pids in server.groups.items())
@@ -213,7 +213,9 @@ def measure_all(plan: Plan, servers: Sequence[Server]) -> list[Result]:
     return results
 
 
-def measure(server: Server, cell: Cell, round_number: int, plan: Plan, workload: RunningSums | LstmScripts) -> Result:
+def measure(
+    server: MeasuredServer, cell: Cell, round_number: int, plan: MeasurementPlan, workload: RunningSums | LstmScripts
+) -> Result:
     """One cell. A server that fails or hangs gives a result that says so."""
     meter = Meter(server.groups, server.redis_url)
     tally = Tally()
@@ -230,7 +232,9 @@ def measure(server: Server, cell: Cell, round_number: int, plan: Plan, workload:
     return result_of(cell, round_number, tally, meter, mean_batch)
 
 
-async def load(server: Server, cell: Cell, plan: Plan, workload: RunningSums | LstmScripts, meter: Meter) -> Tally:
+async def load(
+    server: MeasuredServer, cell: Cell, plan: MeasurementPlan, workload: RunningSums | LstmScripts, meter: Meter
+) -> Tally:
     """The load of one cell, after the probe where the model needs one."""
     ids = new_sequence_ids()
     if isinstance(workload, LstmScripts) and not workload.expected:
@@ -238,13 +242,13 @@ async def load(server: Server, cell: Cell, plan: Plan, workload: RunningSums | L
     client = client_for(cell.protocol, server.address, cell.model, workload.form)
     try:
         async with asyncio.timeout(plan.warmup_s + plan.seconds + DRAIN_TIMEOUT_S + GIVE_UP_MARGIN_S):
-            run = Load(client, workload, ids)
+            run = LoadRun(client, workload, ids)
             return await run.run(cell.concurrency, warmup_s=plan.warmup_s, seconds=plan.seconds, at_edge=meter.read)
     finally:
         await client.close()
 
 
-async def probe_once(server: Server, model: str, workload: LstmScripts, ids: Iterator[int]) -> None:
+async def probe_once(server: MeasuredServer, model: str, workload: LstmScripts, ids: Iterator[int]) -> None:
     """Asks the server, one step at a time, what the LSTM answers."""
     client = client_for("grpc", server.address, model, workload.form)
     try:
@@ -268,7 +272,7 @@ def one_line(result: Result) -> str:
     )
 
 
-def write(results: Sequence[Result], plan: Plan, out: Path) -> None:
+def write(results: Sequence[Result], plan: MeasurementPlan, out: Path) -> None:
     """The three files, and the tables on standard output."""
     from benchmarks.plot import draw  # noqa: PLC0415 -- matplotlib takes a second; not needed for --help
 

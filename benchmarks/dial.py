@@ -34,7 +34,7 @@ from redis import Redis
 from benchmarks.clients import Addresses, Client, StepError, client_for
 from benchmarks.dial_figures import Turn, checkpointed, one_line, summary, table
 from benchmarks.dial_positions import Setting, settings
-from benchmarks.load import Load, new_sequence_ids
+from benchmarks.load import LoadRun, new_sequence_ids
 from benchmarks.servers import mesh_of
 from benchmarks.usage import Meter, Reading
 from benchmarks.workloads import RunningSums
@@ -162,7 +162,7 @@ class Dial:
             meter.read()
             await asyncio.sleep(IDLE_S)
             meter.read()
-            load = Load(client, LongSums(), self._ids)
+            load = LoadRun(client, LongSums(), self._ids)
             tally = await load.run(CONCURRENCY, warmup_s=WARMUP_S, seconds=self._seconds, at_edge=meter.read)
         finally:
             meter.close()

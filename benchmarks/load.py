@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.clients import Client, Session, StepError
+from benchmarks.clients import Client, LoadSession, StepError
 from benchmarks.workloads import SCRIPTS, LstmScripts, Track, Workload
 
 PAUSE_AFTER_ERROR_S = 0.05
@@ -46,7 +46,7 @@ class Tally:
             self.examples[text] += 1
 
 
-class Load:
+class LoadRun:
     """One run of load."""
 
     def __init__(self, client: Client, workload: Workload, ids: Iterator[int]) -> None:
@@ -93,7 +93,7 @@ class Load:
                 session = await self._again(session)
         await session.close()
 
-    async def _again(self, session: Session) -> Session:
+    async def _again(self, session: LoadSession) -> LoadSession:
         """A fresh session after an error; the old one while the server cannot be reached."""
         try:
             fresh = await self._client.session()
@@ -103,7 +103,7 @@ class Load:
         await session.close()
         return fresh
 
-    async def _sequence(self, session: Session) -> None:
+    async def _sequence(self, session: LoadSession) -> None:
         sequence, steps, track = next(self._ids), self._workload.steps(), self._workload.begin()
         for index in range(steps):
             end = index == steps - 1 or (self._stopping and index > 0)
@@ -111,7 +111,7 @@ class Load:
             if end:
                 return
 
-    async def _step(self, session: Session, sequence: int, track: Track, *, start: bool, end: bool) -> None:
+    async def _step(self, session: LoadSession, sequence: int, track: Track, *, start: bool, end: bool) -> None:
         data = track.next_input()
         sent_ns = time.perf_counter_ns()
         output = await session.step(sequence, data, start=start, end=end)
@@ -122,7 +122,7 @@ class Load:
             self.tally.latencies_ns.append(took_ns)
 
 
-async def probe(session: Session, scripts: LstmScripts, ids: Iterator[int]) -> None:
+async def probe(session: LoadSession, scripts: LstmScripts, ids: Iterator[int]) -> None:
     """Fixes what the LSTM must answer, one step at a time on a quiet server.
 
     Raises `StepError`, also when the answers show that the server keeps no state: nothing could be checked by them.

@@ -26,10 +26,10 @@ import click
 import uvloop
 from redis import Redis
 
-from benchmarks.clients import Client, Session, StepError, client_for
+from benchmarks.clients import Client, LoadSession, StepError, client_for
 from benchmarks.load import new_sequence_ids
 from benchmarks.results import markdown
-from benchmarks.servers import Mesh, mesh_of
+from benchmarks.servers import BenchmarkMesh, mesh_of
 from benchmarks.workloads import RunningSums, SumTrack
 from deploy.local.private_mesh import private_mesh
 from shared.store.keyspace import Keyspace
@@ -100,11 +100,11 @@ def write_model(repository: Path) -> None:
     (version.parent / "config.pbtxt").write_text(CONFIG)
 
 
-async def run(mesh: Mesh, sequences: int, callers: int, seconds: float) -> tuple[Paging, list[float]]:
+async def run(mesh: BenchmarkMesh, sequences: int, callers: int, seconds: float) -> tuple[Paging, list[float]]:
     """Both parts; also every wait of the second one, ms. Raises StepError when an answer is wrong or missing."""
     client = client_for("grpc", mesh.address, MODEL, RunningSums.form)
     ids, sums = new_sequence_ids(), RunningSums()
-    tracks = [Track(next(ids), sums.begin()) for _ in range(sequences)]
+    tracks = [PagedTrack(next(ids), sums.begin()) for _ in range(sequences)]
     try:
         started = await Part("start", client, callers).play(iter(tracks), sequences, start=True)
         for track in tracks:
@@ -120,7 +120,7 @@ async def run(mesh: Mesh, sequences: int, callers: int, seconds: float) -> tuple
 
 
 @dataclass(slots=True)
-class Track:
+class PagedTrack:
     """One sequence, and the longest wait of its steps."""
 
     id: int
@@ -129,7 +129,7 @@ class Track:
     longest_ms: float = 0.0
 
 
-def in_turn(tracks: Sequence[Track], goes_on: Callable[[], bool]) -> Iterator[Track]:
+def in_turn(tracks: Sequence[PagedTrack], goes_on: Callable[[], bool]) -> Iterator[PagedTrack]:
     """Every sequence once, in random order, and again in the same order: its last step is answered by then."""
     order = random.Random(SEED).sample(tracks, len(tracks))
     for track in itertools.takewhile(lambda _: goes_on(), itertools.cycle(order)):
@@ -146,9 +146,9 @@ class Part:
         self._client = client
         self._callers = callers
 
-    async def play(self, tracks: Iterator[Track], total: int, *, start: bool = False) -> Waits:
+    async def play(self, tracks: Iterator[PagedTrack], total: int, *, start: bool = False) -> Waits:
         """Plays until there are no more. total: how many, for the progress; 0 when nobody knows."""
-        touched: dict[int, Track] = {}
+        touched: dict[int, PagedTrack] = {}
         began = time.monotonic()
         teller = asyncio.create_task(self._tell(began, total))
         try:
@@ -170,7 +170,9 @@ class Part:
             statistics.median(longest),
         )
 
-    async def _call(self, session: Session, tracks: Iterator[Track], touched: dict[int, Track], *, start: bool) -> None:
+    async def _call(
+        self, session: LoadSession, tracks: Iterator[PagedTrack], touched: dict[int, PagedTrack], *, start: bool
+    ) -> None:
         for track in tracks:
             touched[track.id], track.waits = track, True
             data, began = track.sums.next_input(), time.perf_counter()
@@ -191,7 +193,7 @@ class Part:
             click.echo(f"[{took:4.0f} s] {self._name}: {done}{of} steps, {done / took:.0f}/s", err=True)
 
 
-def pages(mesh: Mesh) -> tuple[int, int]:
+def pages(mesh: BenchmarkMesh) -> tuple[int, int]:
     """How often a sequence gave up its slot, and wanted one again."""
     redis: Any = Redis.from_url(cast("str", mesh.redis_url))
     keys, line = Keyspace(), WaitingLine()

@@ -20,7 +20,7 @@ BUILD_MODELS = Path(__file__).with_name("build_models.py")
 STATISTICS_TIMEOUT_S = 10.0
 
 
-class Server(Protocol):
+class MeasuredServer(Protocol):
     """A server that speaks the v2 protocols.
 
     label      how results name it
@@ -43,7 +43,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class BenchmarkMesh:
     """A mesh that was started for the benchmark; its launcher restarts what dies."""
 
     label: str
@@ -56,13 +56,13 @@ class Mesh:
 
 
 @contextmanager
-def running_mesh(models: Path, executors: int) -> Generator[Mesh]:
+def running_mesh(models: Path, executors: int) -> Generator[BenchmarkMesh]:
     """A mesh that serves `models`, as long as the block."""
     with private_mesh(executors=executors, models=(models,)) as state:
         yield mesh_of(state)
 
 
-def mesh_of(state: MeshState) -> Mesh:
+def mesh_of(state: MeshState) -> BenchmarkMesh:
     """The mesh's addresses and its processes by service."""
     groups: dict[str, list[int]] = {}
     for child in state.children:
@@ -70,7 +70,7 @@ def mesh_of(state: MeshState) -> Mesh:
     gateway = next(child for child in state.children if child.service == "gateway")
     order = [name for name in ("gateway", "scheduler", "executor", "redis") if name in groups]
     address = Addresses(state.host, gateway.http_port, gateway.grpc_port)
-    return Mesh("seqmesh", address, {name: groups[name] for name in order}, state.redis_url)
+    return BenchmarkMesh("seqmesh", address, {name: groups[name] for name in order}, state.redis_url)
 
 
 def build_models(directory: Path) -> None:

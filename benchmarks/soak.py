@@ -22,8 +22,8 @@ import uvloop
 from redis import Redis
 
 from benchmarks.clients import PROTOCOLS, ProtocolName, client_for
-from benchmarks.load import Load, Tally, new_sequence_ids
-from benchmarks.servers import Server, build_models, running_mesh
+from benchmarks.load import LoadRun, Tally, new_sequence_ids
+from benchmarks.servers import MeasuredServer, build_models, running_mesh
 from benchmarks.usage import family
 from benchmarks.workloads import RunningSums
 
@@ -46,7 +46,7 @@ DATA = "redis data"
 
 
 @dataclass(slots=True)
-class Memory:
+class MemorySamples:
     """Bytes over time, by service."""
 
     samples: dict[str, list[int]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Memory:
 class Watch:
     """The processes of a server: which have died, and what the living take."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MeasuredServer) -> None:
         self._processes = {
             name: [process for pid in pids for process in family(pid, children=True)]
             for name, pids in server.groups.items()
@@ -117,19 +117,19 @@ def soak(*, minutes: float, streams: int, protocol: ProtocolName, executors: int
         click.echo("making the models and starting the mesh", err=True)
         build_models(repository)
         server = stack.enter_context(running_mesh(repository, executors))
-        watch, memory = Watch(server), Memory()
+        watch, memory = Watch(server), MemorySamples()
         tally = uvloop.run(run(server, protocol, streams, minutes * 60, watch, memory))
         dead = watch.dead()
     sys.exit(judge(tally, memory, dead))
 
 
 async def run(
-    server: Server, protocol: ProtocolName, streams: int, seconds: float, watch: Watch, memory: Memory
+    server: MeasuredServer, protocol: ProtocolName, streams: int, seconds: float, watch: Watch, memory: MemorySamples
 ) -> Tally:
     """The load, with somebody who looks at it."""
     workload = RunningSums()
     client = client_for(protocol, server.address, MODEL, workload.form)
-    load = Load(client, workload, new_sequence_ids())
+    load = LoadRun(client, workload, new_sequence_ids())
     observer = asyncio.create_task(observe(load.tally, watch, memory), name="observer")
     try:
         return await load.run(streams, warmup_s=WARMUP_S, seconds=seconds, at_edge=lambda: None)
@@ -138,7 +138,7 @@ async def run(
         await client.close()
 
 
-async def observe(tally: Tally, watch: Watch, memory: Memory) -> None:
+async def observe(tally: Tally, watch: Watch, memory: MemorySamples) -> None:
     """Samples the memory, for ever, and says now and then how it goes."""
     began = told = time.monotonic()
     told_steps = 0
@@ -158,7 +158,7 @@ async def observe(tally: Tally, watch: Watch, memory: Memory) -> None:
         told, told_steps = now, steps
 
 
-def judge(tally: Tally, memory: Memory, dead: Sequence[str]) -> int:
+def judge(tally: Tally, memory: MemorySamples, dead: Sequence[str]) -> int:
     """Tells the result; 0 when the mesh stayed whole."""
     click.echo(f"{len(tally.latencies_ns)} steps, {tally.wrong} wrong, {tally.errors} errors")
     for text, count in tally.examples.items():

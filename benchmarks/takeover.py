@@ -32,7 +32,7 @@ from typing import Any, cast
 import click
 import uvloop
 
-from benchmarks.clients import Session, StepError, client_for
+from benchmarks.clients import LoadSession, StepError, client_for
 from benchmarks.dial import LEASE_MS, Dial, LongSums, write_model
 from benchmarks.dial_positions import settings
 from benchmarks.takeover_figures import (
@@ -129,7 +129,7 @@ class Kills(Dial):
             return await self._take_idle(dict(zip(names, sessions, strict=True)))
 
     @asynccontextmanager
-    async def _played(self, case: Case) -> AsyncGenerator[tuple[list[Session], list[int]]]:
+    async def _played(self, case: Case) -> AsyncGenerator[tuple[list[LoadSession], list[int]]]:
         """Sequences that have had their steps; they are ended afterwards."""
         client = client_for("grpc", self._address, self._model, LongSums.form)
         try:
@@ -138,7 +138,7 @@ class Kills(Dial):
             self._sums = dict.fromkeys(names, 0)
             limit = asyncio.Semaphore(SESSIONS)
 
-            async def play(session: Session, name: int) -> None:
+            async def play(session: LoadSession, name: int) -> None:
                 async with limit:
                     for number in range(case.played):
                         await self._step(session, name, start=not number)
@@ -156,7 +156,7 @@ class Kills(Dial):
         owners = zip(names, map(self._owner, sequences), strict=True)
         return victim, {name for name, owner in owners if owner == victim.executor}
 
-    async def _take_idle(self, sessions: Mapping[int, Session]) -> IdleTakeover:
+    async def _take_idle(self, sessions: Mapping[int, LoadSession]) -> IdleTakeover:
         victim, theirs = self._victim(list(sessions))
         neighbour = next(name for name in sessions if name not in theirs)
         moved = asyncio.Event()
@@ -192,14 +192,14 @@ class Kills(Dial):
         inboxes = [self._keys.inbox(shard, ExecutorId(owner)) for owner in owners for shard in self._keys.shard_ids()]
         return owners.isdisjoint({"", victim.executor}) and not any(map(self._redis.xlen, inboxes))
 
-    async def _take(self, case: Case, sessions: Sequence[Session], names: Sequence[int]) -> Takeover:
+    async def _take(self, case: Case, sessions: Sequence[LoadSession], names: Sequence[int]) -> Takeover:
         victim, theirs = self._victim(names)
         os.kill(victim.pid, signal.SIGKILL)
         if case.steps > case.played:
             self._age([sequence_id(self._model, "", name) for name in theirs], case.steps - case.played)
         answered: list[float] = []
 
-        async def step(session: Session, name: int) -> None:
+        async def step(session: LoadSession, name: int) -> None:
             await self._step(session, name)
             if name in theirs:
                 answered.append(time.perf_counter())
@@ -213,7 +213,7 @@ class Kills(Dial):
         await self._whole(victim)
         return Takeover(case, len(theirs), (min(answered) - ended) * 1000, (max(answered) - ended) * 1000)
 
-    async def _step(self, session: Session, name: int, *, start: bool = False, end: bool = False) -> None:
+    async def _step(self, session: LoadSession, name: int, *, start: bool = False, end: bool = False) -> None:
         self._sums[name] += 1
         answer = await session.step(name, (1).to_bytes(4, "little"), start=start, end=end)
         if answer != self._sums[name].to_bytes(4, "little"):

@@ -25,7 +25,7 @@ OpenClient = Callable[[ServerRun], Redis]
 """Makes a client whose connections are bound to a run of the server."""
 
 
-class Connections:
+class RedisConnections:
     """Blocking reads must not hold up commands, so they have a pool of their own.
 
     Neither repeats a call by itself: a read whose reply was lost is repeated by its caller, who knows what it meant.

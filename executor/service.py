@@ -1,4 +1,4 @@
-"""The executor's composition root: connections, models, and one incarnation after another until told to stop."""
+"""The executor's composition root: connections, models, and one registration after another until told to stop."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
-from executor.connections import Connections
+from executor.connections import RedisConnections
 from executor.engine.mkl import ask_for_fixed_products
 from executor.lease.control import Control
 from executor.lease.draining import Draining
 from executor.lease.hung_calls import HungCallError
-from executor.lease.registration import RENEWALS_PER_LEASE, Applied, Incarnation, LeaseLostError, OlderDataError
+from executor.lease.registration import RENEWALS_PER_LEASE, Applied, LeaseLostError, OlderDataError, Registration
 from executor.models.loader import Loader
 from executor.models.polling import Polling
-from executor.models.repository import Repository
+from executor.models.repository import ModelRepository
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError, find_devices
 from shared.contract.errors import MeshError
-from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.statistics.metrics_config import parse_metrics_config
@@ -30,6 +29,7 @@ from shared.store.company import Company
 from shared.store.keyspace import Keyspace
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
+from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 
 SWITCH_INTERVAL_S = 0.0005
@@ -46,9 +46,9 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     async with joined(settings.redis_url, keys, name=settings.name) as redis:
         bytes_max = await value_bytes_max(redis)
     client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
-    connections = Connections(lambda run: client(run=run), keys, bytes_max)
+    connections = RedisConnections(lambda run: client(run=run), keys, bytes_max)
     tracing = setup("executor", settings.name)
-    repository = Repository(
+    repository = ModelRepository(
         settings.models,
         find_devices(settings.gpu),
         config_name=settings.model_config_name,
@@ -61,8 +61,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     )
     if repository.mentions("fixed_shape"):
         ask_for_fixed_products()
-    mesh_settings = MeshSettings(connections.commands, keys)
-    process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
+    stored_settings = StoredSettings(connections.commands, keys)
+    process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
     tasks.start(process.run(), name="settings")
     tasks.start(tell(connections.commands, keys), name="unreadable values")
     tasks.start(Company(connections.commands, keys, "executor", settings.name).run(), name="company")
@@ -76,8 +76,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
 
 async def _serve(
     settings: ExecutorSettings,
-    connections: Connections,
-    repository: Repository,
+    connections: RedisConnections,
+    repository: ModelRepository,
     tracing: Tracing,
     tasks: Tasks,
     stop: Stop,
@@ -89,14 +89,14 @@ async def _serve(
     period_s = settings.lease_ms / 1000 / RENEWALS_PER_LEASE
     draining = Draining(connections.membership, settings.name, period_s=period_s)
     while await _is_wanted(connections, draining, stop):
-        # Of the incarnation before this one nothing runs any more.
+        # Of the registration before this one nothing runs any more.
         await repository.close_retired()
-        incarnation = Incarnation(settings, connections, repository, tracing, applied(), changed)
-        draining.executor = incarnation.executor
-        await _live(incarnation, applied, changed, settings, draining, stop)
+        registration = Registration(settings, connections, repository, tracing, applied(), changed)
+        draining.executor = registration.executor
+        await _live(registration, applied, changed, settings, draining, stop)
 
 
-async def _is_wanted(connections: Connections, draining: Draining, stop: Stop) -> bool:
+async def _is_wanted(connections: RedisConnections, draining: Draining, stop: Stop) -> bool:
     """Returns when this executor shall be in the mesh, or (False) when it is to stop. It holds nothing meanwhile."""
     if stop.requested:
         return False
@@ -119,8 +119,8 @@ async def first_of(*tasks: asyncio.Task[None]) -> None:
 
 async def start_models(
     settings: ExecutorSettings,
-    connections: Connections,
-    repository: Repository,
+    connections: RedisConnections,
+    repository: ModelRepository,
     loader: Loader,
     changed: asyncio.Event,
     tasks: Tasks,
@@ -146,7 +146,7 @@ async def start_models(
 
 
 async def load_models(
-    repository: Repository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
+    repository: ModelRepository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
 ) -> None:
     """Loads everything, or in explicit mode what was named. A model that fails is logged and stands in the index.
 
@@ -164,14 +164,14 @@ async def load_models(
     refuse_start(repository, settings)
 
 
-def start_names(repository: Repository, settings: ExecutorSettings) -> list[str]:
+def start_names(repository: ModelRepository, settings: ExecutorSettings) -> list[str]:
     """The models to be loaded at the start."""
     if settings.model_control_mode == "explicit" and "*" not in settings.load_model:
         return list(settings.load_model)
     return repository.names()
 
 
-def refuse_start(repository: Repository, settings: ExecutorSettings) -> None:
+def refuse_start(repository: ModelRepository, settings: ExecutorSettings) -> None:
     """Raises MeshError when the start has failed: a model could not be loaded and `--exit-on-error` was given, or, in
     mode `none`, there is no model at all that could: such an executor would only look alive."""
     failed = sorted(repository.failures)
@@ -183,17 +183,17 @@ def refuse_start(repository: Repository, settings: ExecutorSettings) -> None:
 
 
 async def _live(
-    incarnation: Incarnation,
+    registration: Registration,
     applied: Callable[[], Applied],
     changed: asyncio.Event,
     settings: ExecutorSettings,
     draining: Draining,
     stop: Stop,
 ) -> None:
-    """One incarnation: until it is over (returns), or it is to stop or to be drained (leaves, returns)."""
-    life = asyncio.create_task(_until_lost(incarnation), name="incarnation")
-    announcements = asyncio.create_task(_announce(incarnation, applied, changed), name="announcements")
-    leaving = asyncio.create_task(_leave_when_told(incarnation, settings, draining, stop), name="leave")
+    """One registration: until it is over (returns), or it is to stop or to be drained (leaves, returns)."""
+    life = asyncio.create_task(_until_lost(registration), name="registration")
+    announcements = asyncio.create_task(_announce(registration, applied, changed), name="announcements")
+    leaving = asyncio.create_task(_leave_when_told(registration, settings, draining, stop), name="leave")
     try:
         await first_of(life, announcements, leaving)
     finally:
@@ -202,28 +202,28 @@ async def _live(
         await asyncio.gather(life, announcements, leaving, return_exceptions=True)
 
 
-async def _until_lost(incarnation: Incarnation) -> None:
+async def _until_lost(registration: Registration) -> None:
     try:
-        await incarnation.run()
+        await registration.run()
     except* LeaseLostError:
-        logs.warning("lease lost", executor=incarnation.executor, remedy="registering anew under another id")
+        logs.warning("lease lost", executor=registration.executor, remedy="registering anew under another id")
     except* OlderDataError:
-        logs.error("redis holds older data", executor=incarnation.executor, remedy="registering anew under another id")
+        logs.error("redis holds older data", executor=registration.executor, remedy="registering anew under another id")
     except* HungCallError:
-        _end_at_once(incarnation, "a thread that hangs cannot be stopped")
+        _end_at_once(registration, "a thread that hangs cannot be stopped")
     except* DeviceLostError:
-        _end_at_once(incarnation, "this process gets its GPU back by starting anew")
+        _end_at_once(registration, "this process gets its GPU back by starting anew")
 
 
-def _end_at_once(incarnation: Incarnation, because: str) -> None:
+def _end_at_once(registration: Registration, because: str) -> None:
     """Every other end of a process waits for its threads, and closes its engines."""
-    logs.error(f"ending: {because}", executor=incarnation.executor, exit_code=UNUSABLE_EXIT_CODE)
+    logs.error(f"ending: {because}", executor=registration.executor, exit_code=UNUSABLE_EXIT_CODE)
     logging.shutdown()
     os._exit(UNUSABLE_EXIT_CODE)
 
 
 async def _leave_when_told(
-    incarnation: Incarnation, settings: ExecutorSettings, draining: Draining, stop: Stop
+    registration: Registration, settings: ExecutorSettings, draining: Draining, stop: Stop
 ) -> None:
     """A drain has time until there comes a stop; a stop has its own, even where Redis is out of reach."""
     told = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(draining.begun(), name="drain")]
@@ -231,12 +231,12 @@ async def _leave_when_told(
         await first_of(*told)
     finally:
         await end(told)
-    leaving = asyncio.create_task(_leave(incarnation, settings, stop), name="leaving")
+    leaving = asyncio.create_task(_leave(registration, settings, stop), name="leaving")
     too_late = asyncio.create_task(_after(stop, settings.drain_timeout_s), name="stop's time")
     try:
         await first_of(leaving, too_late)
         if not leaving.done():
-            logs.warning("stopped before it could leave", executor=incarnation.executor, remedy="its lease will end")
+            logs.warning("stopped before it could leave", executor=registration.executor, remedy="its lease will end")
     finally:
         await end((leaving, too_late))
 
@@ -247,21 +247,21 @@ async def _after(stop: Stop, seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def _leave(incarnation: Incarnation, settings: ExecutorSettings, stop: Stop) -> None:
+async def _leave(registration: Registration, settings: ExecutorSettings, stop: Stop) -> None:
     """Half of a stop's time is for sequences that can only end here."""
-    await incarnation.registered.wait()
-    stayed = await incarnation.settle(_after(stop, settings.drain_timeout_s / 2))
+    await registration.registered.wait()
+    stayed = await registration.settle(_after(stop, settings.drain_timeout_s / 2))
     try:
         async with asyncio.timeout(settings.drain_timeout_s / 2 if stayed else settings.drain_timeout_s):
-            await incarnation.leave()
+            await registration.leave()
     except TimeoutError:
-        logs.warning("drain timed out", executor=incarnation.executor, seconds=settings.drain_timeout_s)
+        logs.warning("drain timed out", executor=registration.executor, seconds=settings.drain_timeout_s)
 
 
-async def _announce(incarnation: Incarnation, applied: Callable[[], Applied], changed: asyncio.Event) -> None:
+async def _announce(registration: Registration, applied: Callable[[], Applied], changed: asyncio.Event) -> None:
     """Tells the mesh of loaded and unloaded models."""
-    await incarnation.registered.wait()
+    await registration.registered.wait()
     while True:
         await changed.wait()
         changed.clear()
-        await incarnation.announce(applied())
+        await registration.announce(applied())

@@ -24,9 +24,9 @@ from redis.asyncio import Redis
 
 from gateway.access.origins import Origins, is_loopback
 from gateway.bounds import descriptors
-from gateway.bounds.byte_budget import Room
-from gateway.bounds.memory import Memory
-from gateway.bounds.unread_answers import Untaken
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import MemoryBound
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.exposure import Exposure
 from gateway.grpc.options import grpc_options
 from gateway.grpc.ports import Ports
@@ -37,13 +37,13 @@ from gateway.http.server import HttpServer, Served, listen
 from gateway.models.catalog import Catalog
 from gateway.models.metrics import Gauge, Metrics
 from gateway.models.observation import Observation
-from gateway.models.repository import Repository
+from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.dispatch import Bounds, Dispatch
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import Orphans
-from gateway.requests.recovery import Recovery
+from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
 from gateway.requests.response_cache import ResponseCache
 from gateway.requests.unserved import Unserved
@@ -52,11 +52,10 @@ from gateway.rest.body import BodyBounds
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.server import Server
+from gateway.rest.server import ServerRoutes
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
-from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.metrics_config import parse_metrics_config
@@ -68,6 +67,7 @@ from shared.store.redis_client import connect, joined, value_bytes_max
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.store.totals import Tallies
+from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 
 LAST_WORD_S = 1.0
@@ -75,7 +75,7 @@ LAST_WORD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class ListeningPorts:
     """The ports that a gateway really listens on."""
 
     http_port: int
@@ -89,14 +89,14 @@ class Core:
 
     inference: Inference
     catalog: Catalog
-    repository: Repository
+    repository: RepositoryControl
     statistics: Statistics
     observation: Observation
     dispatch: Dispatch
     replies: Replies
     settings: RuntimeSettings
-    memory: Memory
-    untaken: Untaken
+    memory: MemoryBound
+    unread: UnreadAnswers
 
 
 async def serve(
@@ -104,7 +104,7 @@ async def serve(
     tasks: Tasks,
     stop: Stop,
     *,
-    on_ready: Callable[[Addresses], None] | None = None,
+    on_ready: Callable[[ListeningPorts], None] | None = None,
     grace_s: float | None = None,
 ) -> None:
     """Runs a gateway until it is told to stop.
@@ -151,8 +151,8 @@ async def running_core(
         observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
         orphans = Orphans(scripts, keys, gateway)
-        memory = Memory(settings.memory_max)
-        untaken = Untaken(settings.max_bytes_untaken)
+        memory = MemoryBound(settings.memory_max)
+        unread = UnreadAnswers(settings.max_bytes_unread)
         inference = Inference(
             catalog,
             dispatch,
@@ -161,20 +161,20 @@ async def running_core(
             tracing,
             orphans,
             in_flight_max=settings.max_requests_in_flight,
-            room=Room(settings.max_bytes_in_flight, memory),
+            budget=ByteBudget(settings.max_bytes_in_flight, memory),
             request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
             cache=ResponseCache(cache_bytes),
         )
-        mesh_settings = MeshSettings(redis, keys)
-        process = ProcessSettings(mesh_settings, tracing.control, logs.Level[settings.log_level.upper()])
+        stored_settings = StoredSettings(redis, keys)
+        process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])
         await replies.open()
         await catalog.refresh()
         background = [
             tasks.start(replies.run(), name="replies"),
             tasks.start(replies.heartbeat(), name="heartbeat"),
             tasks.start(dispatch.run(), name="dispatch"),
-            tasks.start(Recovery(open_client, run, replies, dispatch).run(), name="recovery"),
+            tasks.start(RestartRecovery(open_client, run, replies, dispatch).run(), name="recovery"),
             tasks.start(orphans.run(), name="orphans"),
             tasks.start(catalog.run(), name="catalog"),
             tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
@@ -187,14 +187,14 @@ async def running_core(
             yield Core(
                 inference,
                 catalog,
-                Repository(redis, keys, catalog),
+                RepositoryControl(redis, keys, catalog),
                 statistics,
                 observation,
                 dispatch,
                 replies,
-                RuntimeSettings(mesh_settings, process, tracing.control, catalog, name),
+                RuntimeSettings(stored_settings, process, tracing.control, catalog, name),
                 memory,
-                untaken,
+                unread,
             )
         finally:
             for task in background:
@@ -208,7 +208,7 @@ async def _serve_ports(
     core: Core,
     tasks: Tasks,
     stop: Stop,
-    on_ready: Callable[[Addresses], None] | None,
+    on_ready: Callable[[ListeningPorts], None] | None,
     grace_s: float,
 ) -> None:
     shares = descriptors.shares(
@@ -221,8 +221,8 @@ async def _serve_ports(
     config = parse_metrics_config(settings.metrics_config)
     gauges = gauges_of(core, http_share)
     metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config)
-    server = Server(core.catalog, metrics_page, stop, name=settings.server_id)
-    bounds = BodyBounds(settings.http_max_input_size, core.inference.room)
+    server = ServerRoutes(core.catalog, metrics_page, stop, name=settings.server_id)
+    bounds = BodyBounds(settings.http_max_input_size, core.inference.budget)
     http = listen(settings.host, settings.http_port)
     exposure = Exposure(settings, is_loopback(http.getsockname()[0]))
     exposure.warn()
@@ -246,9 +246,9 @@ async def _serve_ports(
     grpc = await serve_grpc(
         InferenceServicer(
             ports,
-            room=core.inference.room,
+            budget=core.inference.budget,
             memory=core.memory,
-            untaken=core.untaken,
+            unread=core.unread,
             message_bytes_max=settings.grpc_max_input_size,
             forward=settings.metadata_forward_regex,
             compression=settings.grpc_infer_response_compression_level,
@@ -257,13 +257,13 @@ async def _serve_ports(
         port=settings.grpc_port,
         options=grpc_options(settings, shares.grpc),
     )
-    core.memory.reliefs.append(core.untaken.relieve)
-    addresses = Addresses(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
+    core.memory.reliefs.append(core.unread.relieve)
+    addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     http_server = HttpServer(
         Served(app, http_share),
         Served(crowded, Share(shares.spare, shares.spare_per_client), once=True),
         certificate=settings.http_certificate,
-        untaken=core.untaken,
+        unread=core.unread,
     )
     await http_server.start(http)
     metrics_app = build_metrics_app(server, origins, settings.restrictions)

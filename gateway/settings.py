@@ -263,7 +263,7 @@ class GatewaySettings(MetricsSettings):
         group="Bounds",
         minimum=0,
     )
-    max_bytes_untaken: int = setting(
+    max_bytes_unread: int = setting(
         0,
         help="Bytes of answers that clients have not taken yet; beyond it the client that has taken nothing for "
         "longest loses its connection. 0: a quarter of --memory-max.",
@@ -344,7 +344,7 @@ class GatewaySettings(MetricsSettings):
             self,
             memory_max=memory_max,
             max_bytes_in_flight=self.max_bytes_in_flight or share.in_flight,
-            max_bytes_untaken=self.max_bytes_untaken or share.untaken,
+            max_bytes_unread=self.max_bytes_unread or share.unread,
             grpc_max_input_size=self.grpc_max_input_size or share.message,
             http_max_input_size=self.http_max_input_size or share.message,
             grpc_max_concurrent_rpcs=self.grpc_max_concurrent_rpcs or share.rpcs,

@@ -56,7 +56,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class MeshAccess:
     """What a performer works with: one Redis, its names, its scripts. No call is repeated by the connection."""
 
     redis: Redis
@@ -66,13 +66,13 @@ class Mesh:
     tracing: Tracing
 
 
-class Performer:
+class EffectPerformer:
     """Carries out what the leader of one model, in one term, has decided.
 
     tombstone_ms  how long the record of a sequence that is over stays
     """
 
-    def __init__(self, mesh: Mesh, model: str, term: Term, *, tombstone_ms: int) -> None:
+    def __init__(self, mesh: MeshAccess, model: str, term: Term, *, tombstone_ms: int) -> None:
         self._mesh = mesh
         self._keys = mesh.keys
         self._scripts = mesh.scripts

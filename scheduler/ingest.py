@@ -20,7 +20,7 @@ from scheduler.core.events import (
     SequenceWaits,
     WaitEnded,
 )
-from scheduler.core.slots import ServedVersion
+from scheduler.core.slots import OfferedVersion
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, check_versions
@@ -54,7 +54,7 @@ class StreamEntry:
 ANY_VERSION = ""
 """Version of a line of a repository index that is about the model as a whole."""
 
-Offers = Mapping[ExecutorId, tuple[ServedVersion, ...] | None]
+Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
 
 
@@ -158,11 +158,11 @@ def parse_entry(entry: bytes, shard: ShardId) -> Entry:
     return Entry(int(ms), int(number), shard)
 
 
-def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[ServedVersion, ...] | None]:
+def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[OfferedVersion, ...] | None]:
     """What the registered executors offer of a model."""
     return {
         member.registration.executor: tuple(
-            ServedVersion(
+            OfferedVersion(
                 served.version, served.instances, served.slots, served.closing, served.pageable, served.idle_ms
             )
             for served in member.registration.models

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from scheduler.core import invariants
 from scheduler.core.actions import Action
 from scheduler.core.decide import decide, drain_all, is_due
-from scheduler.core.events import Clock, Event, Tick, VersionsWithdrawn
-from scheduler.core.state import ExecutorPhase, Policy, SequencePhase, State
-from scheduler.effects import Mesh, Performer
+from scheduler.core.events import ClockRead, Event, Tick, VersionsWithdrawn
+from scheduler.core.state import ExecutorPhase, LeaderState, Policy, SequencePhase
+from scheduler.effects import EffectPerformer, MeshAccess
 from scheduler.ingest import Offers, StreamEntry, StreamKind, member_events, offers, sources, stream_events, withdrawn
 from scheduler.rebuild import raise_fence, rebuilt
 from scheduler.sweep import sweep
@@ -35,7 +35,7 @@ class Leader:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: MeshAccess,
         model: str,
         term: Term,
         *,
@@ -46,11 +46,11 @@ class Leader:
     ) -> None:
         self.model = model
         self.term = term
-        self.state = State(policy)
+        self.state = LeaderState(policy)
         self._mesh = mesh
         self._check = check
         self._sweep = sweep
-        self._performer = Performer(mesh, model, term, tombstone_ms=tombstone_ms)
+        self._performer = EffectPerformer(mesh, model, term, tombstone_ms=tombstone_ms)
         self._sources = sources(mesh.keys, model)
         self._positions = dict.fromkeys(self._sources, "0-0")
         self._mailbox: list[StreamEntry] = []
@@ -140,7 +140,7 @@ class Leader:
             events = [*member_events(self._offers, current), *events, *self._withdrawn(members)]
             events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
-        actions = self._decide([Clock(now_ms), *events])
+        actions = self._decide([ClockRead(now_ms), *events])
         await self._carry_out(actions)
         # What came of actions, or came in between two ticks, is for the next tick to look at.
         self._is_stirred = not polled or bool(actions)

@@ -15,7 +15,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from scheduler.core.events import Event, SequenceFound, Tick
-from scheduler.core.slots import Place
+from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.store.keyspace import Keyspace
@@ -73,7 +73,9 @@ async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
     _, owner, version, instance, slot, epoch = record
-    place = Place(ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot)))
+    place = SlotAddress(
+        ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
+    )
     return SequenceFound(sequence, place, Epoch(int(epoch)), "rebuild")
 
 

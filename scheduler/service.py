@@ -21,14 +21,13 @@ from redis.exceptions import ResponseError
 from scheduler.core.history import IllegalMoveError
 from scheduler.core.invariants import BrokenInvariantError
 from scheduler.core.state import Policy
-from scheduler.effects import Mesh
+from scheduler.effects import MeshAccess
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.reader import BLOCK_MS, StreamReader
 from scheduler.settings import SchedulerSettings
 from scheduler.sweep import SpoiltKeys
 from shared.contract.ids import SchedulerId, Term
-from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.store.company import Company
@@ -38,6 +37,7 @@ from shared.store.reading import tell, text_of
 from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
+from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6
@@ -58,9 +58,9 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     run = ServerRun()
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
     tracing = setup("scheduler", name)
-    mesh = Mesh(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
+    mesh = MeshAccess(redis, keys, Scripts(redis, keys), Membership(redis, keys), tracing)
     scheduler = Scheduler(settings, name, mesh, run, tasks)
-    process = ProcessSettings(MeshSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
+    process = ProcessSettings(StoredSettings(redis, keys), tracing.control, logs.Level[settings.log_level.upper()])
     try:
         stop.started()
         scheduler.start()
@@ -90,7 +90,7 @@ async def is_healthy(settings: SchedulerSettings) -> bool:
 class Scheduler:
     """The loops of one scheduler process."""
 
-    def __init__(self, settings: SchedulerSettings, name: str, mesh: Mesh, run: ServerRun, tasks: Tasks) -> None:
+    def __init__(self, settings: SchedulerSettings, name: str, mesh: MeshAccess, run: ServerRun, tasks: Tasks) -> None:
         self._settings = settings
         self._name = name
         self._run = run

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from scheduler.effects import Mesh
+from scheduler.effects import MeshAccess
 from shared.contract.ids import SequenceId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.process import logs
@@ -46,7 +46,7 @@ class SpoiltKeys:
         return before is not None and before != self._seen
 
 
-async def sweep(mesh: Mesh, model: str, term: Term) -> None:
+async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
     """Looks over every sequence of a model. Raises ResponseError FENCED, one of `CONNECTION_LOST`."""
     looked_at = 0
     for shard in mesh.keys.shard_ids():

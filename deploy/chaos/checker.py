@@ -22,8 +22,8 @@ import msgspec
 
 from deploy.chaos import fold
 from deploy.chaos.faults import KINDS, Victim
-from deploy.chaos.fold import State
-from deploy.chaos.history import Attempt, Outcome, Strike, Told
+from deploy.chaos.fold import FoldState
+from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory, Strike
 from deploy.chaos.models import variant
 
 AFTERMATH_S = 10.0
@@ -88,12 +88,12 @@ FORGETTING = frozenset({Victim.REPLICA})
 """What may take steps back that were answered."""
 
 
-def check(told: Told, strikes: Strikes) -> list[Finding]:
+def check(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
     """What is wrong with one sequence: at most one finding about its answers, and one for each unexplained error."""
     return [*answer_findings(told, strikes), *error_findings(told, strikes), *silence_findings(told)]
 
 
-def finding(told: Told, sort: Sort, step: int, at_s: float, story: str) -> Finding:
+def finding(told: SequenceHistory, sort: Sort, step: int, at_s: float, story: str) -> Finding:
     """A finding about a step of this sequence."""
     return Finding(sort, told.script.index, told.script.correlation_id, step, at_s, story)
 
@@ -101,35 +101,37 @@ def finding(told: Told, sort: Sort, step: int, at_s: float, story: str) -> Findi
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer_findings(told: Told, strikes: Strikes) -> list[Finding]:
+def answer_findings(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
     """The first wrong answer, explained by it and by those after it: later ones mostly follow from the first."""
     right = fold.answers(told.script.values)
-    answered = sorted((a for a in told.attempts if a.outcome is Outcome.ANSWERED), key=lambda a: (a.step, a.done_s))
+    answered = sorted(
+        (a for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED), key=lambda a: (a.step, a.done_s)
+    )
     if told.forsaken:
         # Steps behind one that was refused ran without it: the mesh cannot know better, and the client saw it.
         steps = {attempt.step for attempt in answered}
         answered = [a for a in answered if all(step in steps for step in range(1, a.step))]
-    wrong = [attempt for attempt in answered if State(attempt.fold, attempt.length) != right[attempt.step - 1]]
+    wrong = [attempt for attempt in answered if FoldState(attempt.fold, attempt.length) != right[attempt.step - 1]]
     if not wrong:
         return []
     first, last = wrong[0], wrong[-1]
     if not told.script.numbered and strikes.victims(told.attempts[0].sent_s, first.done_s) & FORGETTING:
         return []
     went_on_rightly = any(attempt.step > last.step for attempt in answered)
-    mixed_up = all(State(attempt.fold, attempt.length) in right for attempt in wrong)
+    mixed_up = all(FoldState(attempt.fold, attempt.length) in right for attempt in wrong)
     sort, story = explained(told.script.values, first, right, state_was_right=went_on_rightly or mixed_up)
     story += f"; {len(wrong)} of {len(answered)} answers of the sequence are wrong"
     return [finding(told, sort, first.step, first.done_s, story)]
 
 
 def explained(
-    values: Sequence[int], attempt: Attempt, right: Sequence[State], *, state_was_right: bool
+    values: Sequence[int], attempt: Attempt, right: Sequence[FoldState], *, state_was_right: bool
 ) -> tuple[Sort, str]:
     """What a wrong answer shows.
 
     state_was_right  the answers after it are right, or all wrong ones belong to other steps: only they were mixed up
     """
-    step, got = attempt.step, State(attempt.fold, attempt.length)
+    step, got = attempt.step, FoldState(attempt.fold, attempt.length)
     expected = right[step - 1]
     said = f"step {step} was answered {tuple(got)} instead of {tuple(expected)}"
     if state_was_right:
@@ -148,7 +150,7 @@ def explained(
     return Sort.WRONG, f"{said}: steps of another sequence, or in another order"
 
 
-def doubled_step(values: Sequence[int], step: int, got: State) -> int:
+def doubled_step(values: Sequence[int], step: int, got: FoldState) -> int:
     """The step that ran a second time, at once or shortly before or after the one that was answered wrongly.
 
     0 when that does not explain the state.
@@ -162,7 +164,7 @@ def doubled_step(values: Sequence[int], step: int, got: State) -> int:
     return 0
 
 
-def missing_step(values: Sequence[int], step: int, got: State) -> int:
+def missing_step(values: Sequence[int], step: int, got: FoldState) -> int:
     """The step that did not run; 0 when that does not explain the state."""
     if got.length != step - 1:
         return 0
@@ -170,7 +172,7 @@ def missing_step(values: Sequence[int], step: int, got: State) -> int:
     return next(without, 0)
 
 
-def exchanged_step(values: Sequence[int], step: int, got: State) -> int:
+def exchanged_step(values: Sequence[int], step: int, got: FoldState) -> int:
     """The step that ran right after its successor; 0 when that does not explain the state.
 
     The last step may have been overtaken by the one after it, whose own value is in the state then.
@@ -185,16 +187,18 @@ def exchanged_step(values: Sequence[int], step: int, got: State) -> int:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def error_findings(told: Told, strikes: Strikes) -> list[Finding]:
+def error_findings(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
     """The refusals and broken connections that nothing explains: the first of each sort, and how many there were."""
-    alike: dict[tuple[Outcome, str], list[Attempt]] = {}
+    alike: dict[tuple[AttemptOutcome, str], list[Attempt]] = {}
     for attempt in told.attempts:
-        if attempt.outcome in (Outcome.REFUSED, Outcome.BROKEN) and not is_explained(told, attempt, strikes):
+        if attempt.outcome in (AttemptOutcome.REFUSED, AttemptOutcome.BROKEN) and not is_explained(
+            told, attempt, strikes
+        ):
             alike.setdefault((attempt.outcome, attempt.reason), []).append(attempt)
     return [unexplained(told, attempts[0], len(attempts)) for attempts in alike.values()]
 
 
-def unexplained(told: Told, first: Attempt, count: int) -> Finding:
+def unexplained(told: SequenceHistory, first: Attempt, count: int) -> Finding:
     """The finding about errors of one sort."""
     what = f"{first.outcome} {first.reason}".strip()
     story = f"step {first.step} was {what}, last step {first.last_step}: {first.text[:TEXT_MAX]}"
@@ -203,10 +207,10 @@ def unexplained(told: Told, first: Attempt, count: int) -> Finding:
     return finding(told, Sort.LOST if first.reason in GONE else Sort.UNEXPLAINED, first.step, first.done_s, story)
 
 
-def is_explained(told: Told, attempt: Attempt, strikes: Strikes) -> bool:
+def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> bool:
     """Whether something that the run did accounts for this error."""
     victims = strikes.victims(attempt.sent_s, attempt.done_s)
-    if attempt.outcome is Outcome.BROKEN:
+    if attempt.outcome is AttemptOutcome.BROKEN:
         return bool(victims & TRANSPORT)
     if attempt.reason and strikes.victims(told.attempts[0].sent_s, attempt.done_s) & FORGETTING:
         return True
@@ -228,24 +232,24 @@ def is_explained(told: Told, attempt: Attempt, strikes: Strikes) -> bool:
             return False
 
 
-def has_open_step_before(told: Told, attempt: Attempt) -> bool:
+def has_open_step_before(told: SequenceHistory, attempt: Attempt) -> bool:
     """Whether an earlier step was still without an answer: then the mesh may not have had it when this one came.
 
     On a stream steps arrive in order, so what was answered by the time of the refusal had arrived before. Unary calls
     arrive in any order.
     """
     by_s = attempt.done_s if told.script.protocol == "stream" else attempt.sent_s
-    answered = {a.step for a in told.attempts if a.outcome is Outcome.ANSWERED and a.done_s <= by_s}
+    answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED and a.done_s <= by_s}
     return any(step not in answered for step in range(1, attempt.step))
 
 
-def was_silent(told: Told, attempt: Attempt) -> bool:
+def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:
     """Whether the sequence may have expired: for as long as its model allows, nothing was committed, and nothing open.
 
     The idle time counts from a commit, which comes after the first sending of its step. The client may have heard of it
     much later: it lost a connection, and a retry got the stored reply.
     """
-    answered = max((a.step for a in told.attempts if a.outcome is Outcome.ANSWERED), default=0)
+    answered = max((a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED), default=0)
     first_sent_s = min((a.sent_s for a in told.attempts if a.step == attempt.last_step), default=0.0)
     return attempt.last_step >= answered and attempt.done_s - first_sent_s >= variant(told.script.model).idle_s
 
@@ -253,10 +257,10 @@ def was_silent(told: Told, attempt: Attempt) -> bool:
 # -- silence ----------------------------------------------------------------------------------------------------------
 
 
-def silence_findings(told: Told) -> list[Finding]:
+def silence_findings(told: SequenceHistory) -> list[Finding]:
     """A step that was asked for and never answered, although its client did not give up."""
-    answered = {a.step for a in told.attempts if a.outcome is Outcome.ANSWERED}
-    ran = {a.step for a in told.attempts if a.outcome is Outcome.REFUSED and a.step <= a.last_step}
+    answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED}
+    ran = {a.step for a in told.attempts if a.outcome is AttemptOutcome.REFUSED and a.step <= a.last_step}
     open_steps = {a.step for a in told.attempts} - answered - ran
     if not open_steps or told.forsaken:
         return []

@@ -20,7 +20,7 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
-from deploy.chaos.fold import State
+from deploy.chaos.fold import FoldState
 from deploy.chaos.scripts import ProtocolName, Script
 
 HTTP_CONNECTIONS_MAX = 256
@@ -63,7 +63,7 @@ class BrokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class GatewayAddresses:
     """host:port of a gateway's two protocols, as the clients reach it; grpc may be ""."""
 
     http: str
@@ -73,7 +73,7 @@ class Addresses:
 class Session(Protocol):
     """A connection for one sequence's steps."""
 
-    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+    def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
         """Sends a step (from 1). The future raises `RefusedError` or `BrokenError`."""
         ...
 
@@ -108,7 +108,7 @@ def http_refusal(status: int, body: bytes) -> RefusedError:
 class Gateway:
     """The clients of one gateway; sessions share them."""
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: GatewayAddresses) -> None:
         self._http = HttpClient(addresses.http, conn_limit=HTTP_CONNECTIONS_MAX) if addresses.http else None
         self._grpc: Sequence[Any] = [
             grpc_aio.InferenceServerClient(addresses.grpc, channel_args=CHANNEL_OPTIONS) if addresses.grpc else None
@@ -152,10 +152,10 @@ def request(kind: Any, script: Script, step: int) -> dict[str, Any]:
     }
 
 
-def state_of(result: Any) -> State:
+def state_of(result: Any) -> FoldState:
     """The answer of a step."""
     fold, length = result.as_numpy("OUTPUT").reshape(-1).tolist()
-    return State(fold, length)
+    return FoldState(fold, length)
 
 
 class UnarySession:
@@ -164,16 +164,16 @@ class UnarySession:
     def __init__(self, client: Any, kind: Any) -> None:
         self._client = client
         self._kind = kind
-        self._calls: set[asyncio.Task[State]] = set()
+        self._calls: set[asyncio.Task[FoldState]] = set()
 
-    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+    def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
         """See `Session`."""
         call = asyncio.create_task(self._call(request(self._kind, script, step)))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
 
-    async def _call(self, arguments: dict[str, Any]) -> State:
+    async def _call(self, arguments: dict[str, Any]) -> FoldState:
         try:
             return state_of(await self._client.infer(**arguments))
         except InferenceServerException as error:
@@ -218,12 +218,12 @@ class StreamSession:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._waiting: deque[asyncio.Future[State]] = deque()
+        self._waiting: deque[asyncio.Future[FoldState]] = deque()
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._broken: BrokenError | None = None
 
-    def send(self, script: Script, step: int) -> asyncio.Future[State]:
+    def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
         """See `Session`."""
         answer = asyncio.get_running_loop().create_future()
         if self._broken is not None:
@@ -261,7 +261,7 @@ class StreamSession:
         else:
             self._resolve(state_of(grpc_aio.InferResult(message.infer_response)))
 
-    def _resolve(self, outcome: State | Exception) -> None:
+    def _resolve(self, outcome: FoldState | Exception) -> None:
         if not self._waiting:
             return
         answer = self._waiting.popleft()

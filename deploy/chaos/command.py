@@ -20,16 +20,16 @@ import msgspec
 import uvloop
 
 from deploy.chaos.checker import Finding, Sort
-from deploy.chaos.clients import Addresses
+from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Fault, Victim, plan_faults
 from deploy.chaos.given_mesh import given_mesh, host_and_port
 from deploy.chaos.history import Strike, read_history
-from deploy.chaos.mesh import Mesh
+from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
 from deploy.chaos.own_mesh import Size, own_mesh
 from deploy.chaos.own_redis import Fsync
 from deploy.chaos.report import Judgement, Report, judge, markdown, report_of
-from deploy.chaos.run import NotReadyError, Plan, Run, run
+from deploy.chaos.run import ChaosPlan, ChaosRun, NotReadyError, run
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
 
@@ -221,7 +221,7 @@ def chaos(
     )
     click.echo(f"seed {seed}; starting", err=True)
     with mesh_for(given, pids or {}, fault_command, recovery, size, out) as mesh:
-        plan = Plan(
+        plan = ChaosPlan(
             seed=seed,
             steps=steps,
             faults=plan_faults(seed, faults, allowed(kinds, mesh), lease_s=lease_ms / 1000),
@@ -238,23 +238,23 @@ def chaos(
     sys.exit(report.exit_code)
 
 
-def addresses(http: Sequence[str] | None, grpc: Sequence[str] | None) -> list[Addresses]:
+def addresses(http: Sequence[str] | None, grpc: Sequence[str] | None) -> list[GatewayAddresses]:
     """The user's gateways; empty for a private mesh."""
     if http and grpc and len(http) != len(grpc):
         raise click.UsageError("--http and --grpc must name the same gateways, in the same order")
     count = len(http or grpc or ())
-    return [Addresses(one, other) for one, other in zip(http or [""] * count, grpc or [""] * count, strict=True)]
+    return [GatewayAddresses(one, other) for one, other in zip(http or [""] * count, grpc or [""] * count, strict=True)]
 
 
 @contextmanager
 def mesh_for(
-    given: Sequence[Addresses],
+    given: Sequence[GatewayAddresses],
     pids: Mapping[Victim, list[int]],
     command: str,
     recovery_s: float,
     size: Size,
     out: Path,
-) -> Generator[Mesh]:
+) -> Generator[TargetMesh]:
     """The mesh to be driven, as long as the block."""
     if given:
         with given_mesh(given, pids, command, recovery_s=recovery_s) as mesh:
@@ -266,7 +266,7 @@ def mesh_for(
         yield mesh
 
 
-def allowed(wanted: Wanted | None, mesh: Mesh) -> list[str]:
+def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
     """The kinds of faults of this run, in their usual order. Of an act or a victim those that are possible here; it is
     said which are not. Raises click.UsageError for a word of which none is."""
     if wanted is None:
@@ -290,7 +290,7 @@ def run_name() -> str:
     return letters
 
 
-def conclude(plan: Plan, done: Run, about: Mapping[str, str], out: Path) -> tuple[Report, Judgement]:
+def conclude(plan: ChaosPlan, done: ChaosRun, about: Mapping[str, str], out: Path) -> tuple[Report, Judgement]:
     """Judges the history that a run has left."""
     judgement = judge(read_history(out / "history.jsonl.gz"), done.strikes)
     for failure in done.failures:

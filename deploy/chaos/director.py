@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from deploy.chaos.faults import KINDS, PROCESSES, Act, Fault, Kind, Victim
+from deploy.chaos.faults import KINDS, PROCESSES, Act, Fault, FaultKind, Victim
 from deploy.chaos.history import Strike
 from deploy.chaos.links import REDIS, gateway_link
-from deploy.chaos.load import Load
-from deploy.chaos.mesh import Mesh
+from deploy.chaos.load import ClientLoad
+from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import FILLED, variant
 from deploy.chaos.scripts import ProtocolName, filler
 
@@ -37,8 +37,8 @@ class Director:
     failures  faults that could not be carried out, or whose victim did not come back
     """
 
-    mesh: Mesh
-    load: Load
+    mesh: TargetMesh
+    load: ClientLoad
     faults: Sequence[Fault]
     steps: int
     seed: int
@@ -77,7 +77,7 @@ class Director:
             strike.end_s = round(self.load.clock.now(), 3)
         self.tell(f"fault {fault.number + 1}/{len(self.faults)} {fault.kind} {strike.note}: {length(strike):.1f} s")
 
-    async def _carry_out(self, fault: Fault, kind: Kind, strike: Strike) -> None:
+    async def _carry_out(self, fault: Fault, kind: FaultKind, strike: Strike) -> None:
         match kind.victim:
             case victim if victim in PROCESSES or victim is Victim.REPLICA:
                 strike.note = pick(fault, self.mesh.names(victim))

@@ -49,7 +49,7 @@ PROCESSES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """A kind of fault, and what it means."""
 
     act: Act
@@ -68,19 +68,23 @@ ACTS_ON_PROCESSES: Mapping[Act, str] = {
     Act.FREEZE: "SIGSTOP for longer than the lease, then SIGCONT",
     Act.BLINK: "SIGSTOP for a part of the lease, then SIGCONT",
 }
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, FaultKind] = {
     kind.name: kind
     for kind in (
-        *(Kind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
-        Kind(Act.PROMOTE, Victim.REPLICA, "Redis' primary gets SIGKILL, and its replicas lack the last writes"),
-        Kind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
-        Kind(Act.STRAND, Victim.REDIS_LINKS, "connections of one or of all services to Redis go silent, then get RST"),
-        Kind(Act.STALL, Victim.REDIS_LINKS, "bytes between one or all services and Redis wait longer than the lease"),
-        Kind(Act.SLOW, Victim.REDIS_LINKS, "each piece of bytes to and from Redis takes 5 to 50 ms longer"),
-        Kind(Act.CUT, Victim.CLIENT_LINKS, "connections of the clients to one gateway get RST"),
-        Kind(Act.STALL, Victim.CLIENT_LINKS, "bytes between the clients and one gateway wait"),
-        Kind(Act.DROP, Victim.CLIENTS, "half of the clients hang up, and come back through another gateway"),
-        Kind(Act.FILL, Victim.SLOTS, "twice as many sequences as there are slots take them"),
+        *(FaultKind(act, victim, meaning) for victim in PROCESSES for act, meaning in ACTS_ON_PROCESSES.items()),
+        FaultKind(Act.PROMOTE, Victim.REPLICA, "Redis' primary gets SIGKILL, and its replicas lack the last writes"),
+        FaultKind(Act.CUT, Victim.REDIS_LINKS, "connections of one or of all services to Redis get RST"),
+        FaultKind(
+            Act.STRAND, Victim.REDIS_LINKS, "connections of one or of all services to Redis go silent, then get RST"
+        ),
+        FaultKind(
+            Act.STALL, Victim.REDIS_LINKS, "bytes between one or all services and Redis wait longer than the lease"
+        ),
+        FaultKind(Act.SLOW, Victim.REDIS_LINKS, "each piece of bytes to and from Redis takes 5 to 50 ms longer"),
+        FaultKind(Act.CUT, Victim.CLIENT_LINKS, "connections of the clients to one gateway get RST"),
+        FaultKind(Act.STALL, Victim.CLIENT_LINKS, "bytes between the clients and one gateway wait"),
+        FaultKind(Act.DROP, Victim.CLIENTS, "half of the clients hang up, and come back through another gateway"),
+        FaultKind(Act.FILL, Victim.SLOTS, "twice as many sequences as there are slots take them"),
     )
 }
 

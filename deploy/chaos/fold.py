@@ -16,22 +16,22 @@ MASK = (1 << 63) - 1
 """The fold is a non-negative INT64."""
 
 
-class State(NamedTuple):
+class FoldState(NamedTuple):
     """What is known of a sequence after a step: the fold of its values, and how many there were."""
 
     fold: int
     length: int
 
 
-BEGINNING = State(0, 0)
+BEGINNING = FoldState(0, 0)
 
 
-def after(state: State, value: int) -> State:
+def after(state: FoldState, value: int) -> FoldState:
     """The state one step later."""
-    return State((state.fold * FACTOR + value + state.length + 1) & MASK, state.length + 1)
+    return FoldState((state.fold * FACTOR + value + state.length + 1) & MASK, state.length + 1)
 
 
-def folded(values: Iterable[int]) -> State:
+def folded(values: Iterable[int]) -> FoldState:
     """The state of a sequence that was sent these values."""
     state = BEGINNING
     for value in values:
@@ -39,10 +39,10 @@ def folded(values: Iterable[int]) -> State:
     return state
 
 
-def answers(values: Iterable[int]) -> list[State]:
+def answers(values: Iterable[int]) -> list[FoldState]:
     """The right answer to each step, in order."""
     state = BEGINNING
-    states: list[State] = []
+    states: list[FoldState] = []
     for value in values:
         state = after(state, value)
         states.append(state)

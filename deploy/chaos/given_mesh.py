@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from deploy.chaos.clients import Addresses
+from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send
@@ -22,12 +22,12 @@ OUTSIDE = frozenset({Victim.CLIENT_LINKS, Victim.CLIENTS, Victim.SLOTS})
 
 @contextmanager
 def given_mesh(
-    gateways: Sequence[Addresses], pids: Mapping[Victim, list[int]], command: str, *, recovery_s: float
+    gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, list[int]], command: str, *, recovery_s: float
 ) -> Generator[GivenMesh]:
     """The mesh, behind proxies of ours, as long as the block. The arguments are `GivenMesh`'s."""
     with Links() as links:
         proxied = [
-            Addresses(
+            GatewayAddresses(
                 links.listen(gateway_link(number, "http"), *host_and_port(one.http)) if one.http else "",
                 links.listen(gateway_link(number, "grpc"), *host_and_port(one.grpc)) if one.grpc else "",
             )
@@ -59,8 +59,8 @@ class GivenMesh:
     def __init__(
         self,
         links: Links,
-        direct: Sequence[Addresses],
-        gateways: Sequence[Addresses],
+        direct: Sequence[GatewayAddresses],
+        gateways: Sequence[GatewayAddresses],
         pids: Mapping[Victim, list[int]],
         command: str,
         *,

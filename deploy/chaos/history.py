@@ -16,7 +16,7 @@ COMPRESSION = 1
 """A million steps are 100 MB of text; the fastest level leaves a quarter of it."""
 
 
-class Outcome(StrEnum):
+class AttemptOutcome(StrEnum):
     """What became of an attempt.
 
     ANSWERED  with the state after the step
@@ -46,7 +46,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     gateway: int
     sent_s: float
     done_s: float
-    outcome: Outcome
+    outcome: AttemptOutcome
     fold: int = 0
     length: int = 0
     reason: str = ""
@@ -54,7 +54,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
     text: str = ""
 
 
-class Told(msgspec.Struct, gc=False):
+class SequenceHistory(msgspec.Struct, gc=False):
     """One sequence: what was to be played, and what happened. `forsaken`: why its client gave it up, or ""."""
 
     script: Script
@@ -85,14 +85,14 @@ class HistoryFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def add(self, told: Told) -> None:
+    def add(self, told: SequenceHistory) -> None:
         """Writes one sequence."""
         self._file.write(self._encoder.encode(told) + b"\n")
 
 
-def read_history(path: Path) -> Iterator[Told]:
+def read_history(path: Path) -> Iterator[SequenceHistory]:
     """The sequences of a file."""
-    decoder = msgspec.json.Decoder(Told)
+    decoder = msgspec.json.Decoder(SequenceHistory)
     with gzip.open(path, "rb") as file:
         for line in file:
             yield decoder.decode(line)

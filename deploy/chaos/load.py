@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deploy.chaos.clients import BrokenError, Gateway, RefusedError, Session
-from deploy.chaos.fold import State
-from deploy.chaos.history import Attempt, Outcome, Told
+from deploy.chaos.fold import FoldState
+from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory
 from deploy.chaos.models import variant
 from deploy.chaos.scripts import IDLE_FACTOR, Script
 
@@ -49,7 +49,7 @@ class Sent:
 
     step: int
     sent_s: float
-    answer: asyncio.Future[State]
+    answer: asyncio.Future[FoldState]
     done_s: float = 0.0
 
 
@@ -66,7 +66,7 @@ class Player:
     """Plays one sequence."""
 
     def __init__(self, script: Script, gateways: Sequence[Gateway], clock: Clock, score: Score, seed: int) -> None:
-        self.told = Told(script, [])
+        self.told = SequenceHistory(script, [])
         self._gateways = gateways
         self._clock = clock
         self._score = score
@@ -94,7 +94,7 @@ class Player:
         """Ends the sequence with its next step."""
         self._cut_short = True
 
-    async def play(self) -> Told:
+    async def play(self) -> SequenceHistory:
         """The whole sequence."""
         self._last_progress_s = self._clock.now()
         while not self.told.forsaken and len(self._done) < len(self.script.values):
@@ -176,19 +176,19 @@ class Player:
         if not head.answer.done():
             return False
         self._open.popleft()
-        return self._note(head, Outcome.LEFT) is Outcome.ANSWERED
+        return self._note(head, AttemptOutcome.LEFT) is AttemptOutcome.ANSWERED
 
     async def _abandon(self, session: Session) -> None:
         """Gives a connection up, after a refusal, a break, a lack of patience or by intent; notes what was open."""
-        refused = bool(self.told.attempts) and self.told.attempts[-1].outcome is Outcome.REFUSED
+        refused = bool(self.told.attempts) and self.told.attempts[-1].outcome is AttemptOutcome.REFUSED
         if refused and self._open:
             # The mesh answers the others still, and what it answers is of interest.
             await asyncio.wait([sent.answer for sent in self._open], timeout=self.script.patience_s)
         out_of_patience = self._clock.now() - self.script.patience_s
         await session.hang_up()
         for sent in self._open:
-            outcome = self._note(sent, Outcome.LATE if sent.sent_s <= out_of_patience else Outcome.LEFT)
-            if outcome is Outcome.ANSWERED and refused and not self.script.numbered:
+            outcome = self._note(sent, AttemptOutcome.LATE if sent.sent_s <= out_of_patience else AttemptOutcome.LEFT)
+            if outcome is AttemptOutcome.ANSWERED and refused and not self.script.numbered:
                 self.told.forsaken = "a step without a number was refused, and those behind it were not"
         self._open.clear()
 
@@ -196,7 +196,7 @@ class Player:
         """Whether that step was answered before this attempt was sent: the mesh had it."""
         return self._done.get(step, attempt.sent_s) < attempt.sent_s
 
-    def _note(self, sent: Sent, otherwise: Outcome) -> Outcome:
+    def _note(self, sent: Sent, otherwise: AttemptOutcome) -> AttemptOutcome:
         """Writes an attempt down. otherwise: what it is when there is no answer."""
         # What was answered in this very turn of the loop has no time of its own yet.
         done_s = sent.done_s or self._clock.now()
@@ -205,13 +205,13 @@ class Player:
             error = sent.answer.exception()
             match error:
                 case None:
-                    attempt.outcome = Outcome.ANSWERED
+                    attempt.outcome = AttemptOutcome.ANSWERED
                     attempt.fold, attempt.length = sent.answer.result()
                 case RefusedError():
-                    attempt.outcome = Outcome.REFUSED
+                    attempt.outcome = AttemptOutcome.REFUSED
                     attempt.text, attempt.reason, attempt.last_step = error.text, error.reason, error.last_step
                 case BrokenError():
-                    attempt.outcome = Outcome.BROKEN
+                    attempt.outcome = AttemptOutcome.BROKEN
                     attempt.text = str(error)
                 case _:
                     raise error
@@ -221,12 +221,12 @@ class Player:
 
     def _learn(self, attempt: Attempt) -> None:
         """What follows from an attempt for the next."""
-        if attempt.outcome is Outcome.ANSWERED:
+        if attempt.outcome is AttemptOutcome.ANSWERED:
             self._last_progress_s = self._clock.now()
             if attempt.step not in self._done:
                 self._score.answered += 1
             self._done.setdefault(attempt.step, attempt.done_s)
-        elif attempt.outcome is Outcome.REFUSED:
+        elif attempt.outcome is AttemptOutcome.REFUSED:
             if attempt.reason in ("wrong_step", "answered") and 0 < attempt.step <= attempt.last_step:
                 # It ran; its reply is kept no longer.
                 self._done[attempt.step] = attempt.done_s
@@ -239,7 +239,7 @@ class Player:
 
 
 @dataclass(eq=False)
-class Load:
+class ClientLoad:
     """So many clients, each with one sequence at a time, until they are told to stop.
 
     keep  called with each sequence that is over
@@ -249,7 +249,7 @@ class Load:
     clock: Clock
     seed: int
     make: Callable[[int], Script]
-    keep: Callable[[Told], None]
+    keep: Callable[[SequenceHistory], None]
     score: Score = field(default_factory=Score)
     _stopping: bool = False
     _index: int = -1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from deploy.chaos.clients import Addresses
+from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import Act, Victim
 from deploy.chaos.links import Links
 
@@ -19,7 +19,7 @@ POLL_S = 0.1
 SIGNALS = {Act.KILL: signal.SIGKILL, Act.RESTART: signal.SIGTERM, Act.FREEZE: signal.SIGSTOP, Act.BLINK: signal.SIGSTOP}
 
 
-class Mesh(Protocol):
+class TargetMesh(Protocol):
     """Where the clients go, and what can be done to the processes.
 
     gateways  as the clients reach them: by way of the proxies
@@ -31,7 +31,7 @@ class Mesh(Protocol):
     @property
     def links(self) -> Links: ...
     @property
-    def gateways(self) -> Sequence[Addresses]: ...
+    def gateways(self) -> Sequence[GatewayAddresses]: ...
     @property
     def slots(self) -> int: ...
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from deploy.chaos.clients import Addresses
+from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import Act, Victim
 from deploy.chaos.links import Links, gateway_link
 from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send, until
@@ -117,7 +117,7 @@ class OwnMesh:
         self._host = state.host
         self._keys = Keyspace(state.key_prefix)
         self.gateways = [
-            Addresses(
+            GatewayAddresses(
                 links.listen(gateway_link(number, "http"), state.host, child.http_port),
                 links.listen(gateway_link(number, "grpc"), state.host, child.grpc_port),
             )
@@ -139,7 +139,7 @@ class OwnMesh:
             await self._server.strike(act, seconds)
             return
         before = await self._running(name)
-        old = await self._incarnations(name)
+        old = await self._registrations(name)
         if act in (Act.FREEZE, Act.BLINK):
             await frozen(before, seconds)
         else:
@@ -151,7 +151,7 @@ class OwnMesh:
     async def _back(self, victim: Victim, name: str, old: Collection[str] = ()) -> None:
         """Waits until a process does its work again. A scheduler does so at once, or stands by.
 
-        old  incarnations of an executor that are over, though their leases may still hold
+        old  registrations of an executor that are over, though their leases may still hold
         """
         deadline = time.monotonic() + BACK_TIMEOUT_S
         while not await self._serves(victim, name, old):
@@ -164,11 +164,11 @@ class OwnMesh:
             case Victim.GATEWAY:
                 return not await unreadiness(self._host, self._child(name).http_port)
             case Victim.EXECUTOR:
-                return bool(await self._incarnations(name) - set(old))
+                return bool(await self._registrations(name) - set(old))
             case _:
                 return True
 
-    async def _incarnations(self, name: str) -> set[str]:
+    async def _registrations(self, name: str) -> set[str]:
         """The ids under which an executor is registered with every model; empty while Redis is away."""
         async with connect(self._server.url, retries=0) as client:
             try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
-from deploy.chaos.history import Outcome, Strike, Told
+from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
 
 GAP_AFTER_S = 10.0
 """The longest gap after a fault is looked for until so long after its end, or until the next fault."""
@@ -85,7 +85,7 @@ class Judgement:
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
-def judge(history: Iterable[Told], strikes: Sequence[Strike]) -> Judgement:
+def judge(history: Iterable[SequenceHistory], strikes: Sequence[Strike]) -> Judgement:
     """Checks every sequence and gathers the figures."""
     by_time = Strikes(strikes)
     judgement = Judgement()
@@ -101,20 +101,20 @@ def judge(history: Iterable[Told], strikes: Sequence[Strike]) -> Judgement:
         points += answered_steps(told)
         for attempt in told.attempts:
             judgement.attempts[attempt.outcome] += 1
-            if attempt.outcome is Outcome.REFUSED:
+            if attempt.outcome is AttemptOutcome.REFUSED:
                 judgement.refusals[attempt.reason or "unavailable"] += 1
     points.sort()
     judgement.timeline = Timeline([at for at, _ in points], [took for _, took in points])
     return judgement
 
 
-def answered_steps(told: Told) -> list[tuple[float, float]]:
+def answered_steps(told: SequenceHistory) -> list[tuple[float, float]]:
     """When each step was answered first, and how long that took."""
     first_sent: dict[int, float] = {}
     answered: dict[int, float] = {}
     for attempt in told.attempts:
         first_sent[attempt.step] = min(attempt.sent_s, first_sent.get(attempt.step, attempt.sent_s))
-        if attempt.outcome is Outcome.ANSWERED:
+        if attempt.outcome is AttemptOutcome.ANSWERED:
             answered[attempt.step] = min(attempt.done_s, answered.get(attempt.step, attempt.done_s))
     return [(at, at - first_sent[step]) for step, at in answered.items()]
 

@@ -12,9 +12,9 @@ from deploy.chaos.checker import Strikes, answer_findings
 from deploy.chaos.clients import Gateway
 from deploy.chaos.director import Director
 from deploy.chaos.faults import Fault
-from deploy.chaos.history import HistoryFile, Strike, Told
-from deploy.chaos.load import BUDGET_S, Clock, Load
-from deploy.chaos.mesh import Mesh
+from deploy.chaos.history import HistoryFile, SequenceHistory, Strike
+from deploy.chaos.load import BUDGET_S, ClientLoad, Clock
+from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
 
 TELL_EVERY_S = 10.0
@@ -28,7 +28,7 @@ LONGEST_SHARE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ChaosPlan:
     """What a run shall be. run: its name, part of every correlation id."""
 
     seed: int
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ChaosRun:
     """What a run was; the rest is in its history."""
 
     seconds: float
@@ -53,14 +53,14 @@ class NotReadyError(Exception):
     """The mesh was not ready in time; nothing was done to it."""
 
 
-def protocols_of(mesh: Mesh) -> list[ProtocolName]:
+def protocols_of(mesh: TargetMesh) -> list[ProtocolName]:
     """What every gateway of the mesh offers."""
     http = all(gateway.http for gateway in mesh.gateways)
     grpc = all(gateway.grpc for gateway in mesh.gateways)
     return [name for name in PROTOCOL_WEIGHTS if (http if name == "http" else grpc)]
 
 
-async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) -> Run:
+async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path, tell: Callable[[str], None]) -> ChaosRun:
     """The whole run; its history goes into `out`. Raises NotReadyError."""
     tell("waiting until the mesh is ready")
     try:
@@ -74,14 +74,14 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
     def make(index: int) -> Script:
         return script(plan.seed, index, run=plan.run, steps_max=steps_max, protocols=protocols)
 
-    def keep(told: Told) -> None:
+    def keep(told: SequenceHistory) -> None:
         nonlocal wrong
         wrong += len(answer_findings(told, Strikes(director.strikes)))
         history.add(told)
 
     gateways = [Gateway(addresses) for addresses in mesh.gateways]
     clock = Clock()
-    load = Load(gateways, clock, plan.seed, make, keep)
+    load = ClientLoad(gateways, clock, plan.seed, make, keep)
     director = Director(mesh, load, plan.faults, plan.steps, plan.seed, plan.run, protocols[-1], tell)
     stop, hurry = asyncio.Event(), asyncio.Event()
     with HistoryFile(out / "history.jsonl.gz") as history:
@@ -109,7 +109,7 @@ async def run(plan: Plan, mesh: Mesh, out: Path, tell: Callable[[str], None]) ->
     for client in clients:
         if client not in hanging and not client.cancelled() and (error := client.exception()):
             raise error
-    return Run(round(seconds, 3), director.strikes, failures, await mesh.refused_commits())
+    return ChaosRun(round(seconds, 3), director.strikes, failures, await mesh.refused_commits())
 
 
 def asked_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -127,8 +127,8 @@ async def drained(clients: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -
 
 
 async def watched(
-    plan: Plan,
-    load: Load,
+    plan: ChaosPlan,
+    load: ClientLoad,
     directing: asyncio.Task[None],
     clients: Sequence[asyncio.Task[None]],
     stop: asyncio.Event,
@@ -159,7 +159,7 @@ async def watched(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def progress(load: Load, director: Director, wrong: int) -> str:
+def progress(load: ClientLoad, director: Director, wrong: int) -> str:
     """How far it is, in a line."""
     now, score = load.clock.now(), load.score
     going_on = [strike.kind for strike in director.strikes if strike.end_s == float("inf")]

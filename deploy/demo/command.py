@@ -17,11 +17,11 @@ import click
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
-from deploy.demo.local_mesh import LocalMesh, Victim
+from deploy.demo.local_mesh import KilledExecutor, LocalMesh
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
 from deploy.demo.texts import pieces_of, sample_texts
-from deploy.demo.transcript import Answer, Difference, Takeover, felt, first_differences
+from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
 from deploy.local.launcher import LauncherError, MeshState, read_state
 from deploy.local.private_mesh import private_mesh
 
@@ -52,7 +52,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoTarget:
     """Where to stream to. mesh: its processes when they run on this machine, else None."""
 
     url: str
@@ -60,11 +60,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DemoRun:
     """The answers of one run, per text; the executor that was killed meanwhile, if any, and when."""
 
-    transcripts: list[list[Answer]]
-    victim: Victim | None = None
+    transcripts: list[list[AnsweredPiece]]
+    victim: KilledExecutor | None = None
     killed_s: float = 0.0
 
 
@@ -115,18 +115,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @contextmanager
-def place(options: Options) -> Generator[Place]:
+def place(options: Options) -> Generator[DemoTarget]:
     """Where to stream to; a mesh of our own lives as long as the block."""
     running = None if options.private else running_mesh(options.data_dir)
     if options.url:
-        yield Place(options.url, running if running is not None and is_gateway_of(running, options.url) else None)
+        yield DemoTarget(options.url, running if running is not None and is_gateway_of(running, options.url) else None)
         return
     if running is not None:
-        yield Place(grpc_address(running), running)
+        yield DemoTarget(grpc_address(running), running)
         return
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
     with private_mesh(executors=2) as mesh:
-        yield Place(grpc_address(mesh), mesh)
+        yield DemoTarget(grpc_address(mesh), mesh)
 
 
 def running_mesh(data_dir: Path) -> MeshState | None:
@@ -155,7 +155,7 @@ def is_gateway_of(mesh: MeshState, url: str) -> bool:
     return local and port in ports
 
 
-async def show(options: Options, where: Place) -> bool:
+async def show(options: Options, where: DemoTarget) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
     client = triton.InferenceServerClient(where.url)
     try:
@@ -174,7 +174,7 @@ async def show(options: Options, where: Place) -> bool:
 
 
 @asynccontextmanager
-async def local_mesh(where: Place) -> AsyncGenerator[LocalMesh | None]:
+async def local_mesh(where: DemoTarget) -> AsyncGenerator[LocalMesh | None]:
     """The processes behind the address, when they run on this machine."""
     if where.mesh is None:
         yield None
@@ -196,7 +196,7 @@ class Stage:
     mesh: LocalMesh | None
 
 
-async def both_runs(stage: Stage, where: Place, *, kill: bool) -> bool:
+async def both_runs(stage: Stage, where: DemoTarget, *, kill: bool) -> bool:
     """Runs, compares, tells; whether all answers were equal."""
     words = sum(map(len, stage.texts))
     click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {where.url}\n")
@@ -224,12 +224,12 @@ async def reason_for_mercy(mesh: LocalMesh | None) -> str:
     return ""
 
 
-async def run(stage: Stage, *, kill: bool) -> Run:
+async def run(stage: Stage, *, kill: bool) -> DemoRun:
     """Streams all texts once, as new sequences."""
     nonce = secrets.token_hex(4)
     ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
     screen = Screen([TextView(len(text)) for text in stage.texts])
-    killed: list[tuple[Victim, float]] = []
+    killed: list[tuple[KilledExecutor, float]] = []
 
     async def kill_one() -> None:
         assert stage.mesh is not None
@@ -241,7 +241,7 @@ async def run(stage: Stage, *, kill: bool) -> Run:
     async with owners_shown(stage.mesh, ids, screen):
         at_half: Callable[[], Awaitable[None]] | None = kill_one if kill else None
         transcripts = await stream_texts(stage.client, stage.texts, ids, screen, pace_s=stage.pace_s, at_half=at_half)
-    return Run(transcripts, *killed[0]) if killed else Run(transcripts)
+    return DemoRun(transcripts, *killed[0]) if killed else DemoRun(transcripts)
 
 
 @asynccontextmanager
@@ -263,7 +263,7 @@ async def owners_shown(mesh: LocalMesh | None, ids: Sequence[str], screen: Scree
             watcher.cancel()
 
 
-def tell_takeover(victim: Victim, takeover: Takeover) -> None:
+def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
     """How long callers waited."""
     waits = ", ".join(f"text {text + 1} {wait_s:.2f} s" for text, wait_s in takeover.longest_wait_s.items())
     if waits:

@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class KilledExecutor:
     """An executor that was killed, and the texts (indexes) that it held."""
 
     name: str
@@ -89,12 +89,12 @@ class LocalMesh:
         owner = await cast(Any, self._redis).hget(self._keys.sequence(sequence).record, "ow")
         return ExecutorId(owner.decode() if owner else "")
 
-    async def kill_one(self, correlation_ids: Sequence[str]) -> Victim:
+    async def kill_one(self, correlation_ids: Sequence[str]) -> KilledExecutor:
         """Kills (SIGKILL) the executor that holds most of the sequences."""
         owners = await self.owners(correlation_ids)
         name = busiest(owners, self._pids)
         os.kill(self._pids[name], signal.SIGKILL)
-        return Victim(name, self._pids[name], tuple(i for i, owner in enumerate(owners) if owner == name))
+        return KilledExecutor(name, self._pids[name], tuple(i for i, owner in enumerate(owners) if owner == name))
 
 
 def busiest(owners: Iterable[str], executors: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tritonclient.grpc import aio as triton
 
 from deploy.demo.screen import Screen
-from deploy.demo.transcript import Answer
+from deploy.demo.transcript import AnsweredPiece
 
 MODEL = "text_lstm"
 OUTPUTS = ("NEXT", "CONTINUATION")
@@ -35,7 +35,7 @@ async def stream_texts(
     *,
     pace_s: float,
     at_half: Callable[[], Awaitable[None]] | None = None,
-) -> list[list[Answer]]:
+) -> list[list[AnsweredPiece]]:
     """Streams all texts at once; returns every text's answers.
 
     texts    the pieces of each text
@@ -97,11 +97,11 @@ async def stream_text(
     screen: Screen,
     progress: Progress,
     pace_s: float,
-) -> list[Answer]:
+) -> list[AnsweredPiece]:
     """Streams one text: a piece, its answer, a pause, the next piece."""
     view = screen.views[text]
     may_send = asyncio.Semaphore(1)
-    answers: list[Answer] = []
+    answers: list[AnsweredPiece] = []
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         for index, piece in enumerate(pieces):
@@ -142,10 +142,10 @@ def request(piece: bytes, sequence_id: str, *, start: bool, end: bool) -> dict[s
     }
 
 
-def answer_of(result: triton.InferResult, sent_s: float) -> Answer:
+def answer_of(result: triton.InferResult, sent_s: float) -> AnsweredPiece:
     """The bytes of the outputs."""
     answered_s = time.monotonic()
-    return Answer(content(result, "NEXT"), content(result, "CONTINUATION"), sent_s, answered_s)
+    return AnsweredPiece(content(result, "NEXT"), content(result, "CONTINUATION"), sent_s, answered_s)
 
 
 def content(result: triton.InferResult, name: str) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredPiece:
     """The answer to one piece.
 
     next_character, continuation  the bytes of the outputs NEXT and CONTINUATION
@@ -41,7 +41,7 @@ class Difference:
 
 
 def first_differences(
-    undisturbed: Sequence[Sequence[Answer]], disturbed: Sequence[Sequence[Answer]]
+    undisturbed: Sequence[Sequence[AnsweredPiece]], disturbed: Sequence[Sequence[AnsweredPiece]]
 ) -> list[Difference]:
     """Per text that differs, where it begins to; bit for bit. Empty when the runs are equal.
 
@@ -64,13 +64,13 @@ def first_difference(expected: Sequence[object], got: Sequence[object]) -> int |
     return None
 
 
-def shown(answers: Sequence[Answer], piece: int) -> str:
+def shown(answers: Sequence[AnsweredPiece], piece: int) -> str:
     """An answer's continuation in quotes, or that there was none."""
     return repr(answers[piece].continuation.decode(errors="replace")) if piece < len(answers) else "no answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
+class FeltTakeover:
     """What callers felt of a kill.
 
     longest_wait_s  per text (index) that the killed executor held: the longest wait of its answers after the kill
@@ -83,7 +83,7 @@ class Takeover:
     usual_wait_s: float
 
 
-def felt(transcripts: Sequence[Sequence[Answer]], held: Iterable[int], killed_s: float) -> Takeover:
+def felt(transcripts: Sequence[Sequence[AnsweredPiece]], held: Iterable[int], killed_s: float) -> FeltTakeover:
     """How long callers waited when an executor that held the texts `held` was killed at `killed_s`."""
     after = [
         max((answer.waited_s for answer in answers if answer.answered_s >= killed_s), default=0.0)
@@ -92,7 +92,7 @@ def felt(transcripts: Sequence[Sequence[Answer]], held: Iterable[int], killed_s:
     before = sorted(answer.waited_s for answers in transcripts for answer in answers if answer.answered_s < killed_s)
     held = sorted(set(held))
     others = [wait_s for text, wait_s in enumerate(after) if text not in held]
-    return Takeover(
+    return FeltTakeover(
         longest_wait_s={text: after[text] for text in held},
         others_wait_s=max(others) if others else None,
         usual_wait_s=before[len(before) // 2] if before else 0.0,

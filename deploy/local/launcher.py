@@ -54,14 +54,14 @@ from deploy.local.supervision import (
     Exited,
     Finish,
     MeshReady,
-    Report,
     Send,
     ServerReady,
     ShowLog,
     Start,
     StopRequested,
     Supervision,
-    Tick,
+    TimePassed,
+    UserNotice,
 )
 from deploy.local.tether import tethered
 from shared.process.logs import Level, level_of_line
@@ -323,7 +323,7 @@ class Launcher:
             async with asyncio.timeout(max(0, wake_ms - now_ms()) / 1000):
                 return await self._events.get()
         except TimeoutError:
-            return Tick()
+            return TimePassed()
 
     async def _perform(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
@@ -334,7 +334,7 @@ class Launcher:
                 process = self._processes[name]
                 if process.returncode is None:
                     process.send_signal(with_signal)
-            case Report(text):
+            case UserNotice(text):
                 say(text)
             case ShowLog(name):
                 say(f"the end of {self._plans[name].state.log}:\n{self._log_files[name].tail()}")

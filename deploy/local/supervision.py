@@ -88,11 +88,11 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimePassed:
     """Time passed."""
 
 
-Event = Begin | ServerReady | MeshReady | Exited | StopRequested | Tick
+Event = Begin | ServerReady | MeshReady | Exited | StopRequested | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class UserNotice:
     """Tell the user, in one line."""
 
     text: str
@@ -131,7 +131,7 @@ class Finish:
     code: int
 
 
-Action = Start | Send | Report | ShowLog | Finish
+Action = Start | Send | UserNotice | ShowLog | Finish
 
 
 class Supervision:
@@ -175,7 +175,7 @@ class Supervision:
                 return self._exited(self._children[name], code, now_ms)
             case StopRequested():
                 return self._kill() if self.stopping else self._stop(0, now_ms)
-            case Tick():
+            case TimePassed():
                 return self._tick(now_ms)
 
     def _begin(self, now_ms: int) -> list[Action]:
@@ -200,7 +200,7 @@ class Supervision:
             unexpected: list[Action] = (
                 []
                 if code in (0, -signal.SIGTERM) or self._killed
-                else [Report(f"{child.name} {ending(code)} while stopping")]
+                else [UserNotice(f"{child.name} {ending(code)} while stopping")]
             )
             return [*unexpected, *self._next_stage(now_ms)]
         child.quick_failures = 1 if ran_ms >= STEADY_MS else child.quick_failures + 1
@@ -208,11 +208,11 @@ class Supervision:
         what = f"{child.name} {ending(code)} after {ran_ms / 1000:.1f} s{row}"
         if not self._was_ready and (code == USAGE_ERROR or child.quick_failures >= patience(child, code)):
             child.status = Status.ENDED
-            return [Report(f"{what}; giving up"), ShowLog(child.name), *self._stop(1, now_ms)]
+            return [UserNotice(f"{what}; giving up"), ShowLog(child.name), *self._stop(1, now_ms)]
         pause_ms = min(self._longest_pause_ms, FIRST_PAUSE_MS << (child.quick_failures - 1))
         child.status = Status.PAUSING
         child.since_ms = now_ms + pause_ms
-        return [Report(f"{what}; starting it again in {pause_ms / 1000:.1f} s")] if is_news(child, code) else []
+        return [UserNotice(f"{what}; starting it again in {pause_ms / 1000:.1f} s")] if is_news(child, code) else []
 
     def _tick(self, now_ms: int) -> list[Action]:
         if self.stopping:
@@ -254,7 +254,7 @@ class Supervision:
         self._stage_deadline_ms = 1 << 62
         late = ", ".join(child.name for child in running)
         return [
-            Report(f"{late} did not stop within {self._grace_ms / 1000:.0f} s; killing"),
+            UserNotice(f"{late} did not stop within {self._grace_ms / 1000:.0f} s; killing"),
             *(Send(child.name, signal.SIGKILL) for child in running),
         ]
 
@@ -264,7 +264,7 @@ class Supervision:
         self._killed = True
         self._exit_code = 1
         running = [child for child in self._children.values() if child.status is Status.RUNNING]
-        return [Report("killing everything"), *(Send(child.name, signal.SIGKILL) for child in running)]
+        return [UserNotice("killing everything"), *(Send(child.name, signal.SIGKILL) for child in running)]
 
     def _running(self, service: str) -> list[Child]:
         return [

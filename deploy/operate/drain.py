@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import click
 
-from deploy.operate.operating import Holding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings
 from shared.settings import SettingsCommand, options
 from shared.store.company import ServiceLine, services
@@ -68,7 +68,7 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
     return names
 
 
-def wish_name(who: str, known: list[Holding]) -> str:
+def wish_name(who: str, known: list[ExecutorHolding]) -> str:
     """An executor's name, which a process keeps when it is started again; its id where several share the name."""
     found = matching(who, known)
     if not found:
@@ -79,7 +79,7 @@ def wish_name(who: str, known: list[Holding]) -> str:
     return who if len(namesakes) > 1 else name
 
 
-def alone(names: Sequence[str], known: list[Holding]) -> dict[str, int]:
+def alone(names: Sequence[str], known: list[ExecutorHolding]) -> dict[str, int]:
     """Models that nobody else serves, with the sequences that the drained executors own of them."""
     leaving = [one for name in names for one in matching(name, known)]
     others = {
@@ -109,7 +109,7 @@ async def empty(mesh: OperatedMesh, names: Sequence[str]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def progress(name: str, ones: Iterable[Holding]) -> str:
+def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
     """A line about an executor that is being drained."""
     there = [one for one in ones if one.total or one.member.usable]
     if not there:
@@ -131,7 +131,7 @@ async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
         click.echo(f"{who}: serves again{condition(matching(who, known))}")
 
 
-def condition(ones: Iterable[Holding]) -> str:
+def condition(ones: Iterable[ExecutorHolding]) -> str:
     """When an executor does that has handed over what can be moved: it registers anew, and so must own nothing."""
     closing = [one for one in ones if one.state == "closing" and one.total]
     if not closing:
@@ -145,13 +145,13 @@ def sequences(count: int) -> str:
     return f"{count} sequence{'' if count == 1 else 's'}"
 
 
-def state(one: Holding, drained: Collection[str]) -> str:
+def state(one: ExecutorHolding, drained: Collection[str]) -> str:
     """What an executor is doing; `asked` while it has not heard that it is to be drained."""
     is_asked = one.registration.name in drained or one.registration.executor in drained
     return "asked" if is_asked and one.state == "serving" else one.state
 
 
-def table(known: Sequence[Holding], drained: Sequence[str]) -> str:
+def table(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> str:
     """Every executor, a line each, then those that are drained and hold nothing any more."""
     rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
     for one in known:

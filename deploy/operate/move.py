@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from deploy.operate.operating import Holding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
 from shared.settings import SettingsCommand, options
@@ -79,7 +79,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     return text_of(owner or b"")
 
 
-def destination(known: list[Holding], model: str, owner: str | None, to: str) -> str:
+def destination(known: list[ExecutorHolding], model: str, owner: str | None, to: str) -> str:
     """The id of the executor that is meant, "" for any other one. Raises click.ClickException where there is none."""
     serving = [
         one

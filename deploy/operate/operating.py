@@ -34,7 +34,7 @@ class OperatedMesh:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ExecutorHolding:
     """An executor and what it owns: sequences by model, models without any left out."""
 
     member: Member
@@ -93,7 +93,7 @@ def located(settings: OperatorSettings) -> tuple[str, str]:
     return state.redis_url, settings.key_prefix or state.key_prefix
 
 
-async def holdings(mesh: OperatedMesh) -> list[Holding]:
+async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
     """Every registered executor, by name and id."""
     members = await mesh.membership.members()
     models = sorted(await mesh.membership.models())
@@ -103,13 +103,13 @@ async def holdings(mesh: OperatedMesh) -> list[Holding]:
             for shard in mesh.keys.shard_ids():
                 pipe.scard(mesh.keys.owned(shard, member.registration.executor, model))
     counts = iter(await pipe.execute())
-    found: list[Holding] = []
+    found: list[ExecutorHolding] = []
     for member in members:
         held = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
-        found.append(Holding(member, {model: count for model, count in held.items() if count}))
+        found.append(ExecutorHolding(member, {model: count for model, count in held.items() if count}))
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
 
 
-def matching(who: str, known: list[Holding]) -> list[Holding]:
+def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:
     """The executors of that name or id."""
     return [one for one in known if who in (one.registration.name, one.registration.executor)]

@@ -11,8 +11,8 @@ import click
 
 from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings
-from shared.mesh_settings import MeshSettings, Picture
 from shared.settings import SettingsCommand, options
+from shared.stored_settings import ChangedSettings, StoredSettings
 
 HELP = """What was changed in the logging and tracing of a running mesh, and by whom.
 
@@ -34,13 +34,13 @@ def run(*, reset: bool, **settings: str) -> None:
 
 async def _run(settings: OperatorSettings, *, reset: bool) -> None:
     async with found_mesh(settings) as mesh:
-        held = MeshSettings(mesh.redis, mesh.keys)
+        held = StoredSettings(mesh.redis, mesh.keys)
         if reset:
             await held.reset(f"{getpass.getuser()} on {socket.gethostname()} (seqmesh settings --reset)")
         click.echo(described(await held.read()))
 
 
-def described(picture: Picture) -> str:
+def described(picture: ChangedSettings) -> str:
     """Lines for an operator."""
     lines = [f"{name} = {value}" for name, value in picture.logs.items()]
     for model, changed in sorted(picture.traces.items()):

@@ -20,10 +20,10 @@ from typing import Any, cast
 import msgspec
 from redis.exceptions import ResponseError
 
-from executor.connections import RETRY_DELAY_S, Connections, insist
+from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.registration import Applied
 from executor.models.loader import Loader
-from executor.models.repository import NoSuchModelError, Repository
+from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.sequences.inbox import BEGINNING
 from shared.contract.errors import Code, MeshError
 from shared.contract.messages import ControlMessage, LoadFailure, encode
@@ -42,7 +42,7 @@ class Control:
     """Reads the control stream. changed: set when the mesh should be told."""
 
     def __init__(
-        self, connections: Connections, repository: Repository, loader: Loader, changed: asyncio.Event
+        self, connections: RedisConnections, repository: ModelRepository, loader: Loader, changed: asyncio.Event
     ) -> None:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._commands = cast("Any", connections.commands)

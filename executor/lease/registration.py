@@ -1,7 +1,7 @@
 """One life of an executor in the mesh: from taking a lease to losing it, or to leaving.
 
 Everything that belongs to the lease (id, inbox position, owned sequences, open commits) lives and dies with this
-object; engines outlive it. A process that was frozen too long finds its lease gone, ends its incarnation, and begins a
+object; engines outlive it. A process that was frozen too long finds its lease gone, ends its registration, and begins a
 new one under a new id: what the old one still tries to commit is refused by epoch.
 """
 
@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from executor.connections import RETRY_DELAY_S, Connections, insist
+from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.draining import bound_models
 from executor.lease.hung_calls import HungCallError, place_of, watch
 from executor.lease.serving import Serving
-from executor.lease.watchdog import Standstill
-from executor.models.repository import Repository
+from executor.lease.watchdog import Watchdog
+from executor.models.repository import ModelRepository
 from executor.reporting.host import Host
 from executor.reporting.nvml import load_nvml
 from executor.reporting.reports import Reporter
@@ -65,12 +65,12 @@ SETTLE_POLL_S = 0.1
 
 
 class LeaseLostError(Exception):
-    """This incarnation is over: its lease has ended, or nobody can read its registration. Others may own its sequences
-    already."""
+    """This registration is over: its lease has ended, or its entry in Redis cannot be read. Others may own its
+    sequences already."""
 
 
 class OlderDataError(Exception):
-    """This incarnation is over: it knows of steps that Redis has lost."""
+    """This registration is over: it knows of steps that Redis has lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Applied:
     failures: tuple[LoadFailure, ...] = ()
 
 
-class Incarnation:
+class Registration:
     """One registration of this executor, with everything that it owns.
 
     changed  set when there is something to announce
@@ -90,8 +90,8 @@ class Incarnation:
     def __init__(
         self,
         settings: ExecutorSettings,
-        connections: Connections,
-        repository: Repository,
+        connections: RedisConnections,
+        repository: ModelRepository,
         tracing: Tracing,
         applied: Applied,
         changed: asyncio.Event,
@@ -239,9 +239,9 @@ class Incarnation:
     async def _renew(self) -> None:
         """Renews the lease; a lease that could not be renewed in time is lost, whatever the reason."""
         lease_s = self._settings.lease_ms / 1000
-        standstill = Standstill(lease_s, self._workers)
+        watchdog = Watchdog(lease_s, self._workers)
         while True:
-            await standstill.sleep(lease_s / RENEWALS_PER_LEASE)
+            await watchdog.sleep(lease_s / RENEWALS_PER_LEASE)
             try:
                 held = await self._connections.membership.renew(self.executor, lease_ms=self._settings.lease_ms)
             except CONNECTION_LOST as error:

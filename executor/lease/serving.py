@@ -1,4 +1,4 @@
-"""What one executor incarnation serves, and how that changes while it lives.
+"""What one executor registration serves, and how that changes while it lives.
 
     start      a version that is new
     withdraw   one that was unloaded: goes on for a moment, for gateways that have not heard of it, then ends
@@ -22,9 +22,9 @@ from functools import partial
 
 import msgspec
 
-from executor.connections import Connections, insist
+from executor.connections import RedisConnections, insist
 from executor.core.sequences import OwnedSequence
-from executor.models.repository import Repository, ServedVersion
+from executor.models.repository import ModelRepository, ServedVersion
 from executor.sequences.checkpoints import read_checkpoints
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
@@ -39,7 +39,7 @@ from shared.contract.ids import ExecutorId, SequenceId, StepNumber, model_of
 from shared.contract.messages import InboxOwned, InboxStep, InferMessage, ServedModel
 from shared.process import logs
 from shared.statistics.reports import ModelReport
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
 from shared.traces.tracing import Tracing
@@ -72,17 +72,17 @@ class Replaced:
 
 
 class Serving:
-    """The models of one incarnation. `inbox` must be set before anything is started."""
+    """The models of one registration. `inbox` must be set before anything is started."""
 
     inbox: Inbox
 
     def __init__(
         self,
         executor: ExecutorId,
-        connections: Connections,
+        connections: RedisConnections,
         committer: Committer,
         tracing: Tracing,
-        repository: Repository,
+        repository: ModelRepository,
         changed: asyncio.Event,
         *,
         tombstone_ms: int,
@@ -99,7 +99,7 @@ class Serving:
         self._loops: dict[Place, asyncio.Task[None]] = {}
         self._replaced: dict[Place, Replaced] = {}
         self._withdrawals: dict[Place, asyncio.Task[None]] = {}
-        self._unloaded: dict[Place, Load] = {}
+        self._unloaded: dict[Place, ModelLoad] = {}
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
         self._restore = asyncio.Event()
@@ -133,7 +133,7 @@ class Serving:
         return [model.serves for model in self._all()]
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[ModelLoad]:
         """What is counted here."""
         return [model.serves.statistics.load for model in self._all()]
 

@@ -20,7 +20,7 @@ from shared.process import logs
 REMEDY = "let the call release the interpreter's lock, or make --lease-ms longer than such a call may take"
 
 
-class Standstill:
+class Watchdog:
     """Notices that the loop stood still. limit_s: how long it may; workers: whose calls may be the cause."""
 
     def __init__(self, limit_s: float, workers: Callable[[], Iterable[EngineWorker]]) -> None:

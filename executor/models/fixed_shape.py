@@ -46,7 +46,7 @@ _SEED = 0
 _POISON = np.array([np.nan, np.inf, -np.inf])
 
 
-class Finding(Enum):
+class TrialResult(Enum):
     """What the trials showed."""
 
     SAME = "every row has the same result in every batch"
@@ -64,7 +64,7 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
     if not isinstance(engine, FixesShape):
         raise LoadError(f"parameter 'fixed_shape' is not supported by the backend of model '{config.name}'")
     found = _settled(engine, engine, config) if engine.is_testable else None
-    if found is Finding.DIFFERENT:
+    if found is TrialResult.DIFFERENT:
         raise LoadError(
             f"model '{config.name}' cannot have fixed_shape: even alone, the same row has different results from call "
             "to call",
@@ -75,22 +75,22 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
         model=config.name,
         instance=instance,
         rows=engine.batch_rows,
-        tested=found is Finding.SAME,
+        tested=found is TrialResult.SAME,
         alone=engine.alone_because,
     )
 
 
-def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> Finding:
+def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> TrialResult:
     """What holds in the end."""
     if not shape.alone_because:
         found = trials(engine, config, config.max_batch_size)
-        if found is Finding.SAME:
+        if found is TrialResult.SAME:
             return found
         shape.run_rows_alone(found.value)
     return trials(engine, config, ALONE_TESTED)
 
 
-def trials(engine: Engine, config: ModelConfig, rows: int) -> Finding:
+def trials(engine: Engine, config: ModelConfig, rows: int) -> TrialResult:
     """Runs made-up rows in different company, at most so many at once. The arena's slots are free afterwards."""
     chance = np.random.default_rng(_SEED)
     made = _Maker(config, chance)
@@ -99,20 +99,20 @@ def trials(engine: Engine, config: ModelConfig, rows: int) -> Finding:
     try:
         for number in range(ROUNDS):
             found = _round(table, made, count, chance, warm_runs=0 if number else WARM_RUNS)
-            if found is not Finding.SAME:
+            if found is not TrialResult.SAME:
                 return found
     finally:
         table.leave(count)
-    return Finding.SAME
+    return TrialResult.SAME
 
 
-def _round(table: _Table, made: _Maker, count: int, chance: np.random.Generator, *, warm_runs: int) -> Finding:
+def _round(table: _Table, made: _Maker, count: int, chance: np.random.Generator, *, warm_runs: int) -> TrialResult:
     tested = [made.sequence(number) for number in range(count)]
     for _ in range(warm_runs):
         table.run(tested)
     expected = table.run(tested)
     if any(isinstance(result, RowError) for result in expected):
-        return Finding.FAILED
+        return TrialResult.FAILED
     table.move()
     for trial in range(TRIALS):
         numbers = chance.permutation(count)
@@ -122,8 +122,8 @@ def _round(table: _Table, made: _Maker, count: int, chance: np.random.Generator,
         results = table.run(seated)
         for number, sequence, result in zip(numbers, seated, results, strict=True):
             if sequence is tested[number] and result != expected[number]:
-                return Finding.DIFFERENT
-    return Finding.SAME
+                return TrialResult.DIFFERENT
+    return TrialResult.SAME
 
 
 def _given_away(trial: int, count: int, chance: np.random.Generator) -> Sequence[int]:

@@ -30,9 +30,9 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
-from executor.connections import Connections, insist
+from executor.connections import RedisConnections, insist
 from executor.models.fingerprints import folder_fingerprint
-from executor.models.repository import LoadedModel, Repository
+from executor.models.repository import LoadedModel, ModelRepository
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import Code, LoadError, sendable
 from shared.process import logs
@@ -54,7 +54,7 @@ SUCCESS = "loaded"
 """The field beside the attempts that says when the load last went well, ms."""
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class LoadAttempt(msgspec.Struct, frozen=True):
     """A load that has begun. seen_ms: when its process last spoke for it, by the clock of Redis."""
 
     executor: str
@@ -68,7 +68,7 @@ class Attempt(msgspec.Struct, frozen=True):
 class Evidence:
     """What one executor holds against a load: the ended attempts that count, by field."""
 
-    attempts: Mapping[bytes, Attempt]
+    attempts: Mapping[bytes, LoadAttempt]
 
     @property
     def next_round(self) -> int:
@@ -81,14 +81,14 @@ class Evidence:
         return len({attempt.round for attempt in self.attempts.values()}) >= ROUNDS_MAX
 
 
-_decoder = msgspec.msgpack.Decoder(Attempt)
+_decoder = msgspec.msgpack.Decoder(LoadAttempt)
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Loader:
     """Loads models for one process. executor: its name."""
 
-    def __init__(self, repository: Repository, connections: Connections, executor: str, stop: Stop) -> None:
+    def __init__(self, repository: ModelRepository, connections: RedisConnections, executor: str, stop: Stop) -> None:
         self._repository = repository
         self._connections = connections
         self._executor = executor
@@ -102,7 +102,7 @@ class Loader:
         files: Mapping[str, bytes] | None = None,
         generation: str = UNNAMED,
     ) -> LoadedModel:
-        """Loads a model (see `Repository.load`). Raises LoadError also for a load that is given up."""
+        """Loads a model (see `ModelRepository.load`). Raises LoadError also for a load that is given up."""
         load = generation if generation != UNNAMED else await asyncio.to_thread(self._files_of, name)
         key = self._connections.keys.load_attempts(sendable(name), load)
         field = secrets.token_bytes(8)
@@ -170,7 +170,7 @@ class Loader:
             await self._write(redis, key, field, evidence.next_round)
         return evidence
 
-    def against(self, attempts: Mapping[bytes, Attempt], now_ms: int, *, is_proven: bool) -> Evidence:
+    def against(self, attempts: Mapping[bytes, LoadAttempt], now_ms: int, *, is_proven: bool) -> Evidence:
         """The attempts that have ended and count for this executor. is_proven: the load has gone well somewhere."""
         ended = {
             field: attempt
@@ -179,7 +179,7 @@ class Loader:
         }
         return Evidence({field: one for field, one in ended.items() if one.executor == self._executor or not is_proven})
 
-    def _succeeds(self, attempt: Attempt) -> bool:
+    def _succeeds(self, attempt: LoadAttempt) -> bool:
         """Whether this process has taken another's place: it has its name, and the other does not run any more."""
         if attempt.executor != self._executor:
             return False
@@ -196,7 +196,7 @@ class Loader:
         await self._noted(lambda redis: redis.hdel(key, field))
 
     async def _write(self, redis: Any, key: str, field: bytes, number: int) -> None:
-        attempt = Attempt(self._executor, self._host, os.getpid(), number, await redis_now_ms(redis))
+        attempt = LoadAttempt(self._executor, self._host, os.getpid(), number, await redis_now_ms(redis))
         async with redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, field, _encoder.encode(attempt))
             pipe.expire(key, MEMORY_S)

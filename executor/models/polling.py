@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
-from executor.models.repository import Repository
+from executor.models.repository import ModelRepository
 from shared.contract.errors import MeshError
 from shared.process import logs
 
@@ -20,7 +20,7 @@ from shared.process import logs
 class Polling:
     """Watches the folders. period_s: seconds between two looks; changed: set when the mesh should be told."""
 
-    def __init__(self, repository: Repository, loader: Loader, period_s: float, changed: asyncio.Event) -> None:
+    def __init__(self, repository: ModelRepository, loader: Loader, period_s: float, changed: asyncio.Event) -> None:
         self._repository = repository
         self._loader = loader
         self._period_s = period_s

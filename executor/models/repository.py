@@ -27,7 +27,7 @@ from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.recovery import of_versions, with_methods
 from executor.models.warmup import warm_up
-from executor.reporting.statistics import ModelStatistics
+from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.readiness import Readiness
 from executor.workers.worker import EngineWorker
@@ -39,7 +39,7 @@ from shared.contract.model_config import FixedShape, ModelConfig
 from shared.process import logs
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.reports import ModelReport
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 
 UNLOADED = "unloaded"
 """Triton's reason of a version that was taken out of service."""
@@ -69,7 +69,7 @@ class ServedVersion:
     config: ModelConfig
     version: str
     workers: Sequence[EngineWorker]
-    statistics: ModelStatistics
+    statistics: StatisticsRecorder
     fingerprint: Fingerprint
     files: TemporaryDirectory[str] | None = None
     strategy: BatchStrategy | None = None
@@ -128,7 +128,7 @@ class NoSuchModelError(LoadError):
 
 
 @dataclass(slots=True)
-class Repository:
+class ModelRepository:
     """All models in the given folders.
 
     loaded    by name
@@ -354,7 +354,7 @@ class Repository:
                     versions.append(known)
                     continue
                 kept = known is not None and known.fingerprint.content == mark.content
-                load = known.statistics.load if known is not None and kept else Load(name, version, generation)
+                load = known.statistics.load if known is not None and kept else ModelLoad(name, version, generation)
                 served = self._serve(loaded, load, mark)
                 made.append(served)
                 scope = fingerprint(loaded, number, by_content=True).content if served.config.response_cache else ""
@@ -399,7 +399,7 @@ class Repository:
         if not unloaded:
             del self.unloaded[name]
 
-    def _serve(self, loaded: LoadedConfig, load: Load, mark: Fingerprint) -> ServedVersion:
+    def _serve(self, loaded: LoadedConfig, load: ModelLoad, mark: Fingerprint) -> ServedVersion:
         began = time.monotonic()
         config = loaded.config
         backend = find_backend(config.backend)
@@ -431,7 +431,7 @@ class Repository:
                 engine.close()
             raise
         bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
-        statistics = ModelStatistics(load, self.metrics, bounds_ms)
+        statistics = StatisticsRecorder(load, self.metrics, bounds_ms)
         seconds = time.monotonic() - began
         return ServedVersion(config, load.version, workers, statistics, mark, strategy=strategy, load_seconds=seconds)
 

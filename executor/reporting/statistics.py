@@ -12,8 +12,8 @@ from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsC
 from shared.statistics.tally import (
     FULL_LOGS,
     Compute,
-    Load,
-    Reason,
+    FailureReason,
+    ModelLoad,
     execution,
     failure,
     first_response,
@@ -26,7 +26,7 @@ from shared.statistics.tally import (
 DEFAULT = MetricsConfig()
 
 
-class ModelStatistics:
+class StatisticsRecorder:
     """Makes the counts of one load of a model version.
 
     metrics    which latencies are wanted beside sums
@@ -34,15 +34,15 @@ class ModelStatistics:
     """
 
     def __init__(
-        self, load: Load, metrics: MetricsConfig = DEFAULT, bounds_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS
+        self, load: ModelLoad, metrics: MetricsConfig = DEFAULT, bounds_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS
     ) -> None:
         self.load = load
         self._summaries = metrics.summary_latencies
         self._bounds_ms = bounds_ms if metrics.histogram_latencies else ()
 
-    def of(self, load: Load) -> ModelStatistics:
+    def of(self, load: ModelLoad) -> StatisticsRecorder:
         """The same for another load."""
-        other = ModelStatistics(load)
+        other = StatisticsRecorder(load)
         other._summaries, other._bounds_ms = self._summaries, self._bounds_ms
         return other
 
@@ -57,7 +57,7 @@ class ModelStatistics:
         clock may be ahead), begin and end of the batch."""
         total_ns = max(0, ended_ns - arrived_ns)
         if isinstance(row, RowError):
-            return packed(failure(Reason.BACKEND, total_ns=total_ns))
+            return packed(failure(FailureReason.BACKEND, total_ns=total_ns))
         queue_ns = max(0, began_ns - arrived_ns)
         compute = compute_of(timings)
         counts = success(rows=rows, total_ns=total_ns, queue_ns=queue_ns, compute=compute)
@@ -71,7 +71,7 @@ class ModelStatistics:
         """One request with whose commit its sequence stopped to be recoverable."""
         return packed({**unpacked(counts), FULL_LOGS: 1})
 
-    def refused(self, reason: Reason, *, arrived_ns: int, now_ns: int) -> bytes:
+    def refused(self, reason: FailureReason, *, arrived_ns: int, now_ns: int) -> bytes:
         """One request that is answered without the model."""
         return packed(failure(reason, total_ns=max(0, now_ns - arrived_ns)))
 

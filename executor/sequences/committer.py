@@ -16,7 +16,7 @@ from typing import Protocol
 from shared.contract.ids import ExecutorId, ShardId
 from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.process import logs
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
@@ -35,7 +35,7 @@ class CommitOwner(Protocol):
     @property
     def model(self) -> str: ...
     @property
-    def load(self) -> Load: ...
+    def load(self) -> ModelLoad: ...
     @property
     def idle_ms(self) -> int: ...
     @property
@@ -68,7 +68,7 @@ def size_of(step: StepCommit) -> int:
 
 
 class Committer:
-    """The commits of one executor incarnation."""
+    """The commits of one executor registration."""
 
     def __init__(self, scripts: Scripts, link: Link, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
         self._scripts = scripts

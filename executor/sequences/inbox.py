@@ -1,4 +1,4 @@
-"""The inboxes of one executor incarnation, one per shard, read together.
+"""The inboxes of one executor registration, one per shard, read together.
 
 Entries stay in Redis until what they asked for is final, so a position is only a place to read on from: reading again
 from the beginning gives everything once more that is not finished.
@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from redis.exceptions import ResponseError
 
-from executor.connections import RETRY_DELAY_S, Connections
+from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId
 from shared.process import logs
 from shared.store.link import Link
@@ -69,7 +69,7 @@ class Inbox:
 
     def __init__(
         self,
-        connections: Connections,
+        connections: RedisConnections,
         executor: ExecutorId,
         *,
         count_max: int,

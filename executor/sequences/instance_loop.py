@@ -20,7 +20,7 @@ from executor.core.recovery import closed, recovery_of
 from executor.core.sequence_batches import Batch, SlotSteps, slot_steps
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
-from executor.reporting.statistics import ModelStatistics
+from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.committer import CommitOwner, Committer
 from executor.sequences.rows import RowMaker
 from executor.sequences.step_commits import StepCommits
@@ -30,7 +30,7 @@ from shared.contract.ids import ExecutorId, SlotIndex
 from shared.contract.messages import StepFlag
 from shared.contract.model_config import ModelConfig, Oldest
 from shared.process import logs
-from shared.statistics.tally import Reason
+from shared.statistics.tally import FailureReason
 from shared.store.scripts import StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
@@ -50,14 +50,14 @@ class Lane:
     executor: ExecutorId
     table: SequenceTable
     committer: Committer
-    statistics: ModelStatistics
+    statistics: StatisticsRecorder
     tracing: Tracing
     first_batch: FirstBatch | None
     backlog: Backlog | None
     answer_bytes_max: int
 
 
-class Member(msgspec.Struct, frozen=True, eq=False):
+class RunningStep(msgspec.Struct, frozen=True, eq=False):
     """A step in a running batch."""
 
     owned: OwnedSequence
@@ -190,16 +190,18 @@ class InstanceLoop:
             await self._lane.committer.final(self._answered)
         self._conclude(members, result, began_ns, ended_ns)
 
-    def _begin(self, queued: QueuedStep) -> Member:
+    def _begin(self, queued: QueuedStep) -> RunningStep:
         owned = self._table.get(queued.step.sequence)
         assert owned is not None and owned.head is queued, f"{queued.step.sequence}: not the sequence's head"
         self._steps.withdraw(owned.slot)
         self._table.begin(owned)
-        return Member(owned, queued)
+        return RunningStep(owned, queued)
 
-    def _conclude(self, members: Sequence[Member | None], result: BatchResult, began_ns: int, ended_ns: int) -> None:
+    def _conclude(
+        self, members: Sequence[RunningStep | None], result: BatchResult, began_ns: int, ended_ns: int
+    ) -> None:
         concluded: list[OwnedSequence] = []
-        answered: list[tuple[Member, RowResult | RowError]] = []
+        answered: list[tuple[RunningStep, RowResult | RowError]] = []
         repeats = False
         for member, row in zip(members, result.rows, strict=True):
             if member is None or row is None or self._table.get(member.owned.sequence) is not member.owned:
@@ -228,7 +230,7 @@ class InstanceLoop:
         for owned in concluded:
             self.offer(owned)
 
-    def _settle(self, member: Member, row: RowResult | RowError) -> bool:
+    def _settle(self, member: RunningStep, row: RowResult | RowError) -> bool:
         """Concludes a step; False when it was committed before and ran again for its state alone."""
         ok, owned = isinstance(row, RowResult), member.owned
         begins = StepFlag.START in member.queued.step.flags
@@ -242,7 +244,7 @@ class InstanceLoop:
         self._table.conclude(owned, failed_start=begins and not ok, started=begins and ok, dropped=lost)
         return True
 
-    def _commit(self, member: Member, row: RowResult | RowError, counts: bytes) -> StepCommit:
+    def _commit(self, member: RunningStep, row: RowResult | RowError, counts: bytes) -> StepCommit:
         owned, queued = member.owned, member.queued
         if isinstance(row, RowResult):
             change = self._recovery.succeeded(owned, queued)
@@ -267,7 +269,7 @@ class InstanceLoop:
         """A step that the model cannot be given fails as if the model had failed it."""
         member = self._begin(queued)
         if self._settle(member, row):
-            self._put([self._commit(member, row, self._commits.refused(queued, Reason.OTHER))])
+            self._put([self._commit(member, row, self._commits.refused(queued, FailureReason.OTHER))])
 
     def _answer_void(self, owned: OwnedSequence, cause: VoidCause) -> None:
         queued = self._table.begin(owned)
@@ -286,7 +288,7 @@ class InstanceLoop:
         answer = self._commits.given_up if given_up else self._commits.cancelled
         self._put([answer(owned, queued, entries)])
 
-    def _trace(self, member: Member, began_ns: int, ended_ns: int, batch_size: int) -> None:
+    def _trace(self, member: RunningStep, began_ns: int, ended_ns: int, batch_size: int) -> None:
         """The step's spans up to here; `checkpoint` follows when its commit comes back."""
         step, parent = member.queued.step, member.queued.message.traceparent
         if not parent:

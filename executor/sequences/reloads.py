@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from executor.connections import Connections
+from executor.connections import RedisConnections
 from executor.sequences.sequence_model import SequenceModel
 from shared.contract.ids import ExecutorId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
@@ -16,7 +16,7 @@ from shared.store.reading import text_of
 
 
 async def end_outdated(
-    connections: Connections, executor: ExecutorId, model: SequenceModel, *, tombstone_ms: int
+    connections: RedisConnections, executor: ExecutorId, model: SequenceModel, *, tombstone_ms: int
 ) -> int:
     """Ends them; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
     count = 0
@@ -35,7 +35,9 @@ async def end_outdated(
     return count
 
 
-async def _owned(connections: Connections, executor: ExecutorId, model: str) -> dict[ShardId, Sequence[SequenceId]]:
+async def _owned(
+    connections: RedisConnections, executor: ExecutorId, model: str
+) -> dict[ShardId, Sequence[SequenceId]]:
     # redis-py types its shared sync/async commands as unions; here they are always awaitable.
     pipe = cast("Any", connections.commands.pipeline(transaction=False))
     shards = connections.keys.shard_ids()

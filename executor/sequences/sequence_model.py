@@ -1,6 +1,6 @@
 """The sequences of one model version on this executor: steps in, checkpoints restored, slots freed.
 
-One `SequenceModel` per model version and executor incarnation; inside it one `InstanceLoop` per engine, because a
+One `SequenceModel` per model version and executor registration; inside it one `InstanceLoop` per engine, because a
 sequence stays with its instance. All of it lives on the event loop; only the engines have threads (`EngineWorker`).
 """
 

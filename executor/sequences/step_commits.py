@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from executor.core.recovery import Change
 from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
-from executor.reporting.statistics import ModelStatistics
+from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.checkpoints import checkpoint_fields
 from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
 from shared.contract.ids import ExecutorId, StepNumber
 from shared.contract.tensors import Tensor
-from shared.statistics.tally import Reason, added, packed, unpacked
-from shared.store.scripts import Outcome, StepCommit
+from shared.statistics.tally import FailureReason, added, packed, unpacked
+from shared.store.scripts import StepCommit, StepOutcome
 
 
 class StepCommits:
@@ -26,7 +26,7 @@ class StepCommits:
 
     def __init__(
         self,
-        statistics: ModelStatistics,
+        statistics: StatisticsRecorder,
         version: str,
         executor: ExecutorId,
         answer_bytes_max: int,
@@ -88,17 +88,17 @@ class StepCommits:
             last_step=_last_step(owned, queued),
             loss_remedy=self._loss_remedy,
         )
-        reason = Reason.CANCELED if cause is VoidCause.CANCELLED else Reason.OTHER
+        reason = FailureReason.CANCELED if cause is VoidCause.CANCELLED else FailureReason.OTHER
         # Where it was found here that the state is lost, the next owner is not to find otherwise.
-        outcome = Outcome.LOST if cause is VoidCause.LOST else Outcome.VOID
+        outcome = StepOutcome.LOST if cause is VoidCause.LOST else StepOutcome.VOID
         return _commit(queued, outcome, reply, entries=entries, counts=self.refused(queued, reason))
 
     def cancelled(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
         """A step that was not run, because its caller has gone."""
         last_step = _last_step(owned, queued)
         reply = cancelled_answer(version=self._version, executor=self._executor, last_step=last_step)
-        counts = self.refused(queued, Reason.CANCELED)
-        return _commit(queued, Outcome.CANCELLED, reply, entries=entries, counts=counts)
+        counts = self.refused(queued, FailureReason.CANCELED)
+        return _commit(queued, StepOutcome.CANCELLED, reply, entries=entries, counts=counts)
 
     def given_up(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
         """A step that was not run, because it is likely to kill whoever runs it."""
@@ -108,10 +108,10 @@ class StepCommits:
             executor=self._executor,
             last_step=_last_step(owned, queued),
         )
-        counts = self.refused(queued, Reason.BACKEND)
-        return _commit(queued, Outcome.GIVEN_UP, reply, entries=entries, counts=counts)
+        counts = self.refused(queued, FailureReason.BACKEND)
+        return _commit(queued, StepOutcome.GIVEN_UP, reply, entries=entries, counts=counts)
 
-    def refused(self, queued: QueuedStep, reason: Reason) -> bytes:
+    def refused(self, queued: QueuedStep, reason: FailureReason) -> bytes:
         """The counts of a step that is answered without the model."""
         return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
 
@@ -121,10 +121,10 @@ def _last_step(owned: OwnedSequence, queued: QueuedStep) -> int:
     return queued.step.step - owned.start_step if owned.start_step else 0
 
 
-def _outcome(row: RowResult | RowError) -> Outcome:
+def _outcome(row: RowResult | RowError) -> StepOutcome:
     if isinstance(row, RowResult):
-        return Outcome.DONE
-    return Outcome.LOST if row.lost else Outcome.FAILED
+        return StepOutcome.DONE
+    return StepOutcome.LOST if row.lost else StepOutcome.FAILED
 
 
 def _checkpoint(row: RowResult | RowError, traceparent: str) -> Sequence[tuple[str, bytes]]:
@@ -134,7 +134,7 @@ def _checkpoint(row: RowResult | RowError, traceparent: str) -> Sequence[tuple[s
 
 def _commit(
     queued: QueuedStep,
-    outcome: Outcome,
+    outcome: StepOutcome,
     reply: bytes,
     *,
     entries: Sequence[str],

@@ -35,7 +35,7 @@ from shared.contract.limits import LOST_EXECUTORS_MAX, VALUE_BYTES_MAX
 from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_infer
 from shared.contract.response_cache import entry_name
 from shared.process import logs
-from shared.statistics.tally import Reason
+from shared.statistics.tally import FailureReason
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import value_of
@@ -239,7 +239,7 @@ class WorkModel:
             await self._source.finish([self._refused(id, error.code, error.message, arrived_ns)])
 
     def _refused(self, id: RequestId, code: Code, text: str, arrived_ns: int) -> WorkDone:
-        counts = self._statistics.refused(Reason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
+        counts = self._statistics.refused(FailureReason.OTHER, arrived_ns=arrived_ns, now_ns=time.time_ns())
         return WorkDone(id, refusal(code, text, version=self.version, executor=self._executor), counts)
 
     def _read(self, id: RequestId, data: bytes) -> InferMessage | None:

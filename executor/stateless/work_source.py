@@ -20,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from shared.contract.ids import ExecutorId
 from shared.process import logs
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
@@ -94,7 +94,7 @@ class WorkSource:
     """The queue of one load of a model version, for one executor."""
 
     def __init__(
-        self, load: Load, executor: ExecutorId, *, scripts: Scripts, commands: Link, blocking: Link, keys: Keyspace
+        self, load: ModelLoad, executor: ExecutorId, *, scripts: Scripts, commands: Link, blocking: Link, keys: Keyspace
     ) -> None:
         self._load = load
         self._executor = executor
@@ -213,7 +213,7 @@ async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> lis
 
 
 async def refuse_waiting(
-    redis: Any, scripts: Scripts, keys: Keyspace, load: Load, reply: bytes, *, alive: AbstractSet[str]
+    redis: Any, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
 ) -> None:
     """Answers everything in a queue that nobody serves any more, also what dead executors held. reply: encoded."""
     for holder in await takers_of(redis, keys, load.model, load.version):

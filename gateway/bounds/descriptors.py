@@ -20,7 +20,7 @@ LIMIT_WANTED = OWN + METRICS + SPARE + 2 * CONNECTIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DescriptorShares:
     """Connections at once. http_per_client: of one client, of these; grpc: what its transport takes at most."""
 
     http: int
@@ -41,8 +41,8 @@ def raise_limit() -> int:
     return LIMIT_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
-def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0) -> Shares:
+def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0) -> DescriptorShares:
     """What each port may have of so many open files. The others as they were set; 0 for the default."""
     half = min(CONNECTIONS_MAX, max(1, (limit - OWN - METRICS - SPARE) // 2))
     connections = http or half
-    return Shares(connections, http_per_client or max(1, connections // 2), grpc or half)
+    return DescriptorShares(connections, http_per_client or max(1, connections // 2), grpc or half)

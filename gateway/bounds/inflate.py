@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator
 
-from gateway.bounds.byte_budget import Place
+from gateway.bounds.byte_budget import Reservation
 from shared.contract.errors import MeshError, RequestError
 
 GZIP_WINDOW = 31
@@ -54,7 +54,7 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
             return
 
 
-async def gathered(pieces: Iterator[bytes], packed_bytes: int, place: Place) -> bytes:
+async def gathered(pieces: Iterator[bytes], packed_bytes: int, reservation: Reservation) -> bytes:
     """All pieces as one; each takes its place, beside what was packed, as it comes.
 
     raises  UnavailableError when there is no room
@@ -62,9 +62,9 @@ async def gathered(pieces: Iterator[bytes], packed_bytes: int, place: Place) -> 
     # The first piece is often the only one, and not worth a thread; nobody should wait for the others.
     parts = [next(pieces)]
     size = len(parts[0])
-    place.hold(packed_bytes + size)
+    reservation.hold(packed_bytes + size)
     while len(parts[-1]) == PIECE_BYTES:
         parts.append(await asyncio.to_thread(next, pieces, b""))
         size += len(parts[-1])
-        place.hold(packed_bytes + size)
+        reservation.hold(packed_bytes + size)
     return b"".join(parts)

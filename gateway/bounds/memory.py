@@ -41,7 +41,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class MemoryShares:
     """What is derived from a process's bound, unless it is given. Bytes, and calls.
 
     A request's bytes exist several times while it passes (received, decoded, encoded for Redis): in flight it gets a
@@ -49,17 +49,17 @@ class Shares:
     """
 
     in_flight: int
-    untaken: int
+    unread: int
     message: int
     rpcs: int
 
 
-def shares(memory_bytes_max: int) -> Shares:
+def shares(memory_bytes_max: int) -> MemoryShares:
     """What each bound is by default."""
     rest = memory_bytes_max - OWN_BYTES
-    return Shares(
+    return MemoryShares(
         in_flight=min(IN_FLIGHT_BYTES_MAX, rest // 4),
-        untaken=rest // 4,
+        unread=rest // 4,
         message=min(MESSAGE_BYTES_MAX, rest // 16),
         rpcs=min(RPCS_MAX, rest // 2 // RPC_BYTES),
     )
@@ -108,7 +108,7 @@ def resident_bytes() -> int:
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
-class Memory:
+class MemoryBound:
     """This process's, against a bound.
 
     bytes_max  0: no bound

@@ -15,7 +15,7 @@ MUCH_BYTES = 1 << 20
 """A client that keeps less than this waiting is left alone while memory is short."""
 
 
-class Untaken:
+class UnreadAnswers:
     """Those of one gateway. bytes_max: of all answers; one that is larger is kept when it is alone."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -53,7 +53,7 @@ class Untaken:
     def _cut(self, client: Hashable) -> None:
         size, cut = self._clients.pop(client)
         self.taken -= size
-        logs.warning("answers are not taken, their client's connection is closed", untaken_bytes=size)
+        logs.warning("answers are not taken, their client's connection is closed", unread_bytes=size)
         cut()
 
 

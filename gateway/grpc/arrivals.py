@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from gateway.grpc.connections import LISTENING, Connections, client_port, received_bytes, sockets_of
+from gateway.grpc.connections import LISTENING, GrpcConnections, client_port, received_bytes, sockets_of
 from gateway.grpc.errors import abort
 from shared.contract.errors import MeshError, UnavailableError
 from shared.process import logs
@@ -36,7 +36,7 @@ PEERS_MAX = 4096
 class Arrivals:
     """Of one port."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: GrpcConnections) -> None:
         self._connections = connections
         # Until when each call's message has to be there, by the loop's clock.
         self._reading: dict[Context, float] = {}

@@ -31,7 +31,7 @@ Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 
 
-class Connections:
+class GrpcConnections:
     """The calls of one port, by connection. port: assigned when it is open."""
 
     def __init__(self) -> None:

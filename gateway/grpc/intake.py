@@ -16,9 +16,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gateway.bounds.byte_budget import Room
+from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
-from gateway.bounds.memory import Memory
+from gateway.bounds.memory import MemoryBound
 from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
 from gateway.grpc.pb import AnyMessage
 from gateway.grpc.weight import CARRIED, decoding_bytes
@@ -49,8 +49,8 @@ class Intake:
     patience_s         how long a unary call's message may take to come
     """
 
-    def __init__(self, room: Room, memory: Memory, arrivals: Arrivals, *, message_bytes_max: int) -> None:
-        self._room = room
+    def __init__(self, budget: ByteBudget, memory: MemoryBound, arrivals: Arrivals, *, message_bytes_max: int) -> None:
+        self._budget = budget
         self._memory = memory
         self._arrivals = arrivals
         self._message_bytes_max = message_bytes_max
@@ -79,16 +79,16 @@ class Intake:
     async def _message(self, raw: bytes, kind: Any) -> AnyMessage:
         if len(raw) <= SMALL_BYTES and raw[:1] not in PACKED:
             return decoded(raw, kind)
-        with self._room.place() as place:
-            place.hold(len(raw))
+        with self._budget.reserve() as reservation:
+            reservation.hold(len(raw))
             if raw[:1] in PACKED:
                 pieces = inflated(raw, EITHER_WINDOW, self._message_bytes_max, self._too_large)
-                raw = await gathered(pieces, len(raw), place)
+                raw = await gathered(pieces, len(raw), reservation)
             if len(raw) > SMALL_BYTES:
                 name: str = kind.DESCRIPTOR.name
                 if name not in CARRIED and len(raw) > PLAIN_BYTES_MAX:
                     raise MalformedError(f"{len(raw)} bytes are too many for {kind.DESCRIPTOR.full_name}")
-                place.hold_decoded(len(raw), decoding_bytes(raw, name))
+                reservation.hold_decoded(len(raw), decoding_bytes(raw, name))
             return decoded(raw, kind)
 
     def _too_large(self, size: int) -> MeshError:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 
-from gateway.grpc.connections import Connections
+from gateway.grpc.connections import GrpcConnections
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.intake import Intake
 from shared.contract.errors import MeshError, UnavailableError
@@ -22,7 +22,7 @@ Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 
 
-def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connections: Connections) -> None:
+def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connections: GrpcConnections) -> None:
     """Serves every rpc of a service by the servicer's method of that name.
 
     A method is given a call's one message and its context; of a stream of requests its context alone.
@@ -55,7 +55,7 @@ def with_message(
 
 
 def serving(
-    work: Callable[[Context], Awaitable[Any]], connections: Connections
+    work: Callable[[Context], Awaitable[Any]], connections: GrpcConnections
 ) -> Callable[[object, Context], Awaitable[Any]]:
     """A handler whose call is known to its connection, and whose MeshErrors become the call's status."""
 

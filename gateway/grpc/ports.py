@@ -9,26 +9,26 @@ from typing import Protocol
 
 from gateway.models.metadata import SERVER_NAME
 from gateway.requests.admission import InferCall
-from gateway.requests.orphans import Connection
+from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer
 from shared.contract.messages import ModelRecord, RepositoryEntry
 from shared.process.log_settings import LogSettings
 from shared.statistics.tally import ModelStatistics
 
 
-class Inference(Protocol):
+class InferencePort(Protocol):
     """`gateway.requests.inference.Inference`."""
 
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionSequences:
         """Of one stream, to be ended with it."""
         ...
 
-    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+    def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
         """Accepts in the order of the calls; never raises, every failure is the future's MeshError."""
         ...
 
 
-class Catalog(Protocol):
+class CatalogPort(Protocol):
     """`gateway.models.catalog.Catalog`."""
 
     @property
@@ -45,7 +45,7 @@ class Catalog(Protocol):
         ...
 
 
-class Repository(Protocol):
+class RepositoryPort(Protocol):
     """`gateway.models.repository.Repository`."""
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
@@ -61,7 +61,7 @@ class Repository(Protocol):
         ...
 
 
-class Statistics(Protocol):
+class StatisticsPort(Protocol):
     """`gateway.models.statistics.Statistics`."""
 
     async def read(self, model: str = "", version: str = "") -> Sequence[ModelStatistics]:
@@ -69,7 +69,7 @@ class Statistics(Protocol):
         ...
 
 
-class Settings(Protocol):
+class SettingsPort(Protocol):
     """`gateway.models.runtime_settings.RuntimeSettings`."""
 
     async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
@@ -85,9 +85,9 @@ class Settings(Protocol):
 class Ports:
     """All of them, as the composition root gives them."""
 
-    inference: Inference
-    catalog: Catalog
-    repository: Repository
-    statistics: Statistics
-    settings: Settings
+    inference: InferencePort
+    catalog: CatalogPort
+    repository: RepositoryPort
+    statistics: StatisticsPort
+    settings: SettingsPort
     server_name: str = SERVER_NAME

@@ -17,12 +17,12 @@ from typing import Any
 
 import grpc
 
-from gateway.bounds.byte_budget import Room
-from gateway.bounds.memory import Memory
-from gateway.bounds.unread_answers import UNLIMITED, Untaken
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import MemoryBound
+from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.grpc.arrivals import Arrivals
 from gateway.grpc.codec import decode_request, encode_answer, requested_classes
-from gateway.grpc.connections import Connections, client_port
+from gateway.grpc.connections import GrpcConnections, client_port
 from gateway.grpc.descriptions import (
     check_unload_parameters,
     load_parameters,
@@ -77,8 +77,8 @@ def refuses(reason: str) -> Handler:
 class InferenceServicer(_base):
     """Answers for one gateway.
 
-    room, memory     for what is received; by default as much as comes
-    untaken          counts answers until they are taken; by default as many as there are
+    budget, memory   for what is received; by default as much as comes
+    unread           counts answers until their client has read them; by default without a bound
     message_bytes_max  largest request, unpacked
     outstanding_max  unanswered requests of one stream
     forward          metadata keys that it finds become parameters of the requests
@@ -89,9 +89,9 @@ class InferenceServicer(_base):
         self,
         ports: Ports,
         *,
-        room: Room | None = None,
-        memory: Memory | None = None,
-        untaken: Untaken | None = None,
+        budget: ByteBudget | None = None,
+        memory: MemoryBound | None = None,
+        unread: UnreadAnswers | None = None,
         message_bytes_max: int = INT32_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
         forward: re.Pattern[str] | None = None,
@@ -101,12 +101,12 @@ class InferenceServicer(_base):
         self._outstanding_max = outstanding_max
         self._forward = forward
         self._compression = COMPRESSION[compression]
-        self.connections = Connections()
-        memory = memory or Memory()
+        self.connections = GrpcConnections()
+        memory = memory or MemoryBound()
         arrivals = Arrivals(self.connections)
         memory.reliefs.append(arrivals.relieve)
-        self.intake = Intake(room or Room(UNLIMITED), memory, arrivals, message_bytes_max=message_bytes_max)
-        self._untaken = untaken or Untaken(UNLIMITED)
+        self.intake = Intake(budget or ByteBudget(UNLIMITED), memory, arrivals, message_bytes_max=message_bytes_max)
+        self._unread = unread or UnreadAnswers(UNLIMITED)
         self._streams: set[InferStream] = set()
         self._leaving = False
         self._refuses = False
@@ -146,8 +146,8 @@ class InferenceServicer(_base):
         size = sum([len(output.raw) for output in answer.message.outputs])
         del answer
         if size > COUNTED_BYTES:
-            self._untaken.add(context, size, functools.partial(self._cut, context))
-            context.add_done_callback(functools.partial(self._untaken.took, size=size))
+            self._unread.add(context, size, functools.partial(self._cut, context))
+            context.add_done_callback(functools.partial(self._unread.took, size=size))
         if self._compression is not None:
             context.set_compression(self._compression)
             # grpc.aio forgets the algorithm of a unary call when it sends the metadata together with the message.
@@ -168,7 +168,7 @@ class InferenceServicer(_base):
             functools.partial(self.intake.next_message, context, pb.ModelInferRequest),
             submit,
             metadata,
-            untaken=self._untaken,
+            unread=self._unread,
             cut=functools.partial(self._cut, context),
             outstanding_max=self._outstanding_max,
         )

@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.bounds.unread_answers import Untaken
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.arrivals import END_OF_REQUESTS
 from gateway.grpc.codec import (
     NO_CLASSES,
@@ -67,7 +67,7 @@ class Outstanding(msgspec.Struct):
     answer   its answer to come, or the error that it never got beyond
     classes  its outputs that are to be classified
     size     of its tensors, and of its answer's once there is one, bytes
-    untaken  of its answer, as it counts until it is written, bytes
+    unread   of its answer, as it counts until it is written, bytes
     """
 
     request_id: str
@@ -75,14 +75,14 @@ class Outstanding(msgspec.Struct):
     answer: asyncio.Future[Answer] | MeshError
     classes: Mapping[str, int]
     size: int
-    untaken: int = 0
+    unread: int = 0
 
 
 class InferStream:
     """State of one stream, between its reader and its writer.
 
     read     gives the next request, or END_OF_REQUESTS (`gateway.grpc.intake`)
-    untaken  counts the answers until they are written; cut: closes the stream's connection
+    unread   counts the answers until they are written; cut: closes the stream's connection
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class InferStream:
         submit: Submit,
         metadata: CallMetadata,
         *,
-        untaken: Untaken,
+        unread: UnreadAnswers,
         cut: Callable[[], None],
         outstanding_max: int,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
         self._context = context
         self._read = read
-        self._untaken = untaken
+        self._unread = unread
         self._cut = cut
         self._submit = submit
         self._metadata = metadata
@@ -207,8 +207,8 @@ class InferStream:
             request.size += size
             self._outstanding_bytes += size
             if not self._closed:
-                request.untaken = size + ENTRY_BYTES
-                self._untaken.add(self, request.untaken, self._cut)
+                request.unread = size + ENTRY_BYTES
+                self._unread.add(self, request.unread, self._cut)
 
     async def _wait_for_room(self) -> None:
         self._room = self._loop.create_future()
@@ -235,7 +235,7 @@ class InferStream:
                 try:
                     await write(response)
                 finally:
-                    self._untaken.took(self, request.untaken)
+                    self._unread.took(self, request.unread)
             elif reader.done():
                 reader.result()
                 break
@@ -273,7 +273,7 @@ class InferStream:
             answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
                 answer.exception()  # as above: nobody else will ask
-            self._untaken.took(self, request.untaken)
+            self._unread.took(self, request.unread)
         self._outstanding.clear()
 
 

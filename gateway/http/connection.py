@@ -13,7 +13,7 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.events import Updated as Turned
 from hypercorn.typing import ConnectionState
 
-from gateway.bounds.unread_answers import Untaken
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.http.protocol import LINGER_S, Applications, Http1
 from gateway.http.seats import Seat
 
@@ -33,7 +33,7 @@ WRITE_AHEAD_BYTES = 64 << 10
 """What a transport takes before a writer has to wait (asyncio's own bound)."""
 
 
-class Connection:
+class ServedConnection:
     """`run` serves it to its end; `check` has to be called now and then."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Connection:
         seat: Seat,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        untaken: Untaken,
+        unread: UnreadAnswers,
     ) -> None:
         self._app = app
         self._config = config
@@ -53,7 +53,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._transport = writer.transport
-        self._untaken = untaken
+        self._unread = unread
         self._now = asyncio.get_running_loop().time
         self._sending = asyncio.Lock()
         self._protocol: Http1 | None = None
@@ -170,7 +170,7 @@ class Connection:
             return
         began = self._now()
         deadline = began + PATIENCE_S
-        self._untaken.add(self, size, self._transport.abort)
+        self._unread.add(self, size, self._transport.abort)
         try:
             while True:
                 try:
@@ -183,7 +183,7 @@ class Connection:
                         raise
                     deadline = earned
         finally:
-            self._untaken.took(self, size)
+            self._unread.took(self, size)
 
     def _check_taken(self, now: float) -> None:
         unsent = self._transport.get_write_buffer_size()

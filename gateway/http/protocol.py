@@ -34,7 +34,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 CLOSE = (b"connection", b"close")
 
 
-class Inbox:
+class RequestReceiver:
     """What one application receives of its request."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Applications(TaskGroup):
         self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
         """Begins to answer a request; returns where its body goes."""
-        inbox = Inbox()
+        inbox = RequestReceiver()
         self.spawn(self._answered, app, config, scope, inbox.receive, send)
         return inbox.put
 

@@ -17,8 +17,8 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from gateway.bounds.unread_answers import Untaken
-from gateway.http.connection import HEAD_S, PATIENCE_S, Connection
+from gateway.bounds.unread_answers import UnreadAnswers
+from gateway.http.connection import HEAD_S, PATIENCE_S, ServedConnection
 from gateway.http.seats import Seat, Share, client_of
 from gateway.settings import Certificate
 from shared.contract.errors import UnavailableError
@@ -70,16 +70,18 @@ class HttpServer:
     A connection belongs to the first of `served` that has a seat for it; where none has, it is closed.
     """
 
-    def __init__(self, *served: Served, certificate: Certificate | None = None, untaken: Untaken | None = None) -> None:
+    def __init__(
+        self, *served: Served, certificate: Certificate | None = None, unread: UnreadAnswers | None = None
+    ) -> None:
         """Raises OSError (ssl.SSLError is one) for a certificate that cannot be read."""
         self._served = served
-        self._untaken = untaken or Untaken(UNLIMITED)
+        self._unread = unread or UnreadAnswers(UNLIMITED)
         self._config = configured(certificate)
         self._config_once = configured(None)
         self._config_once.keep_alive_max_requests = 0
         self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
         self._context = WorkerContext(None)
-        self._connections: dict[asyncio.Task[None], Connection | None] = {}
+        self._connections: dict[asyncio.Task[None], ServedConnection | None] = {}
         self._left_at: float | None = None
         self._tell_at = 0.0
         self._listening: socket.socket | None = None
@@ -160,7 +162,9 @@ class HttpServer:
         try:
             reader, writer = await self._opened(accepted)
             config = self._config_once if served.once else self._config
-            connection = Connection(ASGIWrapper(served.app), config, self._context, seat, reader, writer, self._untaken)
+            connection = ServedConnection(
+                ASGIWrapper(served.app), config, self._context, seat, reader, writer, self._unread
+            )
             seat.make_room = partial(connection.end, HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
             self._connections[task] = connection
             await connection.run()

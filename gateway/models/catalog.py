@@ -35,7 +35,7 @@ STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class CatalogView:
     """The mesh as it was at one moment.
 
     ready       model -> versions that a living executor serves, ascending
@@ -64,7 +64,7 @@ class Catalog:
         self._membership = membership
         self._strict_readiness = strict_readiness
         self._clock = clock
-        self._picture = Picture()
+        self._view = CatalogView()
         self._served_until: dict[tuple[str, str], float] = {}
         self._unserved_since: dict[tuple[str, str], float] = {}
         self._open: dict[str, tuple[str, ...]] = {}
@@ -75,9 +75,9 @@ class Catalog:
     # -- questions --------------------------------------------------------------------------------------------------
 
     @property
-    def picture(self) -> Picture:
+    def view(self) -> CatalogView:
         """The newest picture."""
-        return self._picture
+        return self._view
 
     def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
         """The model and the version that will serve a request: the one asked for, or the highest that is up.
@@ -85,7 +85,7 @@ class Catalog:
         Raises RequestError or UnavailableError with Triton's words.
         """
         requested = check_version_text(version)
-        record = self._picture.records.get(model)
+        record = self._view.records.get(model)
         versions = self._open.get(model, ())
         if record is not None and versions:
             if not requested:
@@ -97,8 +97,8 @@ class Catalog:
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         """A loaded model and its READY versions (only the one asked for, if one was). Raises like `find`."""
         requested = check_version_text(version)
-        record = self._picture.records.get(model)
-        versions = self._picture.ready.get(model, ())
+        record = self._view.records.get(model)
+        versions = self._view.ready.get(model, ())
         if record is not None and versions and (not requested or requested in versions):
             return record, (requested,) if requested else versions
         raise self._lookup_error(model, requested)
@@ -109,8 +109,8 @@ class Catalog:
         Raises RequestError for a version that is no number.
         """
         requested = check_version_text(version)
-        picture = self._picture
-        versions = [one for one in picture.ready.get(model, ()) if (model, one) not in picture.unready]
+        view = self._view
+        versions = [one for one in view.ready.get(model, ()) if (model, one) not in view.unready]
         return requested in versions if requested else bool(versions)
 
     @property
@@ -119,13 +119,13 @@ class Catalog:
         models). When readiness is strict, also whether no model is being loaded, and none has failed."""
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
             return False
-        if self._strict_readiness and any(map(is_missing, self._picture.repository)):
+        if self._strict_readiness and any(map(is_missing, self._view.repository)):
             return False
         return self._is_served
 
     @property
     def _is_served(self) -> bool:
-        return any(member.usable for member in self._picture.members)
+        return any(member.usable for member in self._view.members)
 
     def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
         """Models and versions that somebody served, and then nobody for so long, as this gateway has seen."""
@@ -135,21 +135,21 @@ class Catalog:
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
-        return [member for member in self._picture.members if member.alive]
+        return [member for member in self._view.members if member.alive]
 
     def _lookup_error(self, model: str, version: str) -> RequestError | UnavailableError:
         if self._refreshed_at is None:
             return UnavailableError("the gateway has not reached Redis yet: try again later")
         about = f"Request for unknown model: '{model}'"
-        record = self._picture.records.get(model)
-        known = any(entry.model == model for entry in self._picture.repository)
+        record = self._view.records.get(model)
+        known = any(entry.model == model for entry in self._view.repository)
         if record is None and not known:
             return RequestError(f"{about} is not found", Code.NOT_FOUND)
         if version:
             if record is None or version not in record.versions:
                 return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
             return UnavailableError(f"{about} version {version} is not at ready state")
-        if record is not None and (self._picture.ready.get(model) or not self.live_members()):
+        if record is not None and (self._view.ready.get(model) or not self.live_members()):
             # Whoever has it loaded is being drained, or died.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
@@ -206,7 +206,7 @@ class Catalog:
             # What died before this gateway started is not known; let it count as having died just now.
             self._extend(now, [member for member in members if not member.alive])
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
-        seen = self._unserved_since.keys() | offers_of(self._picture.members) | offers_of(members)
+        seen = self._unserved_since.keys() | offers_of(self._view.members) | offers_of(members)
         self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
@@ -216,7 +216,7 @@ class Catalog:
         }
         self._open = _by_model(self._served_until)
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        self._picture = Picture(records, ready, tuple(members), repository, unready_versions(live))
+        self._view = CatalogView(records, ready, tuple(members), repository, unready_versions(live))
         self._refreshed_at = now
 
     def _extend(self, now: float, members: Sequence[Member]) -> None:

@@ -19,7 +19,7 @@ Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricLine:
     """One line. suffix: of the family's name."""
 
     labels: Labels
@@ -34,7 +34,7 @@ class Family:
     name: str
     kind: str
     help: str
-    samples: Sequence[Sample]
+    samples: Sequence[MetricLine]
 
     def lines(self) -> Iterable[str]:
         """Prometheus' text format; labels by name, as Triton writes them."""
@@ -195,7 +195,7 @@ SUMMARY_TEXTS = (
 
 
 def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
-    return Family(name, kind, text, [Sample(each.labels, value(each)) for each in models])
+    return Family(name, kind, text, [MetricLine(each.labels, value(each)) for each in models])
 
 
 def _counters(models: Sequence[Shown]) -> list[Family]:
@@ -204,7 +204,7 @@ def _counters(models: Sequence[Shown]) -> list[Family]:
         "counter",
         "Number of failed inference requests, all batch sizes",
         [
-            Sample({**each.labels, "reason": reason}, count)
+            MetricLine({**each.labels, "reason": reason}, count)
             for each in models
             for reason, count in each.statistics.failures.items()
         ],
@@ -261,7 +261,7 @@ def _takeovers(models: Sequence[Shown]) -> list[Family]:
     if not models:
         return []
     taken = [
-        Sample({**each.labels, "cause": cause}, each.line.taken_over[each.labels["version"], cause])
+        MetricLine({**each.labels, "cause": cause}, each.line.taken_over[each.labels["version"], cause])
         for each in models
         for cause in TAKEOVER_CAUSES
     ]
@@ -326,39 +326,39 @@ def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
         ("nv_cache_num_evictions", "Number of cache evictions in response cache", cache.evicted),
         ("nv_cache_lookup_duration", "Total cache lookup duration (hit and miss), in microseconds", lookup_us),
     )
-    return [Family(name, "gauge", text, [Sample({}, value)]) for name, text, value in values]
+    return [Family(name, "gauge", text, [MetricLine({}, value)]) for name, text, value in values]
 
 
 def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
     cached = of.startswith("cache")
     duration = "success" if of == "request" else of
-    samples: list[Sample] = []
+    samples: list[MetricLine] = []
     for each in models:
         if cached and not each.record.config.response_cache:
             continue
         sketch = sketch_of(each.statistics.counts, of)
         total = each.statistics.durations[duration]
         samples += [
-            Sample({**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
+            MetricLine({**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
             for quantile in quantiles
         ]
         samples += [
-            Sample(each.labels, total.ns // 1000, "_sum"),
-            Sample(each.labels, total.count, "_count"),
+            MetricLine(each.labels, total.ns // 1000, "_sum"),
+            MetricLine(each.labels, total.count, "_count"),
         ]
     return Family(name, "summary", text, samples)
 
 
 def _first_response(models: Sequence[Shown]) -> Family:
-    samples: list[Sample] = []
+    samples: list[MetricLine] = []
     for each in models:
         bounds = first_response_bounds(each.record)
         counts, total_ms = first_response_of(each.statistics.counts, len(bounds) + 1)
         upto = 0
         for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
             upto += count
-            samples.append(Sample({**each.labels, "le": bound}, upto, "_bucket"))
-        samples += [Sample(each.labels, total_ms, "_sum"), Sample(each.labels, upto, "_count")]
+            samples.append(MetricLine({**each.labels, "le": bound}, upto, "_bucket"))
+        samples += [MetricLine(each.labels, total_ms, "_sum"), MetricLine(each.labels, upto, "_count")]
     return Family(FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds", samples)
 
 
@@ -392,7 +392,7 @@ def hardware_families(observed: Observed) -> list[Family]:
     gpus = {gpu.uuid: gpu for report in observed.reports for gpu in report.gpus}
 
     def host(name: str, text: str, value: Callable[[str], float]) -> Family:
-        return Family(name, "gauge", text, [Sample({"host": each}, value(each)) for each in sorted(machines)])
+        return Family(name, "gauge", text, [MetricLine({"host": each}, value(each)) for each in sorted(machines)])
 
     families = [
         host("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", lambda each: machines[each].cpu_utilization),
@@ -404,7 +404,7 @@ def hardware_families(observed: Observed) -> list[Family]:
     ]
     for name, kind, text, value in GPU_TEXTS:
         told = [(uuid, value(gpus[uuid])) for uuid in sorted(gpus)]
-        samples = [Sample({"gpu_uuid": uuid}, amount) for uuid, amount in told if amount is not None]
+        samples = [MetricLine({"gpu_uuid": uuid}, amount) for uuid, amount in told if amount is not None]
         if samples:
             families.append(Family(name, kind, text, samples))
     return families
@@ -412,7 +412,7 @@ def hardware_families(observed: Observed) -> list[Family]:
 
 def unreadable_families(observed: Observed) -> list[Family]:
     """What could not be read in Redis, by kind of key (`shared.store.reading`); nothing where all could."""
-    samples = [Sample({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
+    samples = [MetricLine({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
     text = "Number of values in Redis that could not be read, by kind of key"
     return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
 
@@ -424,7 +424,7 @@ def custom_families(observed: Observed) -> list[Family]:
             family.name,
             family.kind,
             family.help,
-            [Sample(sample.labels, sample.value, sample.suffix) for sample in family.samples],
+            [MetricLine(sample.labels, sample.value, sample.suffix) for sample in family.samples],
         )
         for family in merged_families(observed.reports)
     ]

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from gateway.models.catalog import Catalog
 from gateway.models.metric_families import (
     Family,
-    Sample,
+    MetricLine,
     cache_families,
     custom_families,
     hardware_families,
@@ -68,15 +68,15 @@ class Metrics:
             logs.warning("metrics without the mesh's", error=error.message)
             families, up = [], 0.0
         told = "1 when this gateway can read the mesh in Redis"
-        families.append(Family("seqmesh_gateway_mesh_up", "gauge", told, [Sample({}, up)]))
-        families += [Family(own.name, own.kind, own.help, [Sample({}, own.read())]) for own in self._gauges]
+        families.append(Family("seqmesh_gateway_mesh_up", "gauge", told, [MetricLine({}, up)]))
+        families += [Family(own.name, own.kind, own.help, [MetricLine({}, own.read())]) for own in self._gauges]
         lines = [line for family in families for line in family.lines()]
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)
 
     async def _mesh(self) -> list[Family]:
         statistics = await self._statistics.read()
         observed = await self._observation.look()
-        models = shown(statistics, self._catalog.picture.records, observed)
+        models = shown(statistics, self._catalog.view.records, observed)
         return [
             *inference_families(models, self._config),
             *cache_families(models, observed),

@@ -98,17 +98,15 @@ class Observation:
         return CacheUse(self._cache_bytes * len(shards), used, sum(found[1::2]), evicted)
 
     def _is_sequence_model(self, name: str) -> bool:
-        return self._catalog.picture.records[name].config.sequence_batching is not None
+        return self._catalog.view.records[name].config.sequence_batching is not None
 
     async def _lines(self) -> dict[str, WaitingLine]:
         """Of the sequences that wait for a slot."""
-        return await read_lines(
-            self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.picture.ready)]
-        )
+        return await read_lines(self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.view.ready)])
 
     async def _queued(self) -> Counter[Place]:
         """Stateless requests that no executor has."""
-        ready = self._catalog.picture.ready
+        ready = self._catalog.view.ready
         places = [(name, version) for name in ready if not self._is_sequence_model(name) for version in ready[name]]
         if not places:
             return Counter()

@@ -31,7 +31,7 @@ CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
 
 
-class Repository:
+class RepositoryControl:
     """Index, load and unload, for both protocols."""
 
     def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
@@ -42,13 +42,13 @@ class Repository:
         self._catalog = catalog
         self._takes_overrides = takes_overrides
 
-    def without_overrides(self) -> Repository:
+    def without_overrides(self) -> RepositoryControl:
         """The same for callers who may load what lies in the repository, and nothing else."""
-        return Repository(self._redis, self._keys, self._catalog, takes_overrides=False)
+        return RepositoryControl(self._redis, self._keys, self._catalog, takes_overrides=False)
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
         """Every model version that an executor knows of, by name and version."""
-        lines = self._catalog.picture.repository
+        lines = self._catalog.view.repository
         return [line for line in lines if line.state == "READY"] if ready_only else list(lines)
 
     async def load(self, model: str, *, config_json: str = "", files: Mapping[str, bytes] | None = None) -> None:

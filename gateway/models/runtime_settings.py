@@ -12,10 +12,10 @@ from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from shared.contract.errors import RequestError, UnavailableError
-from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.process import log_settings
 from shared.process.log_settings import LogSettings
 from shared.store.redis_client import CONNECTION_LOST
+from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces import settings as trace_settings
 from shared.traces.control import TraceControl
 
@@ -24,7 +24,7 @@ class RuntimeSettings:
     """Reads and changes settings for one gateway. gateway: its name."""
 
     def __init__(
-        self, mesh: MeshSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog, gateway: str
+        self, mesh: StoredSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog, gateway: str
     ) -> None:
         self._mesh = mesh
         self._process = process
@@ -44,7 +44,7 @@ class RuntimeSettings:
 
     async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
         """A model's trace settings after the changes, or with model "" those of the mesh. by, raises: as `logs`."""
-        if model and model not in self._catalog.picture.records:
+        if model and model not in self._catalog.view.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
         with redis_needed():

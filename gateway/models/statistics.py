@@ -11,7 +11,7 @@ from gateway.models.catalog import Catalog
 from gateway.models.observation import Observation, memory_of
 from gateway.models.versions import check_version_text
 from shared.contract.errors import RequestError, UnavailableError
-from shared.statistics.tally import Load, ModelStatistics, statistics_of
+from shared.statistics.tally import ModelLoad, ModelStatistics, statistics_of
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.totals import Tallies
 
@@ -43,15 +43,15 @@ class Statistics:
             for load in loads
         ]
 
-    def _loads(self, model: str, version: str) -> list[Load]:
-        picture = self._catalog.picture
-        if model and model not in picture.ready:
+    def _loads(self, model: str, version: str) -> list[ModelLoad]:
+        view = self._catalog.view
+        if model and model not in view.ready:
             raise RequestError(f"requested model '{model}' is not available")
-        if model and version and version not in picture.ready[model]:
+        if model and version and version not in view.ready[model]:
             raise RequestError(f"requested model version is not available for model '{model}'")
         return [
-            Load(name, number, picture.records[name].generation)
-            for name in ([model] if model else sorted(picture.ready))
-            for number in picture.ready[name]
+            ModelLoad(name, number, view.records[name].generation)
+            for name in ([model] if model else sorted(view.ready))
+            for number in view.ready[name]
             if not version or number == version
         ]

@@ -19,23 +19,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.requests.waiting import Answer, Waiting
+from gateway.requests.waiting import Answer, PendingRequest
 
 
-class Cancellation:
+class CancellationWatch:
     """Hands the accepted requests of callers who have left to `withdraw`, those that are not yet to `forget`.
 
     listens  False while connections may be closed by this gateway itself
     """
 
     def __init__(
-        self, withdraw: Callable[[Waiting], None], forget: Callable[[Waiting], None], listens: Callable[[], bool]
+        self,
+        withdraw: Callable[[PendingRequest], None],
+        forget: Callable[[PendingRequest], None],
+        listens: Callable[[], bool],
     ) -> None:
         self._withdraw = withdraw
         self._forget = forget
         self._listens = listens
 
-    def watch(self, waiting: Waiting) -> None:
+    def watch(self, waiting: PendingRequest) -> None:
         """From now on it is noticed if this request's caller leaves."""
 
         def ended(future: asyncio.Future[Answer]) -> None:
@@ -51,6 +54,6 @@ class Cancellation:
         waiting.future.add_done_callback(ended)
 
 
-def is_given_up_with_its_caller(waiting: Waiting) -> bool:
+def is_given_up_with_its_caller(waiting: PendingRequest) -> bool:
     """Whether nobody can ask for it again: a stateless request, or a step without request id and number."""
     return waiting.admitted.sequence is None or not waiting.repeatable

@@ -31,14 +31,14 @@ from gateway.requests.admission import with_id
 from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import lookup_of
-from gateway.requests.waiting import Accepted, Waiting
+from gateway.requests.waiting import Accepted, PendingRequest
 from shared.contract.errors import Code, Reason, UnavailableError
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import LIVE_MAX, SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.step_digest import step_digest
 from shared.process import logs
-from shared.statistics.tally import Load as ModelLoad
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
@@ -67,7 +67,7 @@ class Bounds:
     live_max: int = LIVE_MAX
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     """What a script call is about. WITHDRAW_..: of callers who have left."""
 
     STEPS = auto()
@@ -76,18 +76,18 @@ class Kind(IntEnum):
     WITHDRAW_WORK = auto()
 
 
-WITHDRAWALS = {Kind.STEPS: Kind.WITHDRAW_STEPS, Kind.WORK: Kind.WITHDRAW_WORK}
+WITHDRAWALS = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
 
 
-class Load(msgspec.Struct, frozen=True):
+class CallBatch(msgspec.Struct, frozen=True):
     """What one script call carries: requests of one kind and shard, of withdrawals also of one load of a model."""
 
     shard: ShardId
-    kind: Kind
-    waiting: list[Waiting]
+    kind: CallKind
+    waiting: list[PendingRequest]
 
 
 class Dispatch:
@@ -112,8 +112,8 @@ class Dispatch:
         self._gateway = gateway
         self._bounds = bounds
         self._summaries = summaries
-        self._queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {
-            (shard, kind): deque() for shard in keys.shard_ids() for kind in Kind
+        self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
+            (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
         }
         self._left = dict.fromkeys(self._queues, 0)
         self._work = asyncio.Event()
@@ -124,7 +124,7 @@ class Dispatch:
         self.round_trips = 0
         self.sent = 0
 
-    def send(self, waiting: Waiting) -> None:
+    def send(self, waiting: PendingRequest) -> None:
         """Queues a request for the next round trip."""
         self._queues[waiting.shard, kind_of(waiting)].append(waiting)
         self._work.set()
@@ -134,7 +134,7 @@ class Dispatch:
         """Requests that have not been sent yet."""
         return sum(map(len, self._queues.values()))
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, waiting: PendingRequest) -> None:
         """A request's future has ended before it was accepted: if it was not sent, it never will be.
 
         While Redis is away such ones may be many. They go when they are as many as the others: each costs the same.
@@ -148,7 +148,7 @@ class Dispatch:
             queue.clear()
             queue.extend(wanted)
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw(self, waiting: PendingRequest) -> None:
         """Gives an accepted request up, with the next round trip."""
         self._queues[waiting.shard, WITHDRAWALS[kind_of(waiting)]].append(waiting)
         self._work.set()
@@ -158,15 +158,15 @@ class Dispatch:
         try:
             while True:
                 await self._work.wait()
-                loads = self._take()
-                if loads:
-                    await self._deliver(loads)
+                batches = self._take()
+                if batches:
+                    await self._deliver(batches)
         finally:
             await self._link.close()
 
-    def _take(self) -> list[Load]:
+    def _take(self) -> list[CallBatch]:
         """The next round trip's requests; callers who have left meanwhile are left out."""
-        loads: list[Load] = []
+        batches: list[CallBatch] = []
         left = False
         for (shard, kind), queue in self._queues.items():
             if not queue:
@@ -174,57 +174,57 @@ class Dispatch:
             taken = _take_unsent(queue) if kind in WITHDRAWALS else _take_of_one_load(queue)
             left = left or bool(queue)
             if taken:
-                loads.append(Load(shard, kind, taken))
+                batches.append(CallBatch(shard, kind, taken))
         if not left:
             self._work.clear()
-        return loads
+        return batches
 
-    async def _deliver(self, loads: Sequence[Load]) -> None:
+    async def _deliver(self, batches: Sequence[CallBatch]) -> None:
         """Sends until every request was accepted, refused or given up."""
         failures = 0
-        while loads:
+        while batches:
             try:
                 await self._link.connect()
             except CONNECTION_LOST as lost:
                 # Nothing was sent, so everything may be tried again.
-                loads = self._after_failure(loads, lost)
+                batches = self._after_failure(batches, lost)
             else:
-                loads = await self._attempt(loads)
-            if loads:
+                batches = await self._attempt(batches)
+            if batches:
                 failures += 1
                 await asyncio.sleep(self._backoff.compute(failures))
 
-    async def _attempt(self, loads: Sequence[Load]) -> Sequence[Load]:
+    async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
         """One round trip; returns what must be sent again."""
         began = time.monotonic()
         try:
             if self._down_since is not None:
-                await self._learn_the_time(loads, self._link)
+                await self._learn_the_time(batches, self._link)
                 began = time.monotonic()
-            outcomes = await self._scripts.run_all([self._call(load) for load in loads], self._link)
+            outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], self._link)
         except CONNECTION_LOST as lost:
-            for load in loads:
-                for waiting in load.waiting:
+            for batch in batches:
+                for waiting in batch.waiting:
                     if waiting.first_sent is None:
                         waiting.first_sent = began
                     if not waiting.repeatable:
                         waiting.failed(unknown_outcome(waiting, "the connection to Redis was lost"))
-            return self._after_failure(loads, lost)
+            return self._after_failure(batches, lost)
         self.round_trips += 1
-        again: list[Load] = []
+        again: list[CallBatch] = []
         unfit: UnfitServerError | None = None
-        for load, outcome in zip(loads, outcomes, strict=True):
-            self.sent += len(load.waiting)
-            for waiting in load.waiting:
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            self.sent += len(batch.waiting)
+            for waiting in batch.waiting:
                 waiting.sent = began
             if isinstance(outcome, UnfitServerError):
                 # For instance a primary that was demoted: nothing was done, and the next connection finds the new one.
                 unfit = outcome
-                again.append(load)
+                again.append(batch)
             elif isinstance(outcome, Exception):
-                self._refused(load, outcome)
+                self._refused(batch, outcome)
             else:
-                self._settle(load, outcome)
+                self._settle(batch, outcome)
         if unfit is not None:
             return self._after_failure(again, unfit)
         self._back()
@@ -248,26 +248,26 @@ class Dispatch:
         finally:
             await link.close()
 
-    async def _send_again(self, waiting: Sequence[Waiting], link: Link) -> None:
-        queues: dict[tuple[ShardId, Kind], deque[Waiting]] = {}
+    async def _send_again(self, waiting: Sequence[PendingRequest], link: Link) -> None:
+        queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {}
         for one in waiting:
             if one.first_sent is None:
                 one.first_sent = one.sent
             queues.setdefault((one.shard, kind_of(one)), deque()).append(one)
         while queues:
-            loads = [Load(*place, taken) for place, queue in queues.items() if (taken := _take_unsent(queue))]
-            await self._learn_the_time(loads, link)
-            outcomes = await self._scripts.run_all([self._call(load) for load in loads], link)
-            for load, outcome in zip(loads, outcomes, strict=True):
+            batches = [CallBatch(*place, taken) for place, queue in queues.items() if (taken := _take_unsent(queue))]
+            await self._learn_the_time(batches, link)
+            outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], link)
+            for batch, outcome in zip(batches, outcomes, strict=True):
                 if isinstance(outcome, UnfitServerError):
                     raise outcome
                 if isinstance(outcome, Exception):
-                    self._refused(load, outcome)
+                    self._refused(batch, outcome)
                 else:
-                    self._settle(load, outcome)
+                    self._settle(batch, outcome)
             queues = {place: queue for place, queue in queues.items() if queue}
 
-    async def _tell_forgotten(self, waiting: Sequence[Waiting], lost: Collection[ShardId], link: Link) -> None:
+    async def _tell_forgotten(self, waiting: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
         asked = [("HMGET", self._keys.sequence(sequence_of(one)).record, "bn", "nx") for one in waiting]
         for one, record in zip(waiting, await link.exchange(asked) if asked else (), strict=True):
             if isinstance(record, Exception):
@@ -279,25 +279,25 @@ class Dispatch:
             if not known or one.shard in lost:
                 one.failed(unknown_outcome(one, "Redis was restarted and has lost data"))
 
-    def _refused(self, load: Load, refusal: Exception) -> None:
+    def _refused(self, batch: CallBatch, refusal: Exception) -> None:
         """Redis is there and does not do it. That it is full is no news with every request."""
         if not isinstance(refusal, OutOfMemoryError):
             logs.error("redis refused a script", error=str(refusal))
-            _fail(load, f"Redis refused the request: {refusal}")
+            _fail(batch, f"Redis refused the request: {refusal}")
             return
         if self._full_since is None:
             self._full_since = time.monotonic()
             logs.error("redis is full, new requests are refused: raise its maxmemory", error=str(refusal))
-        _fail(load, "Redis, which holds every sequence, is full: try again later")
+        _fail(batch, "Redis, which holds every sequence, is full: try again later")
 
-    def _settle(self, load: Load, outcomes: Sequence[Any]) -> None:
-        if load.kind not in WITHDRAWALS:
+    def _settle(self, batch: CallBatch, outcomes: Sequence[Any]) -> None:
+        if batch.kind not in WITHDRAWALS:
             return
         if self._full_since is not None:
             logs.info("redis has room again", full_s=round(time.monotonic() - self._full_since, 3))
             self._full_since = None
-        for waiting, outcome in zip(load.waiting, outcomes, strict=True):
-            if load.kind is Kind.STEPS:
+        for waiting, outcome in zip(batch.waiting, outcomes, strict=True):
+            if batch.kind is CallKind.STEPS:
                 self._settle_step(waiting, outcome)
             elif isinstance(outcome, bytes):
                 waiting.span.accepted(0)
@@ -308,7 +308,7 @@ class Dispatch:
             else:
                 waiting.failed(UnavailableError(with_id(waiting.call.request_id, "Exceeds maximum queue size")))
 
-    def _settle_step(self, waiting: Waiting, outcome: Submitted) -> None:
+    def _settle_step(self, waiting: PendingRequest, outcome: Submitted) -> None:
         if outcome.code is SubmitCode.LATE:
             # If its first attempt was answered, the answer is about to be read, on another connection.
             asyncio.get_running_loop().call_later(LATE_PATIENCE_S, waiting.failed, refusal(waiting, outcome))
@@ -326,81 +326,81 @@ class Dispatch:
         else:
             self._accepted(waiting, Accepted(text_of(outcome.extra), outcome.step))
 
-    def _accepted(self, waiting: Waiting, place: Accepted) -> None:
+    def _accepted(self, waiting: PendingRequest, place: Accepted) -> None:
         waiting.accepted = place
         if waiting.withdrawn:
             self.withdraw(waiting)
 
-    async def _learn_the_time(self, loads: Sequence[Load], link: Link) -> None:
+    async def _learn_the_time(self, batches: Sequence[CallBatch], link: Link) -> None:
         """The clock of Redis against this process's, when something is sent again. It was read a moment ago, so a time
         that is reckoned by it is rather too early than too late: what came in since then is not overlooked."""
-        if any(waiting.first_sent is not None for load in loads for waiting in load.waiting):
+        if any(waiting.first_sent is not None for batch in batches for waiting in batch.waiting):
             ((seconds, microseconds),) = await link.exchange([("TIME",)])
             self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
-    def _after_failure(self, loads: Sequence[Load], lost: BaseException) -> Sequence[Load]:
+    def _after_failure(self, batches: Sequence[CallBatch], lost: BaseException) -> Sequence[CallBatch]:
         """What is still worth sending again; nothing when Redis has been away for too long."""
         now = time.monotonic()
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
-        wanted = [(load, self._still_wanted(load)) for load in loads]
-        waiting_loads = [Load(load.shard, load.kind, waiting) for load, waiting in wanted if waiting]
+        wanted = [(batch, self._still_wanted(batch)) for batch in batches]
+        wanted_batches = [CallBatch(batch.shard, batch.kind, waiting) for batch, waiting in wanted if waiting]
         if now - self._down_since < PATIENCE_S:
-            return waiting_loads
-        for load in waiting_loads:
-            _fail(load, "Redis, which holds every sequence, cannot be reached: try again later")
+            return wanted_batches
+        for batch in wanted_batches:
+            _fail(batch, "Redis, which holds every sequence, cannot be reached: try again later")
         return ()
 
-    def _still_wanted(self, load: Load) -> list[Waiting]:
+    def _still_wanted(self, batch: CallBatch) -> list[PendingRequest]:
         """Of what was not answered: callers who have left want nothing but to be withdrawn."""
-        if load.kind not in WITHDRAWALS:
-            return load.waiting
-        for waiting in load.waiting:
+        if batch.kind not in WITHDRAWALS:
+            return batch.waiting
+        for waiting in batch.waiting:
             # A stateless request may lie in its queue although it is not known; it is found there by its token.
-            if waiting.withdrawn and waiting.first_sent is not None and load.kind is Kind.WORK:
+            if waiting.withdrawn and waiting.first_sent is not None and batch.kind is CallKind.WORK:
                 self.withdraw(waiting)
-        return [waiting for waiting in load.waiting if not waiting.future.done()]
+        return [waiting for waiting in batch.waiting if not waiting.future.done()]
 
     def _back(self) -> None:
         if self._down_since is not None:
             logs.info("redis is back", away_s=round(time.monotonic() - self._down_since, 3))
             self._down_since = None
 
-    def _call(self, load: Load) -> Call[Any]:
-        match load.kind:
-            case Kind.STEPS:
+    def _call(self, batch: CallBatch) -> Call[Any]:
+        match batch.kind:
+            case CallKind.STEPS:
                 return self._scripts.submit(
-                    [self._submission(waiting) for waiting in load.waiting],
-                    shard=load.shard,
+                    [self._submission(waiting) for waiting in batch.waiting],
+                    shard=batch.shard,
                     backlog_max=self._bounds.backlog_max,
                     in_flight_max=self._bounds.in_flight_max,
                     live_max=self._bounds.live_max,
                 )
-            case Kind.WORK:
+            case CallKind.WORK:
                 return self._stateless.enqueue(
-                    [self._item(waiting) for waiting in load.waiting],
+                    [self._item(waiting) for waiting in batch.waiting],
                     bound=self._bounds.backlog_max,
                     summaries=self._summaries,
                 )
-            case Kind.WITHDRAW_STEPS:
+            case CallKind.WITHDRAW_STEPS:
                 return self._scripts.cancel(
-                    [self._withdrawn(waiting) for waiting in load.waiting],
-                    shard=load.shard,
+                    [self._withdrawn(waiting) for waiting in batch.waiting],
+                    shard=batch.shard,
                     reply=CANCELLED_STEP,
                     feed_max=self._bounds.backlog_max,
                 )
-            case Kind.WITHDRAW_WORK:
-                tokens = [waiting.token for waiting in load.waiting]
-                return self._stateless.withdraw(model_load(load.waiting[0]), self._gateway, tokens, reply=CANCELLED)
+            case CallKind.WITHDRAW_WORK:
+                tokens = [waiting.token for waiting in batch.waiting]
+                return self._stateless.withdraw(model_load(batch.waiting[0]), self._gateway, tokens, reply=CANCELLED)
 
-    def _withdrawn(self, waiting: Waiting) -> CancelledStep:
+    def _withdrawn(self, waiting: PendingRequest) -> CancelledStep:
         assert waiting.accepted is not None
         birth, step = waiting.accepted
         model = waiting.admitted.message.model
         return CancelledStep(sequence_of(waiting), model, birth, step, self._gateway, waiting.token)
 
-    def _submission(self, waiting: Waiting) -> Submission:
+    def _submission(self, waiting: PendingRequest) -> Submission:
         message, call = waiting.admitted.message, waiting.call
         return Submission(
             sequence=sequence_of(waiting),
@@ -416,10 +416,10 @@ class Dispatch:
             since_ms=self._since_ms(waiting),
         )
 
-    def _since_ms(self, waiting: Waiting) -> int:
+    def _since_ms(self, waiting: PendingRequest) -> int:
         return -1 if waiting.first_sent is None else int(waiting.first_sent * 1000 + self._redis_ahead_ms)
 
-    def _item(self, waiting: Waiting) -> WorkItem:
+    def _item(self, waiting: PendingRequest) -> WorkItem:
         message, queueing = waiting.admitted.message, waiting.admitted.queueing
         return WorkItem(
             message.model,
@@ -438,25 +438,25 @@ class Dispatch:
         )
 
 
-def kind_of(waiting: Waiting) -> Kind:
+def kind_of(waiting: PendingRequest) -> CallKind:
     """By which script a request is sent."""
-    return Kind.WORK if waiting.admitted.sequence is None else Kind.STEPS
+    return CallKind.WORK if waiting.admitted.sequence is None else CallKind.STEPS
 
 
-def sequence_of(waiting: Waiting) -> SequenceId:
+def sequence_of(waiting: PendingRequest) -> SequenceId:
     """The sequence of a step."""
     assert waiting.admitted.sequence is not None
     return waiting.admitted.sequence
 
 
-def model_load(waiting: Waiting) -> ModelLoad:
+def model_load(waiting: PendingRequest) -> ModelLoad:
     """What a request is counted for."""
     message = waiting.admitted.message
     return ModelLoad(message.model, message.version, waiting.record.generation)
 
 
-def _take_unsent(queue: deque[Waiting]) -> list[Waiting]:
-    taken: list[Waiting] = []
+def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
+    taken: list[PendingRequest] = []
     size = 0
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
         waiting = queue.popleft()
@@ -466,14 +466,14 @@ def _take_unsent(queue: deque[Waiting]) -> list[Waiting]:
     return taken
 
 
-def _take_of_one_load(queue: deque[Waiting]) -> list[Waiting]:
+def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:
     load = model_load(queue[0])
-    taken: list[Waiting] = []
+    taken: list[PendingRequest] = []
     while queue and len(taken) < SCRIPT_STEPS_MAX and model_load(queue[0]) == load:
         taken.append(queue.popleft())
     return taken
 
 
-def _fail(load: Load, message: str) -> None:
-    for waiting in load.waiting:
+def _fail(batch: CallBatch, message: str) -> None:
+    for waiting in batch.waiting:
         waiting.failed(UnavailableError(message))

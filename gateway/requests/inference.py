@@ -12,16 +12,16 @@ from collections import deque
 
 import msgspec
 
-from gateway.bounds.byte_budget import Room
+from gateway.bounds.byte_budget import ByteBudget
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
-from gateway.requests.cancellation import Cancellation
+from gateway.requests.cancellation import CancellationWatch
 from gateway.requests.dispatch import Dispatch
-from gateway.requests.orphans import Connection, Orphans
+from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import NO_CACHE, ResponseCache
 from gateway.requests.sessions import new_session
-from gateway.requests.waiting import Answer, Waiting
+from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import MeshError, RequestError, UnavailableError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import ModelRecord, StepFlag
@@ -56,7 +56,7 @@ class Inference:
         orphans: Orphans,
         *,
         in_flight_max: int,
-        room: Room,
+        budget: ByteBudget,
         request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
         cache: ResponseCache = NO_CACHE,
@@ -68,32 +68,32 @@ class Inference:
         self._tracing = tracing
         self._orphans = orphans
         self._in_flight_max = in_flight_max
-        self.room = room
+        self.budget = budget
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache = cache
         # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
-        self._held: deque[tuple[InferCall, asyncio.Future[Answer], Connection | None]] = deque()
+        self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
         self._held_models: set[str] = set()
         self.stopping = False
         """Connections may be closed by this gateway itself: who is gone then has not given up."""
-        self._cancellation = Cancellation(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
+        self._cancellation = CancellationWatch(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
 
     @property
     def in_flight(self) -> int:
         """Requests that wait for an answer."""
         return len(self._replies) + len(self._held)
 
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionSequences:
         """A connection that carries requests. While this gateway stops its end means nothing: see above."""
 
         def tell(orphan: Orphan) -> None:
             if not self.stopping:
                 self._orphans.tell(orphan)
 
-        return Connection(tell)
+        return ConnectionSequences(tell)
 
-    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+    def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
 
         connection  that it came over; None: one that carries this request only
@@ -106,7 +106,7 @@ class Inference:
             return future
         try:
             self._check_size(call, size)
-            self.room.take(size)
+            self.budget.take(size)
         except MeshError as error:
             future.set_exception(error.released())
             return future
@@ -115,9 +115,9 @@ class Inference:
         else:
             self._enter(call, future, connection, may_hold=True)
         if future.done():
-            self.room.give_back(size)
+            self.budget.give_back(size)
         else:
-            future.add_done_callback(lambda _: self.room.give_back(size))
+            future.add_done_callback(lambda _: self.budget.give_back(size))
         return future
 
     def _check_size(self, call: InferCall, size: int) -> None:
@@ -129,7 +129,7 @@ class Inference:
             )
 
     def _enter(
-        self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None, *, may_hold: bool
+        self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None, *, may_hold: bool
     ) -> None:
         try:
             try:
@@ -144,7 +144,7 @@ class Inference:
             # Its frames hold the call and the future, which holds the error.
             future.set_exception(error.released())
 
-    def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: Connection | None) -> None:
+    def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None) -> None:
         self._held.append((call, future, connection))
         self._held_models.add(call.model)
 
@@ -162,7 +162,7 @@ class Inference:
         record: ModelRecord,
         version: str,
         future: asyncio.Future[Answer],
-        connection: Connection | None,
+        connection: ConnectionSequences | None,
     ) -> None:
         config = record.config
         admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
@@ -174,7 +174,7 @@ class Inference:
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted, future)
-        waiting = Waiting(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        waiting = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
         self._replies.expect(waiting)
         if admitted.sequence is not None and config.orphan_grace_ms:
             waiting.user = connection or self._connection_of(future)
@@ -183,7 +183,7 @@ class Inference:
             self._limit(waiting)
         self._dispatch.send(waiting)
 
-    def _connection_of(self, future: asyncio.Future[Answer]) -> Connection:
+    def _connection_of(self, future: asyncio.Future[Answer]) -> ConnectionSequences:
         connection = self.connection()
 
         def ended(answer: asyncio.Future[Answer]) -> None:
@@ -193,7 +193,7 @@ class Inference:
         future.add_done_callback(ended)
         return connection
 
-    def _limit(self, waiting: Waiting) -> None:
+    def _limit(self, waiting: PendingRequest) -> None:
         def expire() -> None:
             waiting.failed(unknown_outcome(waiting, f"no answer came within {self._timeout_ms} ms"))
             if waiting.accepted is None:

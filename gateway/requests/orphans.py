@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
-from gateway.requests.waiting import Waiting
+from gateway.requests.waiting import PendingRequest
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import StepFlag
@@ -35,7 +35,7 @@ UNTOLD_MAX = 65_536
 """Orphans that Redis is still to be told of; of more, those that were to be told first are not."""
 
 
-class Connection:
+class ConnectionSequences:
     """The open sequences of one connection. orphaned: gets them when it is gone."""
 
     def __init__(self, orphaned: Callable[[Orphan], None]) -> None:
@@ -43,7 +43,7 @@ class Connection:
         self._open: dict[SequenceId, Orphan] = {}
         self._gone = False
 
-    def used(self, waiting: Waiting) -> None:
+    def used(self, waiting: PendingRequest) -> None:
         """The mesh has accepted this step of a sequence, or knew it."""
         sequence, grace_ms = waiting.admitted.sequence, waiting.record.config.orphan_grace_ms
         assert sequence is not None, "only steps of sequences have a user"

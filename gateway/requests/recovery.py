@@ -21,7 +21,7 @@ from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_
 from shared.store.server_run import ServerRun
 
 
-class Recovery:
+class RestartRecovery:
     """The task that does so. open_client: makes a client whose connections are bound to a run."""
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.requests.admission import InferCall
-from gateway.requests.waiting import Waiting
+from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Reason, SequenceError
 from shared.store.reading import text_of
 from shared.store.scripts import SubmitCode, Submitted
@@ -30,7 +30,7 @@ def named(call: InferCall) -> str:
     return f"request {call.request_id}" if call.request_id else f"step {call.expected_step}"
 
 
-def refusal(waiting: Waiting, outcome: Submitted) -> SequenceError:
+def refusal(waiting: PendingRequest, outcome: Submitted) -> SequenceError:
     """The error for a refused step: reason, last committed step, and a text that names model, sequence and remedy."""
     model, sequence = waiting.call.model, waiting.admitted.message.correlation_id
     match outcome.code:

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
-from gateway.requests.waiting import Waiting
+from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import UnavailableError
 from shared.contract.ids import GatewayId, ShardId
 from shared.contract.limits import REPLY_STREAM_TTL_MS
@@ -54,14 +54,14 @@ class Replies:
         self._streams = {shard: keys.replies(shard, gateway) for shard in keys.shard_ids()}
         self._positions: dict[bytes, bytes] = {}
         self._untrimmed: dict[bytes, int] = {}
-        self._waiting: dict[bytes, Waiting] = {}
+        self._waiting: dict[bytes, PendingRequest] = {}
         self._tokens = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingRequest]:
         """Those who wait now."""
         return list(self._waiting.values())
 
@@ -69,7 +69,7 @@ class Replies:
         """A token that this gateway has not used before."""
         return format(next(self._tokens), "x")
 
-    def expect(self, waiting: Waiting) -> None:
+    def expect(self, waiting: PendingRequest) -> None:
         """From now on its reply finds the caller; its entry goes when the future ends, however it ends."""
         key = waiting.token.encode()
         self._waiting[key] = waiting
@@ -194,7 +194,7 @@ class Replies:
             waiting.failed(unknown_outcome(waiting, "the gateway lost its replies"))
 
 
-def unknown_outcome(waiting: Waiting, cause: str) -> UnavailableError:
+def unknown_outcome(waiting: PendingRequest, cause: str) -> UnavailableError:
     """The error of a request that may or may not have been carried out, with what the caller can do about it."""
     if waiting.admitted.sequence is None:
         return UnavailableError(f"{cause} while the request to model '{waiting.call.model}' was open: send it again")

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.models.catalog import Catalog
-from gateway.requests.waiting import Waiting
+from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import MeshError
 from shared.process import logs
 
@@ -31,8 +31,8 @@ class Unserved:
     def __init__(
         self,
         catalog: Catalog,
-        waiting: Callable[[], Sequence[Waiting]],
-        withdraw: Callable[[Waiting], None],
+        waiting: Callable[[], Sequence[PendingRequest]],
+        withdraw: Callable[[PendingRequest], None],
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -57,7 +57,7 @@ class Unserved:
             self._give_up(waiting)
         return len(lost)
 
-    def _give_up(self, waiting: Waiting) -> None:
+    def _give_up(self, waiting: PendingRequest) -> None:
         """It hears what a request would hear that came now."""
         model, version = place_of(waiting)
         try:
@@ -68,11 +68,11 @@ class Unserved:
             waiting.failed(error)
 
 
-def is_stateless(waiting: Waiting) -> bool:
+def is_stateless(waiting: PendingRequest) -> bool:
     """Whether it waits in a queue of stateless work."""
     return waiting.accepted is not None and waiting.admitted.sequence is None
 
 
-def place_of(waiting: Waiting) -> tuple[str, str]:
+def place_of(waiting: PendingRequest) -> tuple[str, str]:
     """Its model and version."""
     return waiting.admitted.message.model, waiting.admitted.message.version

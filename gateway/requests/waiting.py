@@ -52,12 +52,12 @@ class Accepted(NamedTuple):
 class User(Protocol):
     """Who sends the steps of sequences (`gateway.requests.orphans`)."""
 
-    def used(self, waiting: Waiting) -> None:
+    def used(self, waiting: PendingRequest) -> None:
         """The mesh has accepted this step, or knew it."""
         ...
 
 
-class Waiting:
+class PendingRequest:
     """A request on its way.
 
     token       its name in reply streams, unique within this gateway's life
@@ -164,7 +164,7 @@ def error_of(message: ReplyMessage) -> MeshError:
     return error
 
 
-def unreadable_answer(waiting: Waiting) -> MeshError:
+def unreadable_answer(waiting: PendingRequest) -> MeshError:
     """The error of a request whose answer is there, and is none that this gateway can read."""
     request = f"a request to model '{waiting.call.model}'"
     if waiting.admitted.sequence is not None:

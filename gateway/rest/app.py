@@ -19,8 +19,8 @@ from gateway.access.restrictions import METRICS, Restriction, of_metrics
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
-from gateway.rest.reply import Endpoint, Handler, send_error
-from gateway.rest.server import Server
+from gateway.rest.reply import Handler, RouteEndpoint, send_error
+from gateway.rest.server import ServerRoutes
 from gateway.rest.shared_memory import SharedMemory
 from shared.contract.errors import UnavailableError
 
@@ -88,7 +88,7 @@ class Table:
     def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
         """One route, which answers only these methods."""
         restriction = of_metrics(self.restrictions) if category == METRICS else self.restrictions.get(category)
-        endpoint = Endpoint(handler, self.origins, restriction)
+        endpoint = RouteEndpoint(handler, self.origins, restriction)
         route = Answering(path, endpoint, methods=list(methods))
         # Starlette answers HEAD where it answers GET; Triton answers 405.
         route.methods = set(methods)
@@ -98,7 +98,7 @@ class Table:
 def build_app(
     infer: Infer,
     models: Models,
-    server: Server,
+    server: ServerRoutes,
     observability: Observability,
     origins: Origins,
     restrictions: Mapping[str, Restriction],
@@ -125,14 +125,14 @@ def build_app(
     return _app(table)
 
 
-def build_crowded_app(server: Server, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
+def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
     """The application of the HTTP port for clients beyond the bound of connections."""
     table = Table(origins, restrictions)
     _add_health(table, server)
     return Crowded(table.routes, redirect_slashes=False)
 
 
-def build_metrics_app(server: Server, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
+def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
     """The application of the metrics port."""
     table = Table(origins, restrictions)
     table.add(METRICS, "/metrics", server.metrics, "GET")
@@ -144,7 +144,7 @@ def _app(table: Table) -> Router:
     return Routes(table.routes, redirect_slashes=False)
 
 
-def _add_health(table: Table, server: Server) -> None:
+def _add_health(table: Table, server: ServerRoutes) -> None:
     table.add("health", "/v2/health/live", server.live, "GET")
     table.add("health", "/v2/health/ready", server.ready, "GET")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope
 
-from gateway.bounds.byte_budget import Place, Room
+from gateway.bounds.byte_budget import ByteBudget, Reservation
 from gateway.bounds.inflate import gathered
 from gateway.rest.compression import is_packed, too_large, unpacked
 from gateway.rest.json_values import Json, parse_object, parsing_bytes
@@ -70,24 +70,24 @@ def _number(name: str, value: bytes, *, signed: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """How bodies are received. size_max: of one, unpacked, bytes; room: for all that are held."""
+    """How bodies are received. size_max: of one, unpacked, bytes; budget: for all that are held."""
 
     size_max: int
-    room: Room
+    budget: ByteBudget
 
 
-async def read_body(receive: Receive, headers: Headers, size_max: int, place: Place) -> bytes:
+async def read_body(receive: Receive, headers: Headers, size_max: int, reservation: Reservation) -> bytes:
     """The whole body, unpacked; never more than `size_max` bytes of it are held, and each of them counts.
 
     How long it may take, and what becomes of the rest of one that is refused, is the connection's business.
 
     size_max  bytes
-    place     what it takes of the gateway's room, until the caller leaves it
+    reservation  its bytes of the budget, until the caller leaves it
     raises    RequestError for a larger one, UnavailableError where there is no room; ClientLeftError when it ends early
     """
-    body = await _received(receive, headers.content_length, size_max, place)
+    body = await _received(receive, headers.content_length, size_max, reservation)
     if is_packed(headers.content_encoding):
-        return await gathered(unpacked(body, headers.content_encoding, size_max=size_max), len(body), place)
+        return await gathered(unpacked(body, headers.content_encoding, size_max=size_max), len(body), reservation)
     return body
 
 
@@ -96,19 +96,19 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
 
     raises  as `read_body` and `parse_object`
     """
-    with bounds.room.place() as place:
-        body = await read_body(receive, read_headers(scope), bounds.size_max, place)
+    with bounds.budget.reserve() as reservation:
+        body = await read_body(receive, read_headers(scope), bounds.size_max, reservation)
         if optional and not body.strip():
             return {}
         if len(body) <= BULKY_BYTES:
             return parse_object(body)
-        async with bounds.room.decoding:
-            place.hold_decoded(len(body), parsing_bytes(body))
+        async with bounds.budget.decoding:
+            reservation.hold_decoded(len(body), parsing_bytes(body))
             return await asyncio.to_thread(parse_object, body)
 
 
-async def _received(receive: Receive, length: int | None, size_max: int, place: Place) -> bytes:
-    _hold(length or 0, size_max, place)
+async def _received(receive: Receive, length: int | None, size_max: int, reservation: Reservation) -> bytes:
+    _hold(length or 0, size_max, reservation)
     # Not a list of parts: of chunks of a few bytes the objects would take many times as much.
     body = bytearray()
     more = True
@@ -120,13 +120,13 @@ async def _received(receive: Receive, length: int | None, size_max: int, place: 
         if len(part) == length:
             return part
         more = message.get("more_body", False)
-        _hold(len(body) + len(part), size_max, place)
+        _hold(len(body) + len(part), size_max, reservation)
         body += part
     return bytes(body)
 
 
-def _hold(size: int, size_max: int, place: Place) -> None:
+def _hold(size: int, size_max: int, reservation: Reservation) -> None:
     """A body of so many bytes takes its place. Raises as `read_body`."""
     if size > size_max:
         raise too_large(size, size_max)
-    place.hold(size)
+    reservation.hold(size)

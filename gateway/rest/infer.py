@@ -8,7 +8,7 @@ import re
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.bounds.byte_budget import Place
+from gateway.bounds.byte_budget import Reservation
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
 from gateway.requests.inference import Answer, Inference
@@ -43,8 +43,8 @@ class Infer:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         headers = read_headers(scope)
-        with self._inference.room.place() as place:
-            call, forms = await self._receive(scope, receive, headers, place)
+        with self._inference.budget.reserve() as reservation:
+            call, forms = await self._receive(scope, receive, headers, reservation)
         future = self._inference.submit(call)
         del call  # it is not needed while the answer is awaited, and taken
         answer = await answer_while_present(future, receive)
@@ -71,13 +71,13 @@ class Infer:
         raise RequestError(GENERATE_REFUSAL, Code.UNSUPPORTED)
 
     async def _receive(
-        self, scope: Scope, receive: Receive, headers: Headers, place: Place
+        self, scope: Scope, receive: Receive, headers: Headers, reservation: Reservation
     ) -> tuple[InferCall, OutputForms]:
         """Nothing of the body is kept but what is in the call."""
-        body = await read_body(receive, headers, self._size_max, place)
+        body = await read_body(receive, headers, self._size_max, reservation)
         if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
-            async with self._inference.room.decoding:
-                place.hold_decoded(len(body), parsing_bytes(body[: headers.header_length]))
+            async with self._inference.budget.decoding:
+                reservation.hold_decoded(len(body), parsing_bytes(body[: headers.header_length]))
                 call, forms = await asyncio.to_thread(self._decode, scope, headers, body)
         else:
             call, forms = self._decode(scope, headers, body)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import TensorMetadata, platform_of, tensor_metadata
-from gateway.models.repository import Repository
+from gateway.models.repository import RepositoryControl
 from gateway.models.statistics import Statistics
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
@@ -25,7 +25,9 @@ FILE_PREFIX = "file:"
 class Models:
     """Handlers; each answers one route."""
 
-    def __init__(self, catalog: Catalog, repository: Repository, statistics: Statistics, bounds: BodyBounds) -> None:
+    def __init__(
+        self, catalog: Catalog, repository: RepositoryControl, statistics: Statistics, bounds: BodyBounds
+    ) -> None:
         self._catalog = catalog
         self._repository = repository
         self._statistics = statistics

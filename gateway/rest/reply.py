@@ -50,7 +50,7 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
     await send_bytes(send, status, orjson.dumps(body), (JSON, *headers))
 
 
-class Endpoint:
+class RouteEndpoint:
     """A handler as an ASGI application: errors become responses, and a mistake of ours a 500 that is logged.
 
     origins      whose web pages are answered

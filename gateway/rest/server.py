@@ -15,7 +15,7 @@ from shared.store.release import RELEASE
 METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
-class Server:
+class ServerRoutes:
     """Handlers; each answers one route. name: the server's, in its metadata."""
 
     def __init__(self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str = SERVER_NAME) -> None:

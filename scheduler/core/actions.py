@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
-from scheduler.core.slots import Place
+from scheduler.core.slots import SlotAddress
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -19,7 +19,7 @@ class Assign:
     """
 
     sequence: SequenceId
-    place: Place
+    place: SlotAddress
     entry: Entry
     moving: bool = False
     cause: str = ""
@@ -31,7 +31,7 @@ class Vacate:
     """Page a sequence that holds this slot, if no step of it is in flight. `Vacated` says whether it was."""
 
     sequence: SequenceId
-    place: Place
+    place: SlotAddress
     epoch: Epoch
     cause: str = ""
 

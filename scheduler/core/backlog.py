@@ -24,7 +24,7 @@ class Entry(NamedTuple):
         return f"{self.ms}-{self.number}@{self.shard}"
 
 
-class Waiting(NamedTuple):
+class BacklogEntry(NamedTuple):
     """One sequence in line; compares by its turn."""
 
     rank: int
@@ -47,8 +47,8 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._line: list[Waiting] = []
-        self._members: dict[SequenceId, Waiting] = {}
+        self._line: list[BacklogEntry] = []
+        self._members: dict[SequenceId, BacklogEntry] = {}
 
     def __len__(self) -> int:
         return len(self._members)
@@ -59,7 +59,7 @@ class Backlog:
     def add(self, sequence: SequenceId, entry: Entry, *, moving: bool) -> None:
         """Puts a sequence in line."""
         assert sequence not in self._members
-        waiting = Waiting(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
+        waiting = BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
         self._members[sequence] = waiting
         heappush(self._line, waiting)
 
@@ -76,6 +76,6 @@ class Backlog:
             heappop(self._line)
         return self._line[0].sequence if self._line else None
 
-    def in_order(self) -> list[Waiting]:
+    def in_order(self) -> list[BacklogEntry]:
         """Everybody, next first."""
         return sorted(self._members.values())

@@ -17,7 +17,7 @@ from scheduler.core.actions import Action, Dismiss, MoveOut
 from scheduler.core.backlog import Entry
 from scheduler.core.placement import Ring
 from scheduler.core.slots import SlotTable
-from scheduler.core.state import NO_EPOCH, Sequence, SequencePhase, State, Wish
+from scheduler.core.state import NO_EPOCH, LeaderState, Sequence, SequencePhase, Wish
 from shared.contract.ids import ExecutorId, SequenceId
 
 UNEVEN_MS = 1000
@@ -34,14 +34,14 @@ WISHES_MAX = 1024
 """Wishes that are pursued at once; beyond it they are dismissed."""
 
 
-def time_passed(state: State, cause: str) -> list[Action]:
+def time_passed(state: LeaderState, cause: str) -> list[Action]:
     """What is to be taken out of its slot now."""
     forget_lost(state)
     wished = [action for sequence in list(state.wishes) for action in pursue(state, sequence, cause)]
     return wished + level(state, cause)
 
 
-def forget_lost(state: State) -> None:
+def forget_lost(state: LeaderState) -> None:
     """Sequences that were moved out so long ago that they will not come back."""
     for sequence, (_, since_ms) in list(state.underway.items()):
         if state.now_ms - since_ms >= UNDERWAY_MS:
@@ -51,7 +51,7 @@ def forget_lost(state: State) -> None:
 # -- uneven load -----------------------------------------------------------------------------------------------------
 
 
-def level(state: State, cause: str) -> list[Action]:
+def level(state: LeaderState, cause: str) -> list[Action]:
     """Takes from executors above their share what those below it have room for."""
     actions: list[Action] = []
     for version, ring in sorted(state.rings.items()):
@@ -81,7 +81,7 @@ def room_of(ring: Ring, underway: int) -> int:
     return free - underway
 
 
-def chosen(state: State, ring: Ring, surplus: dict[ExecutorId, int]) -> list[Sequence]:
+def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> list[Sequence]:
     """Sequences to be taken: as many from each executor as it has too many."""
     taken: list[Sequence] = []
     for executor, count in surplus.items():
@@ -98,7 +98,7 @@ def move_out(sequence: Sequence, cause: str) -> MoveOut:
     return MoveOut(sequence.sequence, sequence.epoch, sequence.place.executor, cause)
 
 
-def kept(state: State, sequence: Sequence) -> None:
+def kept(state: LeaderState, sequence: Sequence) -> None:
     """It could not be taken."""
     sequence.ask_after_ms = state.now_ms + min(ASK_AGAIN_MAX_MS, ASK_AGAIN_MS << min(sequence.times_kept, 16))
     sequence.times_kept += 1
@@ -107,7 +107,7 @@ def kept(state: State, sequence: Sequence) -> None:
 # -- wishes ----------------------------------------------------------------------------------------------------------
 
 
-def wish(state: State, sequence: SequenceId, to: ExecutorId | None, entry: Entry, cause: str) -> list[Action]:
+def wish(state: LeaderState, sequence: SequenceId, to: ExecutorId | None, entry: Entry, cause: str) -> list[Action]:
     """An operator wants a sequence elsewhere. A later wish takes the place of an earlier one."""
     earlier = state.wishes.pop(sequence, None)
     actions: list[Action] = [Dismiss(sequence, earlier.entry, cause)] if earlier and earlier.entry != entry else []
@@ -117,7 +117,7 @@ def wish(state: State, sequence: SequenceId, to: ExecutorId | None, entry: Entry
     return actions + pursue(state, sequence, cause)
 
 
-def pursue(state: State, sequence: SequenceId, cause: str) -> list[Action]:
+def pursue(state: LeaderState, sequence: SequenceId, cause: str) -> list[Action]:
     """One attempt: take it out of its slot, if there is another for it; or give the wish up."""
     wished = state.wishes[sequence]
     if state.now_ms >= wished.until_ms:
@@ -138,7 +138,7 @@ def pursue(state: State, sequence: SequenceId, cause: str) -> list[Action]:
     return [move_out(known, cause)]
 
 
-def page_in(state: State, sequence: SequenceId, wished: Wish, cause: str) -> list[Action]:
+def page_in(state: LeaderState, sequence: SequenceId, wished: Wish, cause: str) -> list[Action]:
     """Who holds no slot is paged, or over: Redis knows. It gets one on the executor that the wish names; without a name
     there is nothing to do before its next step."""
     rings = state.rings.values()
@@ -152,14 +152,14 @@ def page_in(state: State, sequence: SequenceId, wished: Wish, cause: str) -> lis
     return [MoveOut(sequence, NO_EPOCH, None, cause)]
 
 
-def dismissed(state: State, sequence: SequenceId, cause: str) -> list[Action]:
+def dismissed(state: LeaderState, sequence: SequenceId, cause: str) -> list[Action]:
     """A wish that came true, or cannot."""
     state.underway.pop(sequence, None)
     wished = state.wishes.pop(sequence, None)
     return [Dismiss(sequence, wished.entry, cause)] if wished is not None else []
 
 
-def target(state: State, sequence: Sequence, wished: Wish, *, avoid: ExecutorId | None) -> SlotTable | None:
+def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: ExecutorId | None) -> SlotTable | None:
     """Where a wish leads: the executor that it names, if that has room, or any other with room."""
     ring = state.ring(sequence.version)
     if wished.to is None:
@@ -169,7 +169,7 @@ def target(state: State, sequence: Sequence, wished: Wish, *, avoid: ExecutorId 
     return table if table is not None and not table.full else None
 
 
-def placement(state: State, sequence: Sequence) -> tuple[SlotTable | None, list[Action]]:
+def placement(state: LeaderState, sequence: Sequence) -> tuple[SlotTable | None, list[Action]]:
     """The slots from which a sequence in line gets one, as it is wished if it is; and what that wish's end asks for."""
     wished = state.wishes.get(sequence.sequence)
     if wished is not None and wished.left is not None:

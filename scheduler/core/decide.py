@@ -10,7 +10,7 @@ from scheduler.core import balance, expiry, paging
 from scheduler.core.actions import Action, Assign, Drain, Forget, LookForExpired, Reclaim, Reject
 from scheduler.core.events import (
     Assigned,
-    Clock,
+    ClockRead,
     Event,
     ExecutorLost,
     ExecutorSeen,
@@ -29,7 +29,7 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.moves import move
-from scheduler.core.slots import ServedVersion, SlotTable
+from scheduler.core.slots import OfferedVersion, SlotTable
 from scheduler.core.state import (
     CONFIRMED,
     EXECUTOR_MOVES,
@@ -37,9 +37,9 @@ from scheduler.core.state import (
     SEQUENCE_MOVES,
     Executor,
     ExecutorPhase,
+    LeaderState,
     Sequence,
     SequencePhase,
-    State,
 )
 from shared.contract.ids import ExecutorId, SequenceId
 
@@ -53,7 +53,7 @@ LOOK_MS_MAX = 10_000
 """How often idle sequences are looked for at least, whatever is known of their deadlines."""
 
 
-def decide(state: State, event: Event) -> list[Action]:
+def decide(state: LeaderState, event: Event) -> list[Action]:
     """Takes one event in.
 
     returns  what is to be done now, in this order; may be empty
@@ -72,7 +72,7 @@ def decide(state: State, event: Event) -> list[Action]:
             return sequence_over(state, event)
         case Vacated():
             return vacated(state, event)
-        case Clock():
+        case ClockRead():
             state.now_ms = max(state.now_ms, event.now_ms)
             return []
         case Looked():
@@ -100,7 +100,7 @@ def decide(state: State, event: Event) -> list[Action]:
 # -- sequences -------------------------------------------------------------------------------------------------------
 
 
-def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
+def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
     """Into the backlog, and out of it if there is room."""
     actions: list[Action] = []
     state.underway.pop(event.sequence, None)
@@ -119,14 +119,14 @@ def sequence_waits(state: State, event: SequenceWaits) -> list[Action]:
     return actions + serve(state, event.version, event.cause)
 
 
-def patience_lowered(state: State, event: PatienceLowered) -> list[Action]:
+def patience_lowered(state: LeaderState, event: PatienceLowered) -> list[Action]:
     """A sequence that waits in that place goes at this time, if it still waits then."""
     if expiry.is_waiting(state, event.sequence, event.entry):
         expiry.watch(state, event.sequence, event.entry, event.deadline_ms)
     return []
 
 
-def wait_ended(state: State, event: WaitEnded) -> list[Action]:
+def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
     """It leaves the line. If a slot is just being given to it, Redis will say that it does not wait any more."""
     how = "expired" if event.kind == EXPIRED else "cancelled"
     sequence = state.sequences.get(event.sequence)
@@ -139,7 +139,7 @@ def wait_ended(state: State, event: WaitEnded) -> list[Action]:
     return end(state, sequence, how, event.cause)
 
 
-def assigned(state: State, event: Assigned) -> list[Action]:
+def assigned(state: LeaderState, event: Assigned) -> list[Action]:
     """Redis has confirmed a place, or knows of nobody who waits for it."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.ASSIGNING or sequence.entry != event.entry:
@@ -153,7 +153,7 @@ def assigned(state: State, event: Assigned) -> list[Action]:
     return []
 
 
-def sequence_over(state: State, event: SequenceOver) -> list[Action]:
+def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
     """Its slot goes to the backlog, if the sequence has not long got another epoch."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None:
@@ -171,7 +171,7 @@ def sequence_over(state: State, event: SequenceOver) -> list[Action]:
     return end(state, sequence, "paged" if is_paged else "over", event.cause)
 
 
-def vacated(state: State, event: Vacated) -> list[Action]:
+def vacated(state: LeaderState, event: Vacated) -> list[Action]:
     """A slot is free, or its sequence is busy with it: then another one is asked."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.YIELDING or sequence.epoch != event.epoch:
@@ -183,7 +183,7 @@ def vacated(state: State, event: Vacated) -> list[Action]:
     return paging.make_room(state, sequence.version, event.cause)
 
 
-def moved_out(state: State, event: MovedOut) -> list[Action]:
+def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
     """Its slot goes to the next in line, until the sequence itself comes back; or it could not be taken."""
     if event.epoch == NO_EPOCH:
         return [] if event.is_taken else balance.dismissed(state, event.sequence, event.cause)
@@ -197,7 +197,7 @@ def moved_out(state: State, event: MovedOut) -> list[Action]:
     return end(state, sequence, "moved out", event.cause)
 
 
-def sequence_found(state: State, event: SequenceFound) -> list[Action]:
+def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
     """A slot that is taken in Redis is taken here. If it cannot be, the executor starts again with nothing."""
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
@@ -215,7 +215,7 @@ def sequence_found(state: State, event: SequenceFound) -> list[Action]:
     return []
 
 
-def serve(state: State, version: str, cause: str) -> list[Action]:
+def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Gives free slots to those whose turn it is, until there are no more of one or the other."""
     actions: list[Action] = []
     backlog = state.backlog(version)
@@ -228,7 +228,7 @@ def serve(state: State, version: str, cause: str) -> list[Action]:
     return actions
 
 
-def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
+def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
     """Takes a slot of this table for a sequence that has left the backlog."""
     move(state, sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
@@ -236,7 +236,7 @@ def place(state: State, sequence: Sequence, table: SlotTable, cause: str) -> Ass
     return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, paged=sequence.returning)
 
 
-def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
+def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Action]:
     """A sequence is not known any more; what it held goes to the next in line."""
     move(state, sequence, how, cause)
     del state.sequences[sequence.sequence]
@@ -250,7 +250,7 @@ def end(state: State, sequence: Sequence, how: str, cause: str) -> list[Action]:
 # -- executors -------------------------------------------------------------------------------------------------------
 
 
-def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
+def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
     """New slots for the backlog. Sequences stay where they are, unless their very slot has gone."""
     executor = state.executors.get(event.executor)
     if executor is None:
@@ -278,7 +278,7 @@ def executor_seen(state: State, event: ExecutorSeen) -> list[Action]:
     return actions + serve_all(state, event.versions, event.cause)
 
 
-def executor_lost(state: State, event: ExecutorLost) -> list[Action]:
+def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
     """Its slots are gone, and its sequences are to be moved."""
     executor = state.executors.get(event.executor)
     if executor is None:
@@ -290,7 +290,7 @@ def executor_lost(state: State, event: ExecutorLost) -> list[Action]:
     return take_all(state, executor, event.cause)
 
 
-def take_all(state: State, executor: Executor, cause: str) -> list[Action]:
+def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
     """Takes every sequence from an executor; its slots are as if it had just come (or none, when it is lost)."""
     held = state.held_by(executor.executor)
     furnish(state, executor)
@@ -298,7 +298,7 @@ def take_all(state: State, executor: Executor, cause: str) -> list[Action]:
     return [Reclaim(executor.executor, cause), *serve_all(state, executor.versions, cause)]
 
 
-def reclaimed(state: State, event: Reclaimed) -> list[Action]:
+def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
     """A lost executor has nothing of this model any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.LOST:
@@ -307,7 +307,7 @@ def reclaimed(state: State, event: Reclaimed) -> list[Action]:
     return []
 
 
-def forgotten(state: State, event: Forgotten) -> list[Action]:
+def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
     """Nothing is left of an executor."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.EMPTY:
@@ -316,7 +316,7 @@ def forgotten(state: State, event: Forgotten) -> list[Action]:
     return []
 
 
-def furnish(state: State, executor: Executor) -> None:
+def furnish(state: LeaderState, executor: Executor) -> None:
     """Puts empty slot tables of the executor's versions in the place of those it had."""
     for table in state.tables(executor.executor):
         state.ring(table.served.version).drop(executor.executor)
@@ -325,26 +325,26 @@ def furnish(state: State, executor: Executor) -> None:
             state.ring(served.version).put(SlotTable(executor.executor, served))
 
 
-def keeps_its_slot(state: State, sequence: Sequence) -> bool:
+def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:
     """Takes a sequence's slot again, in tables that were made anew; False when there is no such slot now."""
     assert sequence.place is not None
     table = state.ring(sequence.version).tables.get(sequence.place.executor)
     return table is not None and table.take_at(sequence.place, sequence.sequence)
 
 
-def drop(state: State, held: list[Sequence], cause: str) -> None:
+def drop(state: LeaderState, held: list[Sequence], cause: str) -> None:
     """Lets go of sequences whose slots have gone; they come back through the starts stream."""
     for sequence in held:
         move(state, sequence, "taken", cause)
         del state.sequences[sequence.sequence]
 
 
-def serve_all(state: State, versions: tuple[ServedVersion, ...], cause: str) -> list[Action]:
+def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: str) -> list[Action]:
     """`serve` for each of the versions."""
     return [action for served in versions for action in serve(state, served.version, cause)]
 
 
-def move_executor(state: State, executor: Executor, how: str, cause: str) -> None:
+def move_executor(state: LeaderState, executor: Executor, how: str, cause: str) -> None:
     """Changes an executor's phase by the table of legal moves."""
     after = state.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
     executor.phase = ExecutorPhase(after)
@@ -353,7 +353,7 @@ def move_executor(state: State, executor: Executor, how: str, cause: str) -> Non
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-def tick(state: State, event: Tick) -> list[Action]:
+def tick(state: LeaderState, event: Tick) -> list[Action]:
     """Refuses those who have waited too long, looks for idle sequences and idle slots, forgets executors that are long
     gone."""
     is_look_due = event.now_ms >= state.look_ms or event.now_ms < state.now_ms
@@ -367,7 +367,7 @@ def tick(state: State, event: Tick) -> list[Action]:
     return actions + [forget(executor, state.now_ms, event.cause) for executor in forgettable(state)]
 
 
-def looked(state: State, event: Looked) -> list[Action]:
+def looked(state: LeaderState, event: Looked) -> list[Action]:
     """Nothing is due before the earliest deadline that there was; nor can a sequence whose step ends after that look be
     due before its idle time is over."""
     tables = [table for ring in state.rings.values() for table in ring.tables.values()]
@@ -378,7 +378,7 @@ def looked(state: State, event: Looked) -> list[Action]:
     return []
 
 
-def is_due(state: State, now_ms: int) -> bool:
+def is_due(state: LeaderState, now_ms: int) -> bool:
     """Whether a tick at that time may lead to anything, if nothing has been heard since the last one: then somebody
     waits, or something's time has come."""
     return (
@@ -392,7 +392,7 @@ def is_due(state: State, now_ms: int) -> bool:
     )
 
 
-def versions_withdrawn(state: State, event: VersionsWithdrawn) -> list[Action]:
+def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Action]:
     """Refuses those who wait for what was unloaded, whether they ever had a slot or not."""
     actions: list[Action] = []
     for version in event.versions:
@@ -402,7 +402,7 @@ def versions_withdrawn(state: State, event: VersionsWithdrawn) -> list[Action]:
     return actions
 
 
-def reject(state: State, sequence: SequenceId, message: str, cause: str) -> Reject:
+def reject(state: LeaderState, sequence: SequenceId, message: str, cause: str) -> Reject:
     """Ends a waiting sequence."""
     known = state.sequences[sequence]
     assert known.entry is not None
@@ -410,7 +410,7 @@ def reject(state: State, sequence: SequenceId, message: str, cause: str) -> Reje
     return Reject(sequence, known.entry, known.version, message, cause)
 
 
-def forgettable(state: State) -> list[Executor]:
+def forgettable(state: LeaderState) -> list[Executor]:
     """Executors that have been empty for so long that every leader has seen them die; by id."""
     return [
         executor
@@ -426,11 +426,11 @@ def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
     return Forget(executor.executor, cause)
 
 
-def drain_all(state: State) -> list[Action]:
+def drain_all(state: LeaderState) -> list[Action]:
     """After rebuilding: moves on what a predecessor reclaimed from living executors and had no time to drain."""
     return [Drain(executor) for executor in serving(state)]
 
 
-def serving(state: State) -> list[ExecutorId]:
+def serving(state: LeaderState) -> list[ExecutorId]:
     """Executors whose slots are in use, by id."""
     return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.SERVING)

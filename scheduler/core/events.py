@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.core.backlog import Entry
-from scheduler.core.slots import Place, ServedVersion
+from scheduler.core.slots import OfferedVersion, SlotAddress
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
@@ -17,7 +17,7 @@ class ExecutorSeen:
     """An executor lives and offers these versions of the model; said again when they change."""
 
     executor: ExecutorId
-    versions: tuple[ServedVersion, ...]
+    versions: tuple[OfferedVersion, ...]
     cause: str = ""
 
 
@@ -34,7 +34,7 @@ class SequenceFound:
     """While rebuilding: Redis says that a sequence holds this slot."""
 
     sequence: SequenceId
-    place: Place
+    place: SlotAddress
     epoch: Epoch
     cause: str = ""
 
@@ -171,7 +171,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ClockRead:
     """What time it is by the clock of Redis, for the events that follow."""
 
     now_ms: int
@@ -202,6 +202,6 @@ Event = (
     | Forgotten
     | VersionsWithdrawn
     | Looked
-    | Clock
+    | ClockRead
     | Tick
 )

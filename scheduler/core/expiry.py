@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from scheduler.core.backlog import Entry
-from scheduler.core.state import SequencePhase, State
+from scheduler.core.state import LeaderState, SequencePhase
 from shared.contract.ids import SequenceId
 
 TIMEOUT_MESSAGE = "timeout of the corresponding sequence has been expired"
@@ -23,7 +23,7 @@ def deadline_ms(entry: Entry, timeout_us: int) -> int:
     return entry.ms + (timeout_us + 999) // 1000
 
 
-def watch(state: State, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
+def watch(state: LeaderState, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
     """Remembers by when a waiting sequence must have its slot. Said again for it, the earliest time counts."""
     if len(state.timeouts) > 2 * len(state.sequences) + COMPACT_SLACK:
         state.timeouts = [due for due in state.timeouts if is_waiting(state, due[2], due[1])]
@@ -31,7 +31,7 @@ def watch(state: State, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
     heappush(state.timeouts, (by_ms, entry, sequence))
 
 
-def overdue(state: State) -> list[SequenceId]:
+def overdue(state: LeaderState) -> list[SequenceId]:
     """Those whose time in the backlog is up at `state.now_ms`, earliest deadline first; they are watched no longer."""
     due: dict[SequenceId, None] = {}
     while state.timeouts and state.timeouts[0][0] <= state.now_ms:
@@ -41,7 +41,7 @@ def overdue(state: State) -> list[SequenceId]:
     return list(due)
 
 
-def is_waiting(state: State, sequence: SequenceId, entry: Entry) -> bool:
+def is_waiting(state: LeaderState, sequence: SequenceId, entry: Entry) -> bool:
     """Whether the sequence still waits in that very place. One that has begun to run is never timed out."""
     known = state.sequences.get(sequence)
     return known is not None and known.entry == entry and known.phase is SequencePhase.WAITING

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.core.slots import Place, SlotTable
-from scheduler.core.state import CONFIRMED, IN_LINE, ExecutorPhase, SequencePhase, State
+from scheduler.core.slots import SlotAddress, SlotTable
+from scheduler.core.state import CONFIRMED, IN_LINE, ExecutorPhase, LeaderState, SequencePhase
 from shared.contract.ids import SequenceId
 
 
@@ -11,7 +11,7 @@ class BrokenInvariantError(AssertionError):
     """The state contradicts itself."""
 
 
-def check(state: State) -> None:
+def check(state: LeaderState) -> None:
     """Raises BrokenInvariantError with the first contradiction found."""
     check_slots(state)
     check_sequences(state)
@@ -26,9 +26,9 @@ def demand(claim: object, complaint: str) -> None:
         raise BrokenInvariantError(complaint)
 
 
-def check_slots(state: State) -> None:
+def check_slots(state: LeaderState) -> None:
     """A slot is free or taken, never both; a taken one belongs to exactly one known sequence, which knows it."""
-    holders: dict[SequenceId, Place] = {}
+    holders: dict[SequenceId, SlotAddress] = {}
     for version, ring in state.rings.items():
         for executor, table in ring.tables.items():
             demand((executor, version) == (table.executor, table.served.version), f"{executor}: table of another")
@@ -49,7 +49,7 @@ def check_table(table: SlotTable) -> None:
     demand(table.load == taken, f"{table.executor}: load {table.load}, but {taken} slots are taken")
 
 
-def check_sequences(state: State) -> None:
+def check_sequences(state: LeaderState) -> None:
     """A sequence has a slot, or waits; and an epoch exactly when it is live."""
     for sequence in state.sequences.values():
         name = f"'{sequence.sequence}' ({sequence.phase})"
@@ -61,7 +61,7 @@ def check_sequences(state: State) -> None:
         demand(not in_line or sequence.entry is not None, f"{name} has no place in the starts stream")
 
 
-def check_backlogs(state: State) -> None:
+def check_backlogs(state: LeaderState) -> None:
     """Nobody waits beside a free slot, and nobody is in line who is not known."""
     for version, backlog in state.backlogs.items():
         for waiting in backlog.in_order():
@@ -69,7 +69,7 @@ def check_backlogs(state: State) -> None:
         demand(not len(backlog) or not state.ring(version).has_room(), f"version {version}: a free slot is idle")
 
 
-def check_tenants(state: State) -> None:
+def check_tenants(state: LeaderState) -> None:
     """Whoever holds a slot can be asked for it, or is being asked; and nobody else."""
     for version, tenants in state.holders.items():
         phases = [s.phase for s in state.sequences.values() if s.version == version]
@@ -80,7 +80,7 @@ def check_tenants(state: State) -> None:
         demand(asked == tenants.asked, f"version {version}: {asked} are yielding, {tenants.asked} were asked")
 
 
-def check_executors(state: State) -> None:
+def check_executors(state: LeaderState) -> None:
     """Only serving executors have slots: those that they registered."""
     for ring in state.rings.values():
         for executor in ring.tables:

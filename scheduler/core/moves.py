@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.core.state import SEQUENCE_MOVES, Sequence, SequencePhase, State
+from scheduler.core.state import SEQUENCE_MOVES, LeaderState, Sequence, SequencePhase
 
 
-def move(state: State, sequence: Sequence, how: str, cause: str) -> None:
+def move(state: LeaderState, sequence: Sequence, how: str, cause: str) -> None:
     """Changes the phase; who holds a slot, and who is being asked for it, is kept in the picture."""
     before = sequence.phase
     after = SequencePhase(state.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from scheduler.core.actions import Action, Vacate, WantSlots
 from scheduler.core.moves import move
-from scheduler.core.state import State
+from scheduler.core.state import LeaderState
 
 
-def make_room(state: State, version: str, cause: str) -> list[Action]:
+def make_room(state: LeaderState, version: str, cause: str) -> list[Action]:
     """For those who wait beside full tables: asks for as many slots, or lets commits free them."""
     backlog, tenants = state.backlog(version), state.tenants(version)
     if not len(backlog) or not is_paged(state, version):
@@ -28,7 +28,7 @@ def make_room(state: State, version: str, cause: str) -> list[Action]:
     return actions if actions or tenants.asked else want_slots(state, version, cause)
 
 
-def want_slots(state: State, version: str, cause: str) -> list[Action]:
+def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Everybody is busy: who is done with a step gives its slot up."""
     tenants, count = state.tenants(version), len(state.backlog(version))
     if 2 * tenants.wanted >= count:
@@ -42,7 +42,7 @@ def want_slots(state: State, version: str, cause: str) -> list[Action]:
     return actions
 
 
-def look_again(state: State, cause: str) -> list[Action]:
+def look_again(state: LeaderState, cause: str) -> list[Action]:
     """Time has passed: everybody may be idle by now, and what `commit` was told is about to expire."""
     actions: list[Action] = []
     for version, tenants in sorted(state.holders.items()):
@@ -56,6 +56,6 @@ def look_again(state: State, cause: str) -> list[Action]:
     return actions
 
 
-def is_paged(state: State, version: str) -> bool:
+def is_paged(state: LeaderState, version: str) -> bool:
     """Whether sequences of the version give up their slots."""
     return any(table.served.pageable for table in state.ring(version).tables.values())

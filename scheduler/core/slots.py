@@ -13,7 +13,7 @@ from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class SlotAddress:
     """One slot of the mesh."""
 
     executor: ExecutorId
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class ServedVersion:
+class OfferedVersion:
     """What an executor offers of one version: instances, each with so many slots (0 for a stateless model).
 
     closing   it gives no slot any more; sequences keep those that they have
@@ -77,7 +77,7 @@ class InstanceSlots:
 class SlotTable:
     """All slots of one version on one executor."""
 
-    def __init__(self, executor: ExecutorId, served: ServedVersion) -> None:
+    def __init__(self, executor: ExecutorId, served: OfferedVersion) -> None:
         self.executor = executor
         self.served = served
         self.instances = [InstanceSlots(served.slots) for _ in range(served.instances)]
@@ -93,7 +93,7 @@ class SlotTable:
         """No slot can be had here."""
         return self.served.closing or self.load >= self.size
 
-    def take(self, sequence: SequenceId) -> Place:
+    def take(self, sequence: SequenceId) -> SlotAddress:
         """A slot of the instance with the fewest sequences, the first of equals: instances fill evenly.
 
         source  Triton's free slots are a heap on the slot number, over all instances (triton-spec 1.3)
@@ -103,9 +103,9 @@ class SlotTable:
         index = min(range(len(self.instances)), key=lambda i: len(self.instances[i].taken))
         slot = self.instances[index].take_lowest(sequence)
         self.load += 1
-        return Place(self.executor, self.served.version, InstanceIndex(index), slot)
+        return SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot)
 
-    def take_at(self, place: Place, sequence: SequenceId) -> bool:
+    def take_at(self, place: SlotAddress, sequence: SequenceId) -> bool:
         """A certain slot, for a sequence that holds it in Redis; False when it is taken or does not exist."""
         if not 0 <= place.instance < len(self.instances):
             return False
@@ -114,15 +114,15 @@ class SlotTable:
         self.load += 1
         return True
 
-    def release(self, place: Place, sequence: SequenceId) -> None:
+    def release(self, place: SlotAddress, sequence: SequenceId) -> None:
         """Takes a slot back."""
         self.instances[place.instance].release(place.slot, sequence)
         self.load -= 1
 
-    def holders(self) -> list[tuple[Place, SequenceId]]:
+    def holders(self) -> list[tuple[SlotAddress, SequenceId]]:
         """Every taken slot, in order, with its sequence."""
         return [
-            (Place(self.executor, self.served.version, InstanceIndex(index), slot), instance.taken[slot])
+            (SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot), instance.taken[slot])
             for index, instance in enumerate(self.instances)
             for slot in sorted(instance.taken)
         ]

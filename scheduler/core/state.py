@@ -13,7 +13,7 @@ from enum import StrEnum
 from scheduler.core.backlog import Backlog, Entry
 from scheduler.core.history import History
 from scheduler.core.placement import Ring
-from scheduler.core.slots import Place, ServedVersion, SlotTable
+from scheduler.core.slots import OfferedVersion, SlotAddress, SlotTable
 from scheduler.core.tenants import Tenants
 from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
@@ -45,7 +45,7 @@ CONFIRMED = frozenset({SequencePhase.LIVE, SequencePhase.YIELDING})
 
 
 class ExecutorPhase(StrEnum):
-    """Where an executor stands. Ids are per incarnation, so there is no way back from LOST.
+    """Where an executor stands. Ids are per registration, so there is no way back from LOST.
 
     SERVING  its slots are given to sequences
     LOST     its sequences are being taken away
@@ -128,7 +128,7 @@ class Executor:
 
     executor: ExecutorId
     phase: ExecutorPhase
-    versions: tuple[ServedVersion, ...] = ()
+    versions: tuple[OfferedVersion, ...] = ()
     quiet_since_ms: int = 0
 
 
@@ -149,7 +149,7 @@ class Sequence:
     entry: Entry | None = None
     moving: bool = False
     returning: bool = False
-    place: Place | None = None
+    place: SlotAddress | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH
     times_kept: int = 0
@@ -172,7 +172,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class State:
+class LeaderState:
     """Everything the leader of one model keeps in mind.
 
     now_ms           the last that was heard
@@ -216,7 +216,7 @@ class State:
         """An executor's slot tables, by version."""
         return [ring.tables[executor] for _, ring in sorted(self.rings.items()) if executor in ring.tables]
 
-    def table_at(self, place: Place) -> SlotTable:
+    def table_at(self, place: SlotAddress) -> SlotTable:
         """The slot table that a place belongs to."""
         return self.rings[place.version].tables[place.executor]
 
@@ -226,18 +226,18 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class StateView:
     """What can be seen of a state from outside, comparable: live sequences, those in line, and executors by phase."""
 
-    live: tuple[tuple[SequenceId, Place, Epoch], ...]
+    live: tuple[tuple[SequenceId, SlotAddress, Epoch], ...]
     waiting: tuple[tuple[str, SequenceId, bool], ...]
     executors: tuple[tuple[ExecutorId, ExecutorPhase], ...]
 
 
-def picture(state: State) -> Picture:
+def view(state: LeaderState) -> StateView:
     """The state as a value."""
     placed = [(s.sequence, s.place, s.epoch) for s in state.sequences.values()]
-    return Picture(
+    return StateView(
         live=tuple(sorted((sequence, place, epoch) for sequence, place, epoch in placed if place is not None)),
         waiting=tuple(
             (version, waiting.sequence, state.sequences[waiting.sequence].moving)

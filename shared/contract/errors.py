@@ -82,26 +82,26 @@ class Retry(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReasonMeaning:
     """What a reason means to the caller."""
 
     code: Code
     retry: Retry
 
 
-OUTCOMES: dict[Reason, Outcome] = {
-    Reason.NEVER_SEEN: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.ENDED: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.EXPIRED: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.FAILED: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.LOST: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.CANCELLED: Outcome(Code.INVALID_ARG, Retry.START),
-    Reason.LATE: Outcome(Code.INVALID_ARG, Retry.NO),
-    Reason.WRONG_STEP: Outcome(Code.INVALID_ARG, Retry.NO),
-    Reason.EXISTS: Outcome(Code.ALREADY_EXISTS, Retry.NO),
-    Reason.ANSWERED: Outcome(Code.ALREADY_EXISTS, Retry.NO),
-    Reason.BUSY: Outcome(Code.RESOURCE_EXHAUSTED, Retry.SAME),
-    Reason.BACKLOG_FULL: Outcome(Code.UNAVAILABLE, Retry.SAME),
+OUTCOMES: dict[Reason, ReasonMeaning] = {
+    Reason.NEVER_SEEN: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.ENDED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.EXPIRED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.FAILED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.LOST: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.CANCELLED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
+    Reason.LATE: ReasonMeaning(Code.INVALID_ARG, Retry.NO),
+    Reason.WRONG_STEP: ReasonMeaning(Code.INVALID_ARG, Retry.NO),
+    Reason.EXISTS: ReasonMeaning(Code.ALREADY_EXISTS, Retry.NO),
+    Reason.ANSWERED: ReasonMeaning(Code.ALREADY_EXISTS, Retry.NO),
+    Reason.BUSY: ReasonMeaning(Code.RESOURCE_EXHAUSTED, Retry.SAME),
+    Reason.BACKLOG_FULL: ReasonMeaning(Code.UNAVAILABLE, Retry.SAME),
 }
 """The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have the
 code of what happened to the very step instead: one that was cancelled before it ran (`cancelled`, CANCELLED), and one

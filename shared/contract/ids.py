@@ -15,7 +15,7 @@ type_tag = {int: "i", str: "s"}
 ShardId = NewType("ShardId", int)
 """0 .. shards-1; the hash tag of every key of its sequences."""
 ExecutorId = NewType("ExecutorId", str)
-"""One incarnation of an executor process: `<name>-<nonce>`. Never used twice."""
+"""One registration of an executor process: `<name>-<nonce>`. Never used twice."""
 GatewayId = NewType("GatewayId", str)
 SchedulerId = NewType("SchedulerId", str)
 SequenceId = NewType("SequenceId", str)

@@ -14,7 +14,7 @@ KNOWN_MAX = 512
 
 
 @dataclass(slots=True)
-class Told:
+class RepeatedLine:
     """One thing that was said. held: how often it has come since."""
 
     seen_s: float
@@ -28,14 +28,14 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[Hashable, Told] = {}
+        self._told: dict[Hashable, RepeatedLine] = {}
 
     def held_back(self, what: Hashable) -> int | None:
         """How often it has been held back since it was last said; None: this time too."""
         now_s = self._clock()
         told = self._told.pop(what, None)
         if told is None or now_s - told.seen_s > LONGEST_INTERVAL_S:
-            self._told[what] = Told(now_s, now_s + FIRST_INTERVAL_S)
+            self._told[what] = RepeatedLine(now_s, now_s + FIRST_INTERVAL_S)
             if len(self._told) > KNOWN_MAX:
                 del self._told[next(iter(self._told))]
             return told.held if told else 0

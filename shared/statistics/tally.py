@@ -46,7 +46,7 @@ FIRST_RESPONSE = "first_response:"
 COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
-class Reason(StrEnum):
+class FailureReason(StrEnum):
     """Why a request failed (triton-spec 7): refused for its age or a full queue; its caller has gone; the model failed;
     anything else."""
 
@@ -56,7 +56,7 @@ class Reason(StrEnum):
     OTHER = "OTHER"
 
 
-class Load(msgspec.Struct, frozen=True):
+class ModelLoad(msgspec.Struct, frozen=True):
     """What counts are kept of: one load of a model version.
 
     generation  which load it is, the same on every executor; counts begin at 0 with each (`ModelRecord.generation`)
@@ -102,7 +102,7 @@ def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dic
     return counts
 
 
-def failure(reason: Reason, *, total_ns: int) -> dict[str, int]:
+def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
     """One request that was accepted and got an error."""
     return {"fail_count": 1, "fail_ns": total_ns, f"fail_{reason}": 1}
 
@@ -212,7 +212,7 @@ def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequen
         execution_count=sum(counts[f"batch:{size}:count"] for size in sizes),
         durations={name: _duration(name, counts) for name in DURATIONS},
         batches=[_batch(size, counts) for size in sizes],
-        failures={reason.value: counts.get(f"fail_{reason}", 0) for reason in Reason},
+        failures={reason.value: counts.get(f"fail_{reason}", 0) for reason in FailureReason},
         counts=counts,
         memory_usage=memory_usage,
     )

@@ -43,7 +43,7 @@ from shared.process import logs
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import value_of
-from shared.store.redis_url import Endpoint, Way, parse_redis_url, url_without_password
+from shared.store.redis_url import RedisEndpoint, Way, parse_redis_url, url_without_password
 from shared.store.release import RELEASE
 from shared.store.sentinels import Sentinels
 from shared.store.server_run import ServerRun
@@ -250,7 +250,7 @@ def connect(
     return MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options))
 
 
-def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
+def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
     """What all our connections are made with.
 
     A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
@@ -268,7 +268,7 @@ def _socket_options(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def _sentinel_connection(endpoint: Endpoint) -> Any:
+def _sentinel_connection(endpoint: RedisEndpoint) -> Any:
     connection = CONNECTIONS[endpoint.way](**_socket_options(endpoint), retry=Retry(NoBackoff(), 0))
     connection.reply_timeout_s = CONNECT_TIMEOUT_S
     return connection

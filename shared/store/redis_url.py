@@ -50,7 +50,7 @@ class RedisUrlError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class RedisEndpoint:
     """How a server is spoken to. options: arguments of redis-py's connections, as far as they come from the URL."""
 
     way: Way
@@ -66,8 +66,8 @@ class RedisAddress:
     service    the name under which Sentinels know the server
     """
 
-    server: Endpoint
-    sentinels: tuple[Endpoint, ...] = ()
+    server: RedisEndpoint
+    sentinels: tuple[RedisEndpoint, ...] = ()
     service: str = ""
 
 
@@ -167,13 +167,13 @@ def _options(query: str) -> dict[str, str]:
     return options
 
 
-def _endpoint(way: Way, given: Mapping[str, str], where: Mapping[str, Any], prefix: str = "") -> Endpoint:
+def _endpoint(way: Way, given: Mapping[str, str], where: Mapping[str, Any], prefix: str = "") -> RedisEndpoint:
     """Options as what they mean. prefix: of the options' names, for messages."""
     for name in given:
         if name == "tls" or (name.startswith("ssl_") and way != "tls"):
             remedy = "sentinel_tls=yes" if prefix else "rediss:// or rediss+sentinel://"
             raise RedisUrlError(f"the option {prefix}{name} is for connections with TLS: {remedy}")
-    return Endpoint(way, {**where, **{name: OPTIONS[name](prefix + name, value) for name, value in given.items()}})
+    return RedisEndpoint(way, {**where, **{name: OPTIONS[name](prefix + name, value) for name, value in given.items()}})
 
 
 def _text(name: str, value: str) -> str:

@@ -32,7 +32,7 @@ from shared.contract.ids import (
 )
 from shared.contract.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.messages import ReplyMessage, StepFlag, encode
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
@@ -167,7 +167,7 @@ class CancelCode(IntEnum):
     REMOVED = 2
 
 
-class Outcome(IntEnum):
+class StepOutcome(IntEnum):
     """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state.
     CANCELLED: it was not run, because its caller has gone; the steps behind it are void. GIVEN_UP: so too, because too
     many executors were lost that were to run it. LOST: so too, because the sequence's state could not be kept."""
@@ -212,7 +212,7 @@ class StepCommit(msgspec.Struct, frozen=True):
     epoch: Epoch
     step: StepNumber
     flags: StepFlag
-    outcome: Outcome
+    outcome: StepOutcome
     gateway: str
     token: str
     reply: bytes
@@ -476,7 +476,7 @@ class Scripts:
         model: str,
         idle_ms: int,
         tombstone_ms: int,
-        load: Load | None = None,
+        load: ModelLoad | None = None,
         kept: KeptReplies | None = None,
         mark: str = "",
     ) -> Call[list[CommitCode]]:
@@ -487,7 +487,7 @@ class Scripts:
         mark  what the states of sequences that begin depend on (`executor.models.fingerprints`), "" if nobody asks
         """
         assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
-        counted = load or Load(model, "", "")
+        counted = load or ModelLoad(model, "", "")
         keys = [
             self._keys.inbox(shard, executor),
             self._keys.owned(shard, executor, model),
@@ -707,7 +707,7 @@ class Scripts:
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
 
     def total(
-        self, loads: Sequence[Load], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True
+        self, loads: Sequence[ModelLoad], *, shard: ShardId, at_most: int = TOTAL_MAX, read: bool = True
     ) -> Call[Totals]:
         """Adds up what was counted in one shard, and reads the sums. Safe to repeat.
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shared.contract.ids import ShardId
-from shared.statistics.tally import Load, added
+from shared.statistics.tally import ModelLoad, added
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import TOTAL_MAX, Call, Scripts, Totals
 
@@ -28,11 +28,11 @@ class Tallies:
         self._scripts = scripts
         self._keys = keys
 
-    async def add_up(self, loads: Sequence[Load]) -> None:
+    async def add_up(self, loads: Sequence[ModelLoad]) -> None:
         """Adds everything up, and renews the counts' TTL. Raises as `read`."""
         await self._total(loads, read=False)
 
-    async def read(self, loads: Sequence[Load]) -> dict[Load, dict[str, int]]:
+    async def read(self, loads: Sequence[ModelLoad]) -> dict[ModelLoad, dict[str, int]]:
         """The sums over all shards, with everything that is counted now.
 
         Raises redis.ConnectionError when the connection is lost; then some of it is added up, and nothing is lost.
@@ -40,12 +40,12 @@ class Tallies:
         sums = await self._total(loads, read=True)
         return {load: added(sums[load]) for load in loads}
 
-    async def _total(self, loads: Sequence[Load], *, read: bool) -> dict[Load, list[dict[str, int]]]:
-        sums: dict[Load, list[dict[str, int]]] = defaultdict(list)
+    async def _total(self, loads: Sequence[ModelLoad], *, read: bool) -> dict[ModelLoad, list[dict[str, int]]]:
+        sums: dict[ModelLoad, list[dict[str, int]]] = defaultdict(list)
         remaining = self._parts(loads)
         for _ in range(ROUNDS_MAX):
             outcomes = await self._scripts.run_all([self._call(part, read=read) for part in remaining])
-            again: list[tuple[ShardId, Sequence[Load]]] = []
+            again: list[tuple[ShardId, Sequence[ModelLoad]]] = []
             for part, outcome in zip(remaining, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -59,13 +59,13 @@ class Tallies:
                 break
         return sums
 
-    def _parts(self, loads: Sequence[Load]) -> list[tuple[ShardId, Sequence[Load]]]:
+    def _parts(self, loads: Sequence[ModelLoad]) -> list[tuple[ShardId, Sequence[ModelLoad]]]:
         return [
             (shard, loads[first : first + LOADS_PER_CALL])
             for shard in self._keys.shard_ids()
             for first in range(0, len(loads), LOADS_PER_CALL)
         ]
 
-    def _call(self, part: tuple[ShardId, Sequence[Load]], *, read: bool) -> Call[Totals]:
+    def _call(self, part: tuple[ShardId, Sequence[ModelLoad]], *, read: bool) -> Call[Totals]:
         shard, loads = part
         return self._scripts.total(loads, shard=shard, read=read)

@@ -15,7 +15,7 @@ import msgspec
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
 from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of
 from shared.store.scripts import Call
@@ -185,7 +185,7 @@ class WorkScripts:
 
     def pull(
         self,
-        load: Load,
+        load: ModelLoad,
         executor: ExecutorId,
         tag: str,
         *,
@@ -215,17 +215,17 @@ class WorkScripts:
         return Call("work_pull", [*self._queue(load), self._tally(load)], args, _read_pulled)
 
     def take(
-        self, load: Load, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
+        self, load: ModelLoad, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
     ) -> Call[tuple[tuple[RequestId, bytes], ...]]:
         """Takes exactly these requests; empty when one of them is not in the queue any more: look again."""
         return Call("work_take", self._queue(load), [executor, tag, *ids], _read_taken)
 
-    def read(self, load: Load, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
+    def read(self, load: ModelLoad, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
         """Messages of waiting requests; those that are gone are left out."""
         return Call("work_read", self._queue(load), list(ids), _read_messages)
 
     def finish(
-        self, load: Load, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
+        self, load: ModelLoad, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
     ) -> Call[Finished]:
         """Answers requests; one that this executor does not hold (any more) is left alone, and nothing is sent.
 
@@ -238,7 +238,7 @@ class WorkScripts:
         cache = self._keys.cache(self._keys.home_shard(load.model))
         return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
 
-    def requeue(self, load: Load, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
+    def requeue(self, load: ModelLoad, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
         """Puts all that an executor holds back at its old places; returns how many requests that were.
 
         given_up  of a dead executor: encoded reply of requests that have lost `LOST_EXECUTORS_MAX` executors
@@ -246,27 +246,27 @@ class WorkScripts:
         args: list[Any] = [executor, LOST_EXECUTORS_MAX if given_up else 0, self._replies(load), given_up]
         return Call("work_requeue", [*self._queue(load), self._tally(load)], args, int)
 
-    def withdraw(self, load: Load, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
+    def withdraw(self, load: ModelLoad, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
         """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""
         args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
         return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
 
-    def refuse(self, load: Load, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
+    def refuse(self, load: ModelLoad, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
         """Answers what waits for a version that nobody serves any more; call again until it returns 0."""
         args = [self._replies(load), reply, at_most]
         return Call("work_refuse", [*self._queue(load), self._tally(load)], args, int)
 
-    def wake(self, load: Load) -> Call[int]:
+    def wake(self, load: ModelLoad) -> Call[int]:
         """Passes a wake-up on to another idle executor."""
         return Call("work_wake", self._queue(load), [], int)
 
-    def _queue(self, load: Load) -> tuple[str, ...]:
+    def _queue(self, load: ModelLoad) -> tuple[str, ...]:
         return self._keys.work_queue(load.model, load.version)
 
-    def _tally(self, load: Load) -> str:
+    def _tally(self, load: ModelLoad) -> str:
         return self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
 
-    def _replies(self, load: Load) -> str:
+    def _replies(self, load: ModelLoad) -> str:
         return self._keys.replies_prefix(self._keys.home_shard(load.model))
 
 

@@ -20,16 +20,16 @@ from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
 from benchmarks import command, dial, dial_figures, dial_positions, paging, takeover, takeover_figures
 from benchmarks.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
-from benchmarks.command import Plan, bench
+from benchmarks.command import MeasurementPlan, bench
 from benchmarks.load import Tally
 from benchmarks.plot import cpu_concurrency, draw
 from benchmarks.results import Cell, Result, comparison, markdown, middle, result_of, summary, table
-from benchmarks.servers import Executions, Mesh, mesh_of
+from benchmarks.servers import BenchmarkMesh, Executions, mesh_of
 from benchmarks.triton import TritonError, interpreter_of, wheel_at, without_states
 from benchmarks.usage import Meter, Reading, cpu_us_per_step, other_cores, redis_cost
 from benchmarks.workloads import LstmScripts, RunningSums, TensorForm
 from deploy.local.launcher import ChildState, MeshState
-from executor.models.repository import Repository
+from executor.models.repository import ModelRepository
 from executor.workers.devices import Devices
 
 service_pb2: Any = untyped_service_pb2
@@ -254,12 +254,12 @@ def test_cpu_time_is_shown_for_the_concurrency_nearest_to_the_usual(measured: se
 # -- plan and servers -------------------------------------------------------------------------------------------------
 
 
-def server(label: str) -> Mesh:
-    return Mesh(label, Addresses("127.0.0.1", 1, 2), {}, None)
+def server(label: str) -> BenchmarkMesh:
+    return BenchmarkMesh(label, Addresses("127.0.0.1", 1, 2), {}, None)
 
 
 def test_servers_alternate_cell_by_cell_and_triton_gets_only_models_of_its_backend() -> None:
-    plan = Plan(["accumulate", "lstm_512"], ["grpc"], [1, 8], 1.0, 0.1, 1)
+    plan = MeasurementPlan(["accumulate", "lstm_512"], ["grpc"], [1, 8], 1.0, 0.1, 1)
 
     cells = [(s.label, cell.model, cell.concurrency) for s, cell in plan.cells([server("seqmesh"), server("triton")])]
 
@@ -335,7 +335,7 @@ def test_every_position_of_the_dial_is_a_model_that_loads_and_is_recovered_as_it
     recovered: dict[str, tuple[bool, bool]] = {}
     for setting in dial_positions.settings():
         dial.write_model(tmp_path, setting)
-        repository = Repository([tmp_path], Devices())
+        repository = ModelRepository([tmp_path], Devices())
         config = repository.load(setting.name).record.config
         recovered[setting.name] = (config.state_in_mesh, config.replays)
         assert setting.recovers == config.recoverable
@@ -399,9 +399,9 @@ class Echo:
     async def close(self) -> None: ...
 
 
-def tracks(count: int) -> list[paging.Track]:
+def tracks(count: int) -> list[paging.PagedTrack]:
     sums = RunningSums()
-    return [paging.Track(number, sums.begin()) for number in range(1, count + 1)]
+    return [paging.PagedTrack(number, sums.begin()) for number in range(1, count + 1)]
 
 
 async def test_every_sequence_has_its_turn_before_any_has_another() -> None:
@@ -427,7 +427,7 @@ async def test_a_wrong_sum_ends_the_measurement() -> None:
 
 def test_the_model_of_virtual_slots_has_them_and_the_result_is_written(tmp_path: Path) -> None:
     paging.write_model(tmp_path)
-    config = Repository([tmp_path], Devices()).load(paging.MODEL).record.config
+    config = ModelRepository([tmp_path], Devices()).load(paging.MODEL).record.config
     assert (True, paging.SLOTS) == (config.pageable, config.slots_per_instance)
 
     part = paging.Waits("go on", 3, 30.0, 2.0, 3.0, 4.0, 2.5)

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 from benchmarks.load import Tally
-from benchmarks.soak import GROWTH_SLACK_BYTES, Memory, judge
+from benchmarks.soak import GROWTH_SLACK_BYTES, MemorySamples, judge
 
 MIB = 1 << 20
 
 
-def memory_of(*sizes_mib: float) -> Memory:
-    memory = Memory()
+def memory_of(*sizes_mib: float) -> MemorySamples:
+    memory = MemorySamples()
     for size in sizes_mib:
         memory.add({"gateway": int(size * MIB)})
     return memory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.chaos import fold
-from deploy.chaos.history import Attempt, Outcome, Told
+from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory
 from deploy.chaos.scripts import Script
 
 
@@ -29,18 +29,22 @@ def script(values: Sequence[int], **changes: Any) -> Script:
     return Script(**{**given, **changes})
 
 
-def answered(step: int, state: fold.State) -> Attempt:
+def answered(step: int, state: fold.FoldState) -> Attempt:
     """Step n is sent at n s and answered half a second later."""
-    return Attempt(step, 1, 0, float(step), step + 0.5, Outcome.ANSWERED, *state)
+    return Attempt(step, 1, 0, float(step), step + 0.5, AttemptOutcome.ANSWERED, *state)
 
 
 def refused(step: int, reason: str = "", *, last_step: int = -1, at_s: float | None = None) -> Attempt:
     """An attempt that the mesh refused, shortly after it was sent."""
     sent_s = step - 0.5 if at_s is None else at_s
-    return Attempt(step, 1, 0, sent_s, sent_s + 0.1, Outcome.REFUSED, reason=reason, last_step=last_step, text="no")
+    return Attempt(
+        step, 1, 0, sent_s, sent_s + 0.1, AttemptOutcome.REFUSED, reason=reason, last_step=last_step, text="no"
+    )
 
 
-def history(values: Sequence[int], states: Sequence[fold.State] | None = None, **changes: Any) -> Told:
+def history(values: Sequence[int], states: Sequence[fold.FoldState] | None = None, **changes: Any) -> SequenceHistory:
     """The sequence with these answers; by default the right ones."""
     given = fold.answers(values) if states is None else states
-    return Told(script(values, **changes), [answered(step, state) for step, state in enumerate(given, start=1)])
+    return SequenceHistory(
+        script(values, **changes), [answered(step, state) for step, state in enumerate(given, start=1)]
+    )

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from deploy.chaos import fold
 from deploy.chaos.checker import AFTERMATH_S, Sort, Strikes, check, longest_gap
-from deploy.chaos.history import Attempt, Outcome, Strike, Told
+from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory, Strike
 from tests.chaos.histories import answered, history, refused
 
 QUIET = Strikes([])
 VALUES = st.lists(st.integers(0, 2**40), min_size=3, max_size=14, unique=True)
 
 
-def sorts(told: Told, strikes: Strikes = QUIET) -> list[Sort]:
+def sorts(told: SequenceHistory, strikes: Strikes = QUIET) -> list[Sort]:
     return [found.sort for found in check(told, strikes)]
 
 
-def states_of(order: list[int]) -> list[fold.State]:
+def states_of(order: list[int]) -> list[fold.FoldState]:
     return fold.answers(order)
 
 
@@ -106,7 +106,7 @@ def test_after_a_stale_replica_wrong_answers_are_found_where_the_mesh_could_know
 
 def test_a_step_that_is_never_answered_is_lost() -> None:
     told = history([1, 2, 3])
-    told.attempts[2] = Attempt(3, 1, 0, 3.0, 8.0, Outcome.LATE)
+    told.attempts[2] = Attempt(3, 1, 0, 3.0, 8.0, AttemptOutcome.LATE)
 
     assert [Sort.LOST] == sorts(told)
 
@@ -122,7 +122,7 @@ def test_only_what_the_client_saw_before_it_gave_up_is_checked() -> None:
     assert [Sort.UNEXPLAINED] == sorts(told)
 
 
-BROKEN = Attempt(2, 1, 0, 1.6, 1.7, Outcome.BROKEN, text="connection lost")
+BROKEN = Attempt(2, 1, 0, 1.6, 1.7, AttemptOutcome.BROKEN, text="connection lost")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_an_answer_that_is_kept_no_longer_is_allowed_only_beyond_the_number_that
     assert [Sort.UNEXPLAINED] == sorts(near)
 
 
-def expired(*, after_s: float, last_step: int = 2) -> Told:
+def expired(*, after_s: float, last_step: int = 2) -> SequenceHistory:
     """Two steps are answered, the second after 2.5 s; the third is told that the sequence has expired."""
     told = history([1, 2], model="chaos_brief")
     told.script = msgspec.structs.replace(told.script, values=(1, 2, 3))
@@ -197,7 +197,7 @@ def test_a_sequence_may_expire_only_after_a_silence_and_with_all_its_steps() -> 
 def test_a_silence_begins_with_the_commit_and_not_with_the_stored_reply_to_a_retry() -> None:
     """The gateway froze after it had sent the step: another one tells the reply, and the limit is nearly over."""
     told = expired(after_s=5.2)
-    told.attempts[1:2] = [Attempt(2, 1, 0, 2.0, 5.0, Outcome.LATE), answered(2, fold.answers([1, 2])[1])]
+    told.attempts[1:2] = [Attempt(2, 1, 0, 2.0, 5.0, AttemptOutcome.LATE), answered(2, fold.answers([1, 2])[1])]
     told.attempts[2].sent_s, told.attempts[2].done_s = 5.05, 5.1
 
     assert [] == sorts(told)

@@ -14,13 +14,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from deploy.chaos.clients import Addresses
+from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.command import KindList, allowed, chaos
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.given_mesh import GivenMesh
 from deploy.local.embedded import free_port
 
-GATEWAYS = [Addresses("127.0.0.1:1", "127.0.0.1:2")]
+GATEWAYS = [GatewayAddresses("127.0.0.1:1", "127.0.0.1:2")]
 OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots"}
 
 

@@ -13,9 +13,9 @@ import pytest
 from deploy.chaos import load as load_module
 from deploy.chaos.checker import Sort, Strikes, check
 from deploy.chaos.clients import BrokenError, Gateway, RefusedError
-from deploy.chaos.fold import BEGINNING, State, after
-from deploy.chaos.history import Outcome, Strike, Told
-from deploy.chaos.load import SET_BACK, Clock, Load
+from deploy.chaos.fold import BEGINNING, FoldState, after
+from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
+from deploy.chaos.load import SET_BACK, ClientLoad, Clock
 from deploy.chaos.scripts import Script
 from tests.chaos.histories import script
 
@@ -29,9 +29,9 @@ class MeshInMemory:
         self.chance = chance
         self.mishaps = mishaps
         self.forgetful = forgetful
-        self.states: dict[int | str, list[State]] = {}
+        self.states: dict[int | str, list[FoldState]] = {}
 
-    def accept(self, told: Script, step: int) -> State:
+    def accept(self, told: Script, step: int) -> FoldState:
         """The step's answer. Raises when it comes too early."""
         states = self.states.setdefault(told.correlation_id, [BEGINNING])
         if step < len(states) and self.forgetful:
@@ -54,8 +54,8 @@ class SessionInMemory:
         self.mesh = mesh
         self.broken = False
 
-    def send(self, told: Script, step: int) -> asyncio.Future[State]:
-        answer: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+    def send(self, told: Script, step: int) -> asyncio.Future[FoldState]:
+        answer: asyncio.Future[FoldState] = asyncio.get_running_loop().create_future()
         self.broken = self.broken or self.mesh.mishap()
         if self.broken:
             answer.set_exception(BrokenError("before"))
@@ -89,12 +89,14 @@ class GatewayInMemory:
         return SessionInMemory(self.mesh)
 
 
-async def played(mesh: MeshInMemory, scripts: Sequence[Script], monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+async def played(
+    mesh: MeshInMemory, scripts: Sequence[Script], monkeypatch: pytest.MonkeyPatch
+) -> list[SequenceHistory]:
     """What happened to these sequences, all played at once."""
     monkeypatch.setattr(load_module, "RETRY_PAUSE_S", 0.0)
-    kept: list[Told] = []
+    kept: list[SequenceHistory] = []
     gateways = cast("list[Gateway]", [GatewayInMemory(mesh), GatewayInMemory(mesh)])
-    load = Load(gateways, Clock(), 1, lambda index: scripts[index], kept.append)
+    load = ClientLoad(gateways, Clock(), 1, lambda index: scripts[index], kept.append)
     await asyncio.gather(*(load.play(one) for one in scripts))
     assert len(scripts) == load.score.sequences
     return kept
@@ -122,8 +124,8 @@ async def test_every_step_is_answered_rightly_whatever_breaks(monkeypatch: pytes
     assert [] == [found for told in kept for found in check(told, ALL_ALONG)]
     assert [""] * 12 == [told.forsaken for told in kept]
     outcomes = {attempt.outcome for told in kept for attempt in told.attempts}
-    assert set(Outcome) == outcomes, "every kind of mishap has happened"
-    assert all(20 == len({a.step for a in told.attempts if a.outcome is Outcome.ANSWERED}) for told in kept)
+    assert set(AttemptOutcome) == outcomes, "every kind of mishap has happened"
+    assert all(20 == len({a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED}) for told in kept)
 
 
 async def test_a_mesh_that_runs_retries_again_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,7 @@ async def test_a_mesh_that_runs_retries_again_is_found_out(monkeypatch: pytest.M
 
 async def test_a_sequence_that_the_mesh_says_is_lost_is_given_up_and_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lossy(MeshInMemory):
-        def accept(self, told: Script, step: int) -> State:
+        def accept(self, told: Script, step: int) -> FoldState:
             if step == 5:
                 raise RefusedError("its executor died", "lost", 4)
             return super().accept(told, step)
@@ -150,7 +152,7 @@ async def test_a_sequence_that_the_mesh_has_set_back_is_given_up_and_allowed_onl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class SetBack(MeshInMemory):
-        def accept(self, told: Script, step: int) -> State:
+        def accept(self, told: Script, step: int) -> FoldState:
             if step == 5:
                 del self.states[told.correlation_id][3:]
             return super().accept(told, step)
@@ -165,9 +167,9 @@ async def test_a_sequence_that_the_mesh_has_set_back_is_given_up_and_allowed_onl
 
 async def test_a_run_that_ends_closes_its_sequences_with_their_next_step() -> None:
     """So no slot stays taken; what was played is a shorter sequence, and whole."""
-    kept: list[Told] = []
+    kept: list[SequenceHistory] = []
     mesh = MeshInMemory(random.Random(1), mishaps=0.0)
-    load = Load(
+    load = ClientLoad(
         cast("list[Gateway]", [GatewayInMemory(mesh)]),
         Clock(),
         1,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.chaos.command import Document, chaos
-from deploy.chaos.history import HistoryFile, Strike, Told, read_history
+from deploy.chaos.history import HistoryFile, SequenceHistory, Strike, read_history
 from deploy.chaos.plot import draw
 from deploy.chaos.report import Report, judge, markdown, merged, report_of, split
 from tests.chaos.histories import history, refused
@@ -17,13 +17,13 @@ from tests.chaos.histories import history, refused
 STRIKES = [Strike(0, "kill-executor", 2.0, 3.5, "executor-1"), Strike(1, "restart-redis", 30.0, 31.0, "redis")]
 
 
-def wrong() -> Told:
+def wrong() -> SequenceHistory:
     told = history([4, 5, 6])
     told.attempts[1].length = 7
     return told
 
 
-def reported(histories: list[Told], *, steps_wanted: int = 1, faults_wanted: int = 2) -> Report:
+def reported(histories: list[SequenceHistory], *, steps_wanted: int = 1, faults_wanted: int = 2) -> Report:
     return report_of(
         judge(histories, STRIKES),
         STRIKES,
@@ -92,7 +92,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("histories", "code"), [([history([1, 2])], 0), ([history([1]), wrong()], 1)])
-def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[Told], code: int) -> None:
+def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[SequenceHistory], code: int) -> None:
     with HistoryFile(tmp_path / "history.jsonl.gz") as file:
         for told in histories:
             file.add(told)
@@ -113,7 +113,7 @@ def test_a_directory_without_a_run_is_no_broken_promise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("histories", "strikes"), [([history([1, 2])], STRIKES), ([], [])])
 def test_the_timeline_is_drawn_also_of_a_run_without_faults_or_answers(
-    tmp_path: Path, histories: list[Told], strikes: list[Strike]
+    tmp_path: Path, histories: list[SequenceHistory], strikes: list[Strike]
 ) -> None:
     draw(reported(histories), judge(histories, strikes).timeline, strikes, tmp_path / "timeline.png")
 

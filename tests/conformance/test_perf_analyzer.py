@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.servers import Mesh, build_models, running_mesh
+from benchmarks.servers import BenchmarkMesh, build_models, running_mesh
 
 PERF_ANALYZER = os.environ.get("PERF_ANALYZER", "")
 pytestmark = [
@@ -40,7 +40,7 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkMesh]:
     repository = tmp_path_factory.mktemp("models")
     build_models(repository)
     with running_mesh(repository, executors=2) as mesh:
@@ -65,7 +65,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(RUN_TIMEOUT_S + 120)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_answer_to_perf_analyzer_is_the_running_sum(mesh: Mesh, data: Path, way: str, tmp_path: Path) -> None:
+def test_every_answer_to_perf_analyzer_is_the_running_sum(
+    mesh: BenchmarkMesh, data: Path, way: str, tmp_path: Path
+) -> None:
     profile = tmp_path / "profile.json"
     address = mesh.address.http.removeprefix("http://") if "http" in way else mesh.address.grpc
     command = [PERF_ANALYZER, "-m", "accumulate", "-u", address, *WAYS[way], f"--input-data={data}"]

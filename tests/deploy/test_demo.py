@@ -17,13 +17,13 @@ from deploy.demo.command import demo, is_gateway_of, numbered, running_mesh
 from deploy.demo.local_mesh import busiest
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.texts import SAMPLE_TEXTS, pieces_of, sample_texts
-from deploy.demo.transcript import Answer, felt, first_differences
+from deploy.demo.transcript import AnsweredPiece, felt, first_differences
 from deploy.local.launcher import ChildState, LauncherError, MeshState
 from deploy.local.private_mesh import environment_without_settings, private_mesh
 
 
-def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> Answer:
-    return Answer(text[:1].encode(), text.encode(), sent_s, sent_s + waited_s)
+def answer(text: str, *, sent_s: float = 0.0, waited_s: float = 0.01) -> AnsweredPiece:
+    return AnsweredPiece(text[:1].encode(), text.encode(), sent_s, sent_s + waited_s)
 
 
 def mesh_of(*gateway_ports: int) -> MeshState:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from deploy.operate.drain import table
-from deploy.operate.operating import Holding
+from deploy.operate.operating import ExecutorHolding
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ServedModel
 from shared.store.membership import Member
@@ -32,6 +32,6 @@ LEAVING = msgspec.structs.replace(REGISTRATION, leaving=True)
 def test_an_executor_that_was_asked_is_shown_so_until_it_has_heard(
     registration: ExecutorRegistration, drained: list[str], state: str, *, alive: bool
 ) -> None:
-    _, row, *_ = table([Holding(Member(registration, alive), {"sum": 3})], drained).splitlines()
+    _, row, *_ = table([ExecutorHolding(Member(registration, alive), {"sum": 3})], drained).splitlines()
 
     assert ["executor-1", "executor-1-ab", state, "3", "sum", "3"] == row.split()

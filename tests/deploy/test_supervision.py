@@ -17,14 +17,14 @@ from deploy.local.supervision import (
     Exited,
     Finish,
     MeshReady,
-    Report,
     Send,
     ServerReady,
     ShowLog,
     Start,
     StopRequested,
     Supervision,
-    Tick,
+    TimePassed,
+    UserNotice,
 )
 from shared.contract.errors import FAILED
 
@@ -52,11 +52,11 @@ def ready() -> Supervision:
 
 def effects(actions: list[Action]) -> list[Action]:
     """Without what is only said."""
-    return [action for action in actions if not isinstance(action, Report)]
+    return [action for action in actions if not isinstance(action, UserNotice)]
 
 
 def reports(actions: list[Action]) -> list[str]:
-    return [action.text for action in actions if isinstance(action, Report)]
+    return [action.text for action in actions if isinstance(action, UserNotice)]
 
 
 def test_the_server_starts_first_and_the_others_when_it_takes_commands() -> None:
@@ -77,10 +77,10 @@ def test_a_child_that_dies_is_reported_and_started_again_after_a_pause() -> None
 
     actions = supervision.handle(Exited("executor-1", -signal.SIGKILL), 12_300)
 
-    assert actions == [Report("executor-1 was killed by SIGKILL after 12.3 s; starting it again in 0.2 s")]
+    assert actions == [UserNotice("executor-1 was killed by SIGKILL after 12.3 s; starting it again in 0.2 s")]
     assert supervision.wake_ms() == 12_500
-    assert supervision.handle(Tick(), 12_499) == []
-    assert supervision.handle(Tick(), 12_500) == [Start("executor-1")]
+    assert supervision.handle(TimePassed(), 12_499) == []
+    assert supervision.handle(TimePassed(), 12_500) == [Start("executor-1")]
     assert supervision.wake_ms() is None
 
 
@@ -94,7 +94,7 @@ def test_pauses_double_up_to_a_bound_and_a_mesh_that_served_is_never_given_up() 
         assert wake_ms is not None
         pauses.append(wake_ms - now_ms)
         now_ms = wake_ms
-        assert supervision.handle(Tick(), now_ms) == [Start("executor-1")]
+        assert supervision.handle(TimePassed(), now_ms) == [Start("executor-1")]
 
     assert pauses[:4] == [200, 400, 800, 1600]
     assert pauses[-1] == LONGEST_PAUSE_MS
@@ -107,7 +107,7 @@ def test_of_a_child_that_fails_again_and_again_a_few_ends_are_told_and_each_time
         for time in range(1, 20):
             if reports(supervision.handle(Exited("executor-1", code), 10_000 * time)):
                 ends.append(time)
-            supervision.handle(Tick(), 10_000 * time + LONGEST_PAUSE_MS)
+            supervision.handle(TimePassed(), 10_000 * time + LONGEST_PAUSE_MS)
         return ends
 
     assert [1, 2, 3, 4, 8, 16] == told(1)
@@ -117,7 +117,7 @@ def test_of_a_child_that_fails_again_and_again_a_few_ends_are_told_and_each_time
 def test_a_child_that_ran_steadily_starts_again_with_the_shortest_pause() -> None:
     supervision = ready()
     supervision.handle(Exited("executor-1", 1), 0)
-    supervision.handle(Tick(), 200)
+    supervision.handle(TimePassed(), 200)
 
     supervision.handle(Exited("executor-1", 1), 200 + STEADY_MS)
 
@@ -139,7 +139,7 @@ def test_a_few_quick_failures_before_the_mesh_is_ready_end_the_start_with_code_1
     for _ in range(QUICK_FAILURES_MAX - 1):
         assert effects(supervision.handle(Exited("gateway-1", 1), now_ms)) == []
         now_ms = supervision.wake_ms() or 0
-        supervision.handle(Tick(), now_ms)
+        supervision.handle(TimePassed(), now_ms)
 
     actions = supervision.handle(Exited("gateway-1", 1), now_ms)
 
@@ -161,7 +161,7 @@ def test_an_executor_that_does_not_say_why_it_ends_may_give_models_up_before_it_
     for _ in range(failures - 1):
         assert effects(supervision.handle(Exited("executor-1", code), now_ms)) == []
         now_ms = supervision.wake_ms() or 0
-        supervision.handle(Tick(), now_ms)
+        supervision.handle(TimePassed(), now_ms)
 
     assert ShowLog("executor-1") in supervision.handle(Exited("executor-1", code), now_ms)
 
@@ -191,11 +191,11 @@ def test_a_process_that_does_not_stop_in_time_is_killed_and_the_stop_goes_on() -
     supervision.handle(StopRequested(), 0)
 
     assert supervision.wake_ms() == GRACE_MS
-    actions = supervision.handle(Tick(), GRACE_MS)
+    actions = supervision.handle(TimePassed(), GRACE_MS)
 
     assert reports(actions) == ["gateway-1 did not stop within 15 s; killing"]
     assert effects(actions) == [Send("gateway-1", signal.SIGKILL)]
-    assert supervision.handle(Tick(), GRACE_MS + 1) == []
+    assert supervision.handle(TimePassed(), GRACE_MS + 1) == []
     actions = supervision.handle(Exited("gateway-1", -signal.SIGKILL), GRACE_MS + 2)
     assert effects(actions) == [Send("executor-1", signal.SIGTERM)]
 
@@ -217,7 +217,7 @@ def test_a_child_that_was_waiting_for_its_restart_is_not_started_during_a_stop()
     supervision.handle(Exited("gateway-1", 1), 0)
 
     assert supervision.handle(StopRequested(), 10) == [Send("executor-1", signal.SIGTERM)]
-    assert supervision.handle(Tick(), 1000) == []
+    assert supervision.handle(TimePassed(), 1000) == []
 
 
 def test_a_stop_before_the_server_was_ready_starts_nothing_more() -> None:

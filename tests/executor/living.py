@@ -10,10 +10,10 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from executor.connections import Connections
-from executor.lease.registration import Applied, Incarnation
+from executor.connections import RedisConnections
+from executor.lease.registration import Applied, Registration
 from executor.models.loader import Loader
-from executor.models.repository import Repository
+from executor.models.repository import ModelRepository
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.ids import ExecutorId
@@ -31,14 +31,14 @@ SHARDS = 2
 class Running:
     """An executor that a test started."""
 
-    incarnation: Incarnation
+    registration: Registration
     task: asyncio.Task[None]
-    repository: Repository
+    repository: ModelRepository
     changed: asyncio.Event
 
     @property
     def executor(self) -> ExecutorId:
-        return self.incarnation.executor
+        return self.registration.executor
 
 
 @asynccontextmanager
@@ -54,10 +54,10 @@ async def scripted(redis: Redis, key_prefix: str, model: str) -> AsyncGenerator[
 
 @asynccontextmanager
 async def loading(
-    redis_url: str, key_prefix: str, repository: Repository, name: str = "a", stop: Stop | None = None
+    redis_url: str, key_prefix: str, repository: ModelRepository, name: str = "a", stop: Stop | None = None
 ) -> AsyncGenerator[Loader]:
     """What loads the models of an executor of that name."""
-    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
+    connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
     yield Loader(repository, connections, name, stop or Stop())
     await connections.close()
 
@@ -70,18 +70,18 @@ async def living(redis_url: str, key_prefix: str, models: Path, model: str, name
     asking = connect(redis_url)
     bytes_max = await value_bytes_max(asking)
     await asking.aclose()
-    connections = Connections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
-    repository = Repository(settings.models, Devices(), state_bytes_max=bytes_max)
+    connections = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), keys, bytes_max)
+    repository = ModelRepository(settings.models, Devices(), state_bytes_max=bytes_max)
     repository.load(model)
     changed = asyncio.Event()
-    incarnation = Incarnation(settings, connections, repository, Tracing(), Applied(), changed)
-    running = asyncio.create_task(incarnation.run())
+    registration = Registration(settings, connections, repository, Tracing(), Applied(), changed)
+    running = asyncio.create_task(registration.run())
     try:
-        started = asyncio.create_task(incarnation.registered.wait())
+        started = asyncio.create_task(registration.registered.wait())
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             await running
-        yield Running(incarnation, running, repository, changed)
+        yield Running(registration, running, repository, changed)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.models.loader import Loader
-from executor.models.repository import Repository
+from executor.models.repository import ModelRepository
 from executor.service import load_models
 from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
@@ -20,25 +20,27 @@ from tests.mesh.model_repository import SAMPLES
 
 
 @pytest.fixture
-async def repository(tmp_path: Path) -> AsyncIterator[Repository]:
+async def repository(tmp_path: Path) -> AsyncIterator[ModelRepository]:
     """One good model and one broken one."""
     for name in ("good", "broken"):
         shutil.copytree(SAMPLES / "add_sub", tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         config = tmp_path / name / "config.pbtxt"
         config.write_text(config.read_text().replace('name: "add_sub"', ""))
     (tmp_path / "broken" / "1" / "model.py").write_text("raise ValueError('it is broken')")
-    repository = Repository((tmp_path,), Devices())
+    repository = ModelRepository((tmp_path,), Devices())
     yield repository
     await repository.close()
 
 
 @pytest.fixture
-async def loader(repository: Repository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
+async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
     async with loading(redis_url, key_prefix, repository) as loader:
         yield loader
 
 
-async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repository: Repository, loader: Loader) -> None:
+async def test_a_broken_model_stands_in_the_index_and_the_others_serve(
+    repository: ModelRepository, loader: Loader
+) -> None:
     await load_models(repository, loader, ExecutorSettings(models=tuple(repository.folders)))
 
     assert ["good"] == list(repository.loaded)
@@ -48,7 +50,7 @@ async def test_a_broken_model_stands_in_the_index_and_the_others_serve(repositor
 
 
 async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
-    repository: Repository, loader: Loader
+    repository: ModelRepository, loader: Loader
 ) -> None:
     settings = ExecutorSettings(models=tuple(repository.folders))
     with pytest.raises(MeshError, match=r"failed to load all models: broken: .*it is broken"):
@@ -61,7 +63,7 @@ async def test_exit_on_error_ends_the_start_and_so_does_having_no_model_at_all(
 
 
 async def test_explicit_mode_loads_what_was_named_unless_the_mesh_has_had_another_word(
-    repository: Repository, loader: Loader
+    repository: ModelRepository, loader: Loader
 ) -> None:
     settings = ExecutorSettings(models=tuple(repository.folders), model_control_mode="explicit", load_model=("good",))
     await load_models(repository, loader, settings, but={"good"})

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.service import Addresses, serve
+from gateway.service import ListeningPorts, serve
 from gateway.settings import GatewaySettings
 from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.messages import (
@@ -40,10 +40,10 @@ from shared.contract.model_config import (
 )
 from shared.contract.tensors import Tensor, from_numpy, to_numpy
 from shared.process.lifecycle import Stop, Tasks
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import Assignment, Outcome, Scripts, StepCommit
+from shared.store.scripts import Assignment, Scripts, StepCommit, StepOutcome
 from shared.store.work_scripts import Take, Taken, WorkDone, WorkScripts
 
 IDLE_MS = 30_000
@@ -218,13 +218,13 @@ class FakeExecutor:
         if step.flags & StepFlag.START:
             self.cancelled.discard(step.sequence)
         if cancelled or step.sequence in self.cancelled:
-            outcome = Outcome.CANCELLED if cancelled else Outcome.VOID
+            outcome = StepOutcome.CANCELLED if cancelled else StepOutcome.VOID
             self.cancelled.add(step.sequence)
             reply = ReplyMessage("1", error_code="CANCELLED")
         else:
             self.received.append(message)
             reply = self.answer(message, step)
-            outcome = Outcome.FAILED if reply.error_code else Outcome.DONE
+            outcome = StepOutcome.FAILED if reply.error_code else StepOutcome.DONE
         commit = StepCommit(
             step.sequence,
             step.epoch,
@@ -257,7 +257,7 @@ class FakeExecutor:
         return ReplyMessage("1", (Tensor("OUTPUT", "INT32", message.inputs[0].shape, total),), step=step.step)
 
     async def _work(self, model: ModelConfig) -> int:
-        load, work = Load(model.name, "1", "0"), WorkScripts(self.keys)
+        load, work = ModelLoad(model.name, "1", "0"), WorkScripts(self.keys)
         self.takes += 1
         pull = work.pull(
             load,
@@ -293,7 +293,7 @@ class FakeExecutor:
 class RunningGateway:
     """A gateway in this loop. `stop` ends it and waits."""
 
-    addresses: Addresses
+    addresses: ListeningPorts
     stop: Callable[[], Coroutine[Any, Any, None]]
     url: str
 
@@ -302,7 +302,7 @@ class RunningGateway:
 async def gateway_running(settings: GatewaySettings, *, grace_s: float = 5.0) -> AsyncGenerator[RunningGateway]:
     """Starts a gateway on free ports."""
     stop = Stop()
-    ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
+    ready: asyncio.Future[ListeningPorts] = asyncio.get_running_loop().create_future()
 
     async def life() -> None:
         async with asyncio.TaskGroup() as group:

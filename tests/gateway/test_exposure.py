@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from deploy import cli
 from gateway.exposure import Exposure
 from gateway.grpc.pb import pb, pb_grpc
-from gateway.models.repository import Repository
+from gateway.models.repository import RepositoryControl
 from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, RequestError
 from shared.contract.ids import ExecutorId
@@ -97,14 +97,14 @@ async def test_beyond_loopback_both_protocols_refuse_code_and_take_it_with_the_k
 ) -> None:
     loads: list[str] = []
 
-    async def explicit(_self: Repository) -> None: ...
+    async def explicit(_self: RepositoryControl) -> None: ...
 
-    async def told(_self: Repository, word: Any) -> None:
+    async def told(_self: RepositoryControl, word: Any) -> None:
         loads.append(word.model)
         raise RequestError("it was told to the executors", Code.INTERNAL)
 
-    monkeypatch.setattr(Repository, "_check_mode", explicit)
-    monkeypatch.setattr(Repository, "_carry_out", told)
+    monkeypatch.setattr(RepositoryControl, "_check_mode", explicit)
+    monkeypatch.setattr(RepositoryControl, "_carry_out", told)
     public = dataclasses.replace(gateway_settings, host="0.0.0.0")
     brings: list[dict[str, Any]] = [{"config": "{}"}, {"config": "{}", "files": {"file:1/model.py": b"x"}}]
     for settings, headers, expected in (
@@ -136,9 +136,9 @@ async def test_beyond_loopback_both_protocols_refuse_code_and_take_it_with_the_k
 async def test_what_is_not_allowed_is_said_with_the_protocols_own_status(
     gateway_settings: GatewaySettings, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def explicit(_self: Repository) -> None: ...
+    async def explicit(_self: RepositoryControl) -> None: ...
 
-    monkeypatch.setattr(Repository, "_check_mode", explicit)
+    monkeypatch.setattr(RepositoryControl, "_check_mode", explicit)
     public = dataclasses.replace(gateway_settings, host="0.0.0.0")
     async with (
         gateway_running(public) as gateway,

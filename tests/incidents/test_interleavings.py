@@ -12,12 +12,12 @@ from redis.asyncio import Redis
 
 import scheduler.effects
 from scheduler.core.actions import Reclaim
-from scheduler.effects import Performer
+from scheduler.effects import EffectPerformer
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.scripts import Assignment, Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode
+from shared.store.scripts import Assignment, Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 from tests.scripted_mesh import ScriptedMesh
 
@@ -89,7 +89,7 @@ async def test_taskiq_redis_131_a_leader_killed_anywhere_in_a_reclaim_leaves_not
         await owned_by(stage, dead, numbers)
         await stage.kill(dead)
         mesh = replace(stage.mesh, scripts=Mortal(stage.redis, stage.keys, len(takeovers)))
-        leader = Performer(mesh, MODEL, term, tombstone_ms=1_000)
+        leader = EffectPerformer(mesh, MODEL, term, tombstone_ms=1_000)
         try:
             await leader.perform([Reclaim(dead)])
             completed = True
@@ -136,7 +136,7 @@ class Sequence3160:
             step.epoch,
             step.step,
             step.flags,
-            Outcome.DONE,
+            StepOutcome.DONE,
             step.gateway,
             step.token,
             encode(ReplyMessage("1", step=step.step)),

@@ -13,15 +13,15 @@ from redis.asyncio import Redis
 from deploy.local.embedded import EmbeddedRedis
 from executor.connections import insist
 from gateway.models.catalog import Catalog
-from gateway.models.repository import EXPLICIT, Repository
+from gateway.models.repository import EXPLICIT, RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from shared.contract.errors import UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, StepFlag
-from shared.mesh_settings import MeshSettings, ProcessSettings
 from shared.process.logs import Level
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
 from tests.scripted_mesh import ScriptedMesh
@@ -73,12 +73,12 @@ async def test_a_change_is_refused_so_that_it_can_be_tried_later(redis: Redis) -
     membership = Membership(redis, keys)
     await membership.register(REGISTRATION, lease_ms=60_000)
     catalog = Catalog(membership)
-    mesh, control = MeshSettings(redis, keys), TraceControl(Sampler(), exporting=True)
+    mesh, control = StoredSettings(redis, keys), TraceControl(Sampler(), exporting=True)
     settings = RuntimeSettings(mesh, ProcessSettings(mesh, control, Level.INFO), control, catalog, "gateway")
     await full(redis)
 
     with pytest.raises(UnavailableError, match=r"Redis refused the change of 'm': .*maxmemory"):
-        await Repository(redis, keys, catalog).load("m")
+        await RepositoryControl(redis, keys, catalog).load("m")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):
         await settings.logs({"log_info": False}, "the test")
     with pytest.raises(UnavailableError, match=r"holds the settings.*maxmemory"):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from scheduler.effects import Mesh
+from scheduler.effects import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
 from shared.contract.ids import CorrelationId, ExecutorId, GatewayId, SequenceId, StepNumber, Term, sequence_id
@@ -29,16 +29,16 @@ from shared.contract.messages import (
 )
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.process.lifecycle import Tasks
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
 from shared.store.scripts import (
     CancelCode,
     Cancellation,
-    Outcome,
     Scripts,
     StepCommit,
+    StepOutcome,
     Submission,
     SubmitCode,
     Submitted,
@@ -67,7 +67,7 @@ class Stage:
         self.keys = Keyspace(prefix)
         self.scripts = Scripts(self.redis, self.keys)
         self.membership = Membership(self.redis, self.keys)
-        self.mesh = Mesh(self.redis, self.keys, self.scripts, self.membership, Tracing())
+        self.mesh = MeshAccess(self.redis, self.keys, self.scripts, self.membership, Tracing())
         self.gateway = GatewayId("g1")
 
     def settings(self, **changed: Any) -> SchedulerSettings:
@@ -232,7 +232,7 @@ class Stage:
                 step.epoch,
                 step.step,
                 step.flags,
-                Outcome.DONE,
+                StepOutcome.DONE,
                 step.gateway,
                 step.token,
                 encode(ReplyMessage("1", step=step.step)),
@@ -246,7 +246,7 @@ class Stage:
                 model=MODEL,
                 idle_ms=idle_ms,
                 tombstone_ms=10_000,
-                load=Load(MODEL, "1", "0"),
+                load=ModelLoad(MODEL, "1", "0"),
             )
             codes += await self.scripts.run(call)
         return codes

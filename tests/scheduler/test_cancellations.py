@@ -38,8 +38,8 @@ from shared.store.scripts import (
     Assignment,
     CancelCode,
     CommitCode,
-    Outcome,
     StepCommit,
+    StepOutcome,
     Submission,
     SubmitCode,
     Submitted,
@@ -202,9 +202,9 @@ class Game:
             owned = runner.table.get(sequence)
             while owned is not None and (head := owned.head) is not None:
                 if owned.next_step in owned.cancelled:
-                    self.answer(runner, owned, Outcome.CANCELLED, cancelled=True)
+                    self.answer(runner, owned, StepOutcome.CANCELLED, cancelled=True)
                 elif owned.void is not None and StepFlag.START not in head.step.flags:
-                    self.answer(runner, owned, Outcome.VOID)
+                    self.answer(runner, owned, StepOutcome.VOID)
                 else:
                     runner.running.append((owned, runner.table.begin(owned)))
 
@@ -215,9 +215,9 @@ class Game:
         entries = owned.closed()
         runner.table.conclude(owned, started=begins)
         states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
-        self.put(runner, queued, Outcome.DONE, ReplyMessage("1", step=total), entries, states)
+        self.put(runner, queued, StepOutcome.DONE, ReplyMessage("1", step=total), entries, states)
 
-    def answer(self, runner: Runner, owned: OwnedSequence, outcome: Outcome, *, cancelled: bool = False) -> None:
+    def answer(self, runner: Runner, owned: OwnedSequence, outcome: StepOutcome, *, cancelled: bool = False) -> None:
         assert cancelled or owned.void is VoidCause.CANCELLED
         queued = runner.table.begin(owned)
         entries = owned.closed()
@@ -229,7 +229,7 @@ class Game:
         self,
         runner: Runner,
         queued: QueuedStep,
-        outcome: Outcome,
+        outcome: StepOutcome,
         reply: ReplyMessage,
         entries: list[str],
         states: Any = (),

@@ -10,8 +10,8 @@ import pytest
 
 from scheduler.core.actions import LookForExpired, Reclaim, Vacate, WantSlots
 from scheduler.core.events import Vacated
-from scheduler.core.slots import Place
-from scheduler.effects import Performer
+from scheduler.core.slots import SlotAddress
+from scheduler.effects import EffectPerformer
 from shared.contract.ids import Epoch, InstanceIndex, SlotIndex, sequence_id
 from tests.scheduler.stage import MODEL, Stage
 
@@ -24,9 +24,9 @@ async def performer(
     *,
     before: Callable[[], Awaitable[Any]] | None = None,
     after: Callable[[], Awaitable[Any]] | None = None,
-) -> AsyncGenerator[Performer]:
+) -> AsyncGenerator[EffectPerformer]:
     """One in the leader's place. before, after: what others do at each of its script calls."""
-    one = Performer(stage.mesh, MODEL, await stage.term(), tombstone_ms=10_000)
+    one = EffectPerformer(stage.mesh, MODEL, await stage.term(), tombstone_ms=10_000)
     run = one._run
 
     async def interrupted(calls: Sequence[Any]) -> list[Any]:
@@ -77,7 +77,7 @@ async def test_a_slot_that_is_asked_for_while_a_step_runs_is_given_up_when_the_s
     async with stage.scheduler():
         await stage.submit(7, start=True, pageable=True)
         (record,) = await stage.live(7)
-    epoch, place = Epoch(int(record["ep"])), Place(e1, "1", InstanceIndex(0), SlotIndex(0))
+    epoch, place = Epoch(int(record["ep"])), SlotAddress(e1, "1", InstanceIndex(0), SlotIndex(0))
 
     async def the_step_is_done() -> None:
         await stage.commit(await stage.inbox(e1), e1)

@@ -17,9 +17,9 @@ from redis.exceptions import ResponseError
 from deploy.local.embedded import EmbeddedRedis
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
-from scheduler.core.slots import Place
-from scheduler.core.state import ExecutorPhase, Picture, Policy, picture
-from scheduler.effects import Performer
+from scheduler.core.slots import SlotAddress
+from scheduler.core.state import ExecutorPhase, Policy, StateView, view
+from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
@@ -155,7 +155,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
     await raise_fence(stage.scripts, stage.keys, MODEL, Term(5))
     await stage.commands.zadd(stage.keys.deadlines(stage.keys.shard_of(QUESTION), MODEL), {QUESTION: 1})
     entry = Entry(1, 0, ShardId(0))
-    place = Place(ExecutorId("e1"), "1", InstanceIndex(0), SlotIndex(0))
+    place = SlotAddress(ExecutorId("e1"), "1", InstanceIndex(0), SlotIndex(0))
     actions: list[Action] = [
         Assign(QUESTION, place, entry),
         Reclaim(ExecutorId("e1")),
@@ -164,7 +164,7 @@ async def test_every_action_of_an_older_term_is_refused(stage: Stage) -> None:
         Dismiss(QUESTION, parse_entry((await stage.record(1))["be"].encode(), stage.keys.shard_of(QUESTION))),
     ]
     before = await stage.record(1)
-    late = Performer(stage.mesh, MODEL, Term(4), tombstone_ms=1000)
+    late = EffectPerformer(stage.mesh, MODEL, Term(4), tombstone_ms=1000)
     for action in actions:
         with pytest.raises(ResponseError, match="FENCED"):
             await late.perform([action])
@@ -258,24 +258,24 @@ async def test_rebuilt_state_is_the_state_before(stage: Stage) -> None:
             await stage.submit(number, start=True)
 
         async def settled() -> bool:
-            seen = picture(first.leaders[MODEL].state) if MODEL in first.leaders else None
+            seen = view(first.leaders[MODEL].state) if MODEL in first.leaders else None
             return seen is not None and len(seen.live) == 6 and len(seen.waiting) == 5
 
         await stage.until(settled)
         await stage.kill(ExecutorId("e2"))
 
         async def moving() -> bool:
-            seen = picture(first.leaders[MODEL].state)
+            seen = view(first.leaders[MODEL].state)
             return any(is_moving for _, _, is_moving in seen.waiting) and len(seen.live) + len(seen.waiting) == 11
 
         await stage.until(moving)
-        before = picture(first.leaders[MODEL].state)
+        before = view(first.leaders[MODEL].state)
     async with stage.scheduler(name="s2") as second:
-        after: Picture | None = None
+        after: StateView | None = None
 
         async def equal() -> bool:
             nonlocal after
-            after = picture(second.leaders[MODEL].state) if MODEL in second.leaders else None
+            after = view(second.leaders[MODEL].state) if MODEL in second.leaders else None
             return before == after
 
         await stage.until(equal)

@@ -13,7 +13,7 @@ from shared.contract.ids import ExecutorId
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.scripts import CommitCode, Outcome, Rejection, StepCommit, SubmitCode
+from shared.store.scripts import CommitCode, Rejection, StepCommit, StepOutcome, SubmitCode
 from tests.scripted_mesh import ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
@@ -113,7 +113,7 @@ async def test_the_mark_is_that_of_the_latest_start(mesh: ScriptedMesh) -> None:
     assert "old" == (await mesh.record(1))["mk"], "a step goes on from the state of its START"
 
     await mesh.submit(mesh.submission(1, value(1), START))
-    await commit(mesh, 1, "new", outcome=Outcome.FAILED)
+    await commit(mesh, 1, "new", outcome=StepOutcome.FAILED)
     assert "mk" not in await mesh.record(1), "there is no state any more"
     await start(mesh, 1, "new")
     await mesh.submit(mesh.submission(1, value(1), START))
@@ -129,7 +129,7 @@ async def start(mesh: ScriptedMesh, number: int, mark: str) -> None:
     await commit(mesh, number, mark)
 
 
-async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: Outcome = Outcome.DONE) -> None:
+async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: StepOutcome = StepOutcome.DONE) -> None:
     """The latest step of a sequence of Alice's."""
     (shard,) = mesh.keys.shard_ids()
     entry, fields = (await cast("Any", mesh.redis).xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]

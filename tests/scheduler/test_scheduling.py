@@ -12,7 +12,7 @@ import pytest
 from shared.contract.ids import Epoch, ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor
-from shared.store.scripts import CancelCode, CommitCode, Outcome, StepCommit, VacateCode, Vacation
+from shared.store.scripts import CancelCode, CommitCode, StepCommit, StepOutcome, VacateCode, Vacation
 from shared.store.waiting_line import read_lines
 from tests.scheduler.stage import MODEL, Stage, step_numbers
 
@@ -142,7 +142,7 @@ async def test_cancelled_waiting_sequence_leaves_the_line_and_a_cancelled_live_o
         await stage.until(is_forgotten)
         (step,) = await stage.inbox(e1)
         done = StepCommit(
-            step.sequence, step.epoch, step.step, step.flags, Outcome.CANCELLED, "", "", b"", entries=(step.entry,)
+            step.sequence, step.epoch, step.step, step.flags, StepOutcome.CANCELLED, "", "", b"", entries=(step.entry,)
         )
         call = stage.scripts.commit(
             [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
@@ -312,7 +312,7 @@ async def void(stage: Stage, executor: ExecutorId) -> None:
         if step.sequence != sequence_id("sum", "", 2):
             continue
         done = StepCommit(
-            step.sequence, step.epoch, step.step, StepFlag.NONE, Outcome.VOID, "", "", b"", entries=(step.entry,)
+            step.sequence, step.epoch, step.step, StepFlag.NONE, StepOutcome.VOID, "", "", b"", entries=(step.entry,)
         )
         call = stage.scripts.commit(
             [done],
@@ -429,7 +429,7 @@ async def test_entries_that_an_expired_sequence_left_behind_do_not_reach_its_suc
         await stage.submit(1)
         await stage.live(1)
         for step in await stage.inbox(e1):
-            done = StepCommit(step.sequence, step.epoch, step.step, step.flags, Outcome.DONE, "", "", b"")
+            done = StepCommit(step.sequence, step.epoch, step.step, step.flags, StepOutcome.DONE, "", "", b"")
             call = stage.scripts.commit(
                 [done], shard=stage.keys.shard_of(step.sequence), executor=e1, model="sum", idle_ms=1, tombstone_ms=1000
             )

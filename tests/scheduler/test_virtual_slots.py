@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import Policy
-from scheduler.effects import Mesh
+from scheduler.effects import MeshAccess
 from scheduler.ingest import parse_entry
 from scheduler.leader import Leader
 from shared.contract.ids import CorrelationId, ExecutorId, SequenceId, Term
@@ -36,11 +36,11 @@ from shared.contract.messages import (
     encode,
     inbox_entry,
 )
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
-from shared.store.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode
+from shared.store.scripts import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode
 from shared.store.waiting_line import read_lines
 from shared.traces.tracing import Tracing
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
@@ -198,7 +198,7 @@ class Game:
             step.epoch,
             step.step,
             step.flags,
-            Outcome.DONE,
+            StepOutcome.DONE,
             step.gateway,
             step.token,
             encode(ReplyMessage("1", step=total)),
@@ -212,7 +212,7 @@ class Game:
             model=self.mesh.model,
             idle_ms=IDLE_MS,
             tombstone_ms=TOMBSTONE_MS,
-            load=Load(self.mesh.model, "1", "0"),
+            load=ModelLoad(self.mesh.model, "1", "0"),
         )
         (code,) = await self.mesh.scripts.run(call)
         if code is CommitCode.REFUSED:
@@ -244,7 +244,7 @@ class Game:
 
     def make_leader(self) -> Leader:
         self.term += 1
-        mesh = Mesh(self.mesh.redis, self.keys, self.mesh.scripts, self.membership, Tracing())
+        mesh = MeshAccess(self.mesh.redis, self.keys, self.mesh.scripts, self.membership, Tracing())
         policy = Policy(1.25, virtual_nodes=8, forget_after_ms=0)
         self.leader = Leader(
             mesh, self.mesh.model, Term(self.term), policy=policy, tombstone_ms=TOMBSTONE_MS, check=True

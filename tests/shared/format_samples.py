@@ -41,7 +41,6 @@ from shared.contract.messages import (
     inbox_entry,
 )
 from shared.contract.tensors import Tensor
-from shared.mesh_settings import Picture, picture_of
 from shared.statistics.reports import (
     CustomFamily,
     ExecutorReport,
@@ -55,6 +54,7 @@ from shared.statistics.reports import (
 from shared.statistics.tally import MemoryUse, packed, unpacked
 from shared.store.company import ServiceLine
 from shared.store.keyspace import SCHEMA_VERSION
+from shared.stored_settings import ChangedSettings, changed_settings_of
 
 FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) / "recorded.json"
 ADDED: Mapping[str, int] = {}
@@ -190,11 +190,11 @@ SAMPLES: Mapping[str, Recorded] = {
     "service": of_json(ServiceLine("gateway", "gateway-1", "0.1.0", "1.0", 5)),
     "tally": Recorded({"success_count": 1}, lambda: packed({"success_count": 1}), unpacked),
     "settings": Recorded(
-        Picture({"log_info": False}, {"m": {"trace_level": ("OFF",)}, "": {"trace_rate": 5}}),
+        ChangedSettings({"log_info": False}, {"m": {"trace_level": ("OFF",)}, "": {"trace_rate": 5}}),
         lambda: hash_of(
             **{"log:log_info": b"false", "trace:trace_level:m": b'["OFF"]', "trace:trace_rate:": b"5"}
         ),
-        lambda data: picture_of(read_hash(data), "settings"),
+        lambda data: changed_settings_of(read_hash(data), "settings"),
     ),
     "inbox step": inbox(
         InboxStep(

@@ -24,7 +24,7 @@ from unittest.mock import patch
 from shared.contract.ids import SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import Call, CommitCode, Outcome, Scripts, StepCommit, Submission, SubmitCode, Submitted
+from shared.store.scripts import Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
 from tests.simulation.lua_scripts import run_script
 from tests.simulation.model import fold, value_of
 from tests.simulation.store import Args, Reply, Store
@@ -207,28 +207,28 @@ class Ledger:
         value, flags = life.inputs[step.step]
         state = 0 if StepFlag.START in flags or step.step == 1 else life.state
         match step.outcome:
-            case Outcome.DONE:
+            case StepOutcome.DONE:
                 expected = None if state is None else fold(state, value)
                 answer = value_of(decode_reply(step.reply).outputs[0])
                 if value < 0 or answer != expected:
                     self.story.violate(f"{place}: input {value} gave {answer} instead of {expected}")
                 life.state = expected
-            case Outcome.FAILED:
+            case StepOutcome.FAILED:
                 if value >= 0:
                     self.story.violate(f"{place}: input {value} failed: {decode_reply(step.reply).error}")
                 if StepFlag.START in flags:
                     life.state = None
-            case Outcome.VOID:
+            case StepOutcome.VOID:
                 if state is not None and self._declared:
                     self.story.violate(f"{place}: was refused, although its state is there")
                 life.state = None
-            case Outcome.CANCELLED:
+            case StepOutcome.CANCELLED:
                 if value not in self.given_up:
                     self.story.violate(f"{place}: was cancelled, although its caller waits")
                 life.state = None
-            case Outcome.GIVEN_UP:
+            case StepOutcome.GIVEN_UP:
                 life.state = None
-            case Outcome.LOST:
+            case StepOutcome.LOST:
                 if self._declared:
                     self.story.violate(f"{place}: its state was given up")
                 life.state = None

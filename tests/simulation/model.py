@@ -14,8 +14,8 @@ from typing import Any
 
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.models.fingerprints import Fingerprint
-from executor.models.repository import LoadedModel, Repository, ServedVersion
-from executor.reporting.statistics import ModelStatistics
+from executor.models.repository import LoadedModel, ModelRepository, ServedVersion
+from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import Devices
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code
@@ -31,7 +31,7 @@ from shared.contract.model_config import (
     TensorSpec,
 )
 from shared.contract.tensors import Tensor
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 
 NAME = "fold"
 INPUT, OUTPUT, STATE_IN, STATE_OUT = "INPUT", "OUTPUT", "STATE_IN", "STATE_OUT"
@@ -126,7 +126,7 @@ class FoldEngine:
         self._states.clear()
 
 
-class FoldRepository(Repository):
+class FoldRepository(ModelRepository):
     """A model repository that holds this model alone."""
 
     def __init__(self, shape: Shape) -> None:
@@ -138,11 +138,11 @@ class FoldRepository(Repository):
 
     def load(self, name: str, *args: Any, **kwargs: Any) -> LoadedModel:
         config = self._shape.config()
-        load = Load(NAME, "1", "0")
+        load = ModelLoad(NAME, "1", "0")
         workers = [
             EngineWorker(FoldEngine(), NAME, f"{NAME}_{index}", InstanceIndex(index))
             for index in range(self._shape.instances)
         ]
-        served = ServedVersion(config, "1", workers, ModelStatistics(load), Fingerprint("one", "one"))
+        served = ServedVersion(config, "1", workers, StatisticsRecorder(load), Fingerprint("one", "one"))
         self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
         return model

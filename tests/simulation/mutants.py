@@ -16,8 +16,8 @@ from unittest.mock import patch
 from scheduler.core.actions import Action, WantSlots
 from scheduler.core.decide import LOOK_MS_MAX
 from scheduler.core.events import Looked
-from scheduler.core.state import State
-from scheduler.effects import Performer
+from scheduler.core.state import LeaderState
+from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamEntry
 from scheduler.leader import Leader
 from shared.contract.ids import ExecutorId
@@ -71,8 +71,8 @@ class Mutant:
             yield
 
 
-async def inbox_before_sequences(self: Performer, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
-    """In the place of `Performer._take_over`: what was in the inbox still belongs to the lost executor."""
+async def inbox_before_sequences(self: EffectPerformer, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
+    """In the place of `EffectPerformer._take_over`: what was in the inbox still belongs to the lost executor."""
     await self._drain(executor, alive=bool(only))
     await self._reclaim(executor, only, lost=True)
 
@@ -83,11 +83,11 @@ def delivered_without_waking(self: Leader, stream: str, entries: Sequence[tuple[
     self._mailbox += [StreamEntry(self._sources[stream], entry, fields) for entry, fields in entries]
 
 
-async def nothing_wanted(self: Performer, wants: Sequence[WantSlots]) -> None:
-    """In the place of `Performer._want`."""
+async def nothing_wanted(self: EffectPerformer, wants: Sequence[WantSlots]) -> None:
+    """In the place of `EffectPerformer._want`."""
 
 
-def looked_for_rarely(state: State, event: Looked) -> list[Action]:
+def looked_for_rarely(state: LeaderState, event: Looked) -> list[Action]:
     """In the place of `decide.looked`: whatever deadlines were found."""
     state.look_ms = event.now_ms + LOOK_MS_MAX
     return []
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "unnamed request",
         "a gateway sends again what the mesh cannot recognise",
-        code={"gateway.requests.waiting.Waiting.repeatable": property(lambda _: True)},
+        code={"gateway.requests.waiting.PendingRequest.repeatable": property(lambda _: True)},
     ),
     Mutant(
         "lost reply",
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "inbox first",
         "steps in a lost executor's inbox wait until it is forgotten",
-        code={"scheduler.effects.Performer._take_over": inbox_before_sequences},
+        code={"scheduler.effects.EffectPerformer._take_over": inbox_before_sequences},
         late="killed executor",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "slots not wanted",
         "a sequence keeps its slot as its step ends, and is asked for it again later",
-        code={"scheduler.effects.Performer._want": nothing_wanted},
+        code={"scheduler.effects.EffectPerformer._want": nothing_wanted},
         late="busy turns",
     ),
     Mutant(

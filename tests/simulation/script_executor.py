@@ -15,8 +15,8 @@ from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, Vo
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, StepFlag, inbox_entry
-from shared.statistics.tally import Compute, Load, execution, packed, success
-from shared.store.scripts import CommitCode, Outcome, StepCommit
+from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
+from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Done, State
 from tests.simulation.store import Store
@@ -24,13 +24,13 @@ from tests.simulation.store import Store
 IDLE_MS, TOMBSTONE_MS = 1_000, 5_000
 FAILING = 11
 """Requests whose number it divides fail, whoever runs them."""
-LOAD = Load(MODEL, VERSION, "0")
+LOAD = ModelLoad(MODEL, VERSION, "0")
 ANSWERED = packed(success(rows=1, total_ns=1, queue_ns=1, compute=Compute(1, 1, 1)))
 EXECUTED = packed(execution(batch_size=1, compute=Compute(1, 1, 1), ended_ms=1))
 MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())
 
 
-Made = tuple[Outcome, "State | None", Change, "Sequence[tuple[str, bytes]]"]
+Made = tuple[StepOutcome, "State | None", Change, "Sequence[tuple[str, bytes]]"]
 """What became of a step: outcome, what the model gave, what the commit changes of its recovery, its checkpoint."""
 
 
@@ -193,17 +193,17 @@ class Executor:
         self.table.conclude(owned, failed_start=begins and fails and not replays, started=begins and not fails)
         checkpoint = (("m", repr(state).encode()),) if saves else ()
         if replays:
-            return Outcome.DONE, state, Change(), ()
+            return StepOutcome.DONE, state, Change(), ()
         if fails:
-            return Outcome.FAILED, None, recovery.failed(owned, queued, saved=False), ()
-        return Outcome.DONE, state, recovery.succeeded(owned, queued), checkpoint
+            return StepOutcome.FAILED, None, recovery.failed(owned, queued, saved=False), ()
+        return StepOutcome.DONE, state, recovery.succeeded(owned, queued), checkpoint
 
     def pass_over(self, owned: OwnedSequence, queued: QueuedStep) -> Made:
         """A step that is answered without the model."""
-        outcome = Outcome.LOST if owned.void is VoidCause.LOST else Outcome.VOID
+        outcome = StepOutcome.LOST if owned.void is VoidCause.LOST else StepOutcome.VOID
         dropped = None
         if owned.head_is_cancelled:
-            outcome = Outcome.GIVEN_UP if queued.step.given_up else Outcome.CANCELLED
+            outcome = StepOutcome.GIVEN_UP if queued.step.given_up else StepOutcome.CANCELLED
             dropped = VoidCause.LOST if queued.step.given_up else VoidCause.CANCELLED
         replays = owned.replays
         self.table.begin(owned)

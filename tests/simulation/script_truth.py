@@ -21,7 +21,7 @@ from shared.contract.ids import ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import CommitCode, Outcome, Submission, SubmitCode, Submitted
+from shared.store.scripts import CommitCode, StepOutcome, Submission, SubmitCode, Submitted
 from tests.simulation.store import Store
 from tests.simulation.values import HashValue, SetValue, SortedSet, Stream
 
@@ -78,7 +78,7 @@ class Done:
     step: int
     request: int
     flags: StepFlag
-    outcome: Outcome
+    outcome: StepOutcome
     state: State | None
     reply: bytes
 
@@ -214,20 +214,20 @@ class Truth:
 
     def _state_after(self, place: str, done: Done, before: State | None) -> State | None:
         match done.outcome:
-            case Outcome.DONE:
+            case StepOutcome.DONE:
                 expected = None if before is None else (*before, done.request)
                 if done.state != expected:
                     self.violate(f"{place}: gave {done.state} instead of {expected}")
                 return expected
-            case Outcome.FAILED:
+            case StepOutcome.FAILED:
                 return None if StepFlag.START in done.flags else before
-            case Outcome.CANCELLED:
+            case StepOutcome.CANCELLED:
                 if done.request not in self.left:
                     self.violate(f"{place}: was cancelled, although its caller waits")
-            case Outcome.GIVEN_UP:
+            case StepOutcome.GIVEN_UP:
                 if self.losses < LOST_OWNERS_MAX:
                     self.violate(f"{place}: was given up after {self.losses} losses")
-            case Outcome.VOID | Outcome.LOST:
+            case StepOutcome.VOID | StepOutcome.LOST:
                 if before is not None:
                     self.violate(f"{place}: was not run, although its state is there: {before}")
         return None

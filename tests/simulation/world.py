@@ -59,7 +59,7 @@ RHYTHMS_S = {
     "executor.lease.serving.READINESS_INTERVAL_S": 10.0,
     "executor.reporting.reports.REPORT_INTERVAL_S": 10.0,
     "gateway.models.catalog.REFRESH_S": 1.0,
-    "shared.mesh_settings.POLL_INTERVAL_S": 30.0,
+    "shared.stored_settings.POLL_INTERVAL_S": 30.0,
 }
 """Slower than in life: nothing here depends on them, and each beat costs a simulation time."""
 VIRTUAL = 0.7
@@ -497,7 +497,7 @@ async def _run(make: Callable[[], World]) -> World:
     with (
         patch("shared.store.redis_client.ConnectionPool", pool),
         world.ledger.watching(),
-        patch("executor.service.Repository", repository),
+        patch("executor.service.ModelRepository", repository),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):

@@ -34,7 +34,7 @@ _FAILSAFE_S = 5.0
 _PARENT_POLL_S = 0.5
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CompletionResult(msgspec.Struct, frozen=True):
     """What a process found out: a configuration, or why there is none.
 
     is_import_error  the model's file cannot be imported, so the load fails for that
@@ -69,7 +69,7 @@ def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> s
     finally:
         _end(process)
     try:
-        outcome = msgspec.json.decode(answer, type=Outcome)
+        outcome = msgspec.json.decode(answer, type=CompletionResult)
     except msgspec.DecodeError:
         raise ConfigError(
             f"auto_complete_config of model '{name}': its process ended with {_status(process.returncode)}"
@@ -108,11 +108,11 @@ def _end_with_parent(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _outcome(config_json: str, path: Path) -> Outcome:
+def _outcome(config_json: str, path: Path) -> CompletionResult:
     try:
-        return Outcome(config=completed_here(config_json, path))
+        return CompletionResult(config=completed_here(config_json, path))
     except LoadError as error:
-        return Outcome(error=error.message, is_import_error=not isinstance(error, ConfigError))
+        return CompletionResult(error=error.message, is_import_error=not isinstance(error, ConfigError))
 
 
 def _completed(model_class: type[Any], config_json: str, path: Path) -> str:

@@ -63,7 +63,7 @@ class Places:
         return index if self.device.type == "cpu" else index.to(self.device)
 
 
-class State(Protocol):
+class ImplicitState(Protocol):
     """One implicit state of every sequence of an engine."""
 
     spec: StateSpec
@@ -107,7 +107,7 @@ class StateArena:
         state has a larger size."""
         self.slots = slots
         self.device = device
-        self.states: list[State] = [
+        self.states: list[ImplicitState] = [
             _state(spec, slots, initial_state(model_dir, spec, bytes_max), device, bytes_max) for spec in specs
         ]
         self.varies = any(not isinstance(state, FixedState) for state in self.states)
@@ -149,7 +149,7 @@ class StateArena:
         return "; ".join(f"{state.spec.input_name} {state.describe(slot)}" for state in self.states)
 
 
-def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> State:
+def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> ImplicitState:
     if spec.datatype == "BYTES":
         return TextState(spec, slots, initial, bytes_max)
     if -1 in spec.dims:

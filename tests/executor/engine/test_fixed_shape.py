@@ -17,7 +17,7 @@ from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.fixed_shape import ROWS_MULTIPLE, padded_rows
 from executor.engine.null_rows import NULL_ROW
 from executor.engine.pytorch.threads import use_threads
-from executor.models.fixed_shape import Finding, trials
+from executor.models.fixed_shape import TrialResult, trials
 from shared.contract.model_config import ModelConfig, StateSpec, TensorSpec
 from shared.contract.tensors import Tensor
 from tests.executor.engine import torch_modules
@@ -178,8 +178,8 @@ def test_the_trials_find_the_dependence_where_the_mode_is_off(house: Workshop) -
     """They are able to: the same model without the mode is told to differ."""
     off, on = (house.load(gated_config("pytorch", fixed, direct=False), slots=SLOTS) for fixed in ("false", "true"))
 
-    assert Finding.DIFFERENT is trials(off, gated_config("pytorch", "false", direct=False), SLOTS)
-    assert Finding.SAME is trials(on, gated_config("pytorch", "true", direct=False), SLOTS)
+    assert TrialResult.DIFFERENT is trials(off, gated_config("pytorch", "false", direct=False), SLOTS)
+    assert TrialResult.SAME is trials(on, gated_config("pytorch", "true", direct=False), SLOTS)
 
 
 def shape_of(house: Workshop, config: ModelConfig) -> tuple[int, str]:

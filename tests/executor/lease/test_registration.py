@@ -20,7 +20,7 @@ from shared.contract.errors import LoadError, Reason
 from shared.contract.ids import Epoch, ExecutorId, StepNumber
 from shared.contract.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor, to_numpy
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.membership import Membership
 from shared.store.scripts import CancelCode, VacateCode
 from shared.store.totals import Tallies
@@ -380,7 +380,7 @@ async def here(mesh: ScriptedMesh, running: Running, epochs: Mapping[int, Epoch]
     async with asyncio.timeout(60):
         while any(
             [await mesh.redis.xlen(mesh.keys.inbox(shard, running.executor)) for shard in mesh.keys.shard_ids()]
-        ) or held != set(running.incarnation.serving.holdings):
+        ) or held != set(running.registration.serving.holdings):
             await asyncio.sleep(0.01)
 
 
@@ -400,7 +400,7 @@ async def test_a_step_that_was_run_but_not_committed_counts_once(mesh: ScriptedM
         assert 7 == await end(mesh, 7)
 
 
-async def test_a_lease_that_has_ended_ends_the_incarnation(mesh: ScriptedMesh, executor: Life) -> None:
+async def test_a_lease_that_has_ended_ends_the_registration(mesh: ScriptedMesh, executor: Life) -> None:
     async with executor("a") as a:
         await mesh.redis.delete(mesh.keys.executor_lease(a.executor))
 
@@ -438,7 +438,7 @@ async def test_leaving_finishes_what_runs_and_hands_the_rest_over(mesh: Scripted
         rest = [mesh.submission(7, value(1)) for _ in range(20)]
         for submission in rest:
             await mesh.submit(submission)
-        await a.incarnation.leave()
+        await a.registration.leave()
 
         members = {m.registration.executor: m for m in await Membership(mesh.redis, mesh.keys).members()}
         assert members[a.executor].registration.leaving
@@ -463,7 +463,7 @@ async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_
         async def patience() -> None:
             await enough.wait()
 
-        settling = asyncio.create_task(a.incarnation.settle(patience()))
+        settling = asyncio.create_task(a.registration.settle(patience()))
         membership = Membership(mesh.redis, mesh.keys)
         async with asyncio.timeout(60):
             while not (await membership.members())[0].registration.models[0].closing:
@@ -475,7 +475,7 @@ async def test_an_executor_that_leaves_serves_on_what_only_it_can_serve_but_not_
         enough.set()
 
         assert await settling
-        await a.incarnation.leave()
+        await a.registration.leave()
         await mesh.take_over(a.executor)
         assert "o" == (await mesh.record(7))["st"]
 
@@ -485,7 +485,7 @@ async def test_an_executor_without_such_sequences_need_not_wait(mesh: ScriptedMe
         await mesh.submit(mesh.submission(7, value(1), START))
         await mesh.assign(7, a.executor)
 
-        assert not await a.incarnation.settle(asyncio.sleep(600))
+        assert not await a.registration.settle(asyncio.sleep(600))
 
         await end(mesh, 7)
 
@@ -497,9 +497,9 @@ async def test_statistics_of_all_executors_add_up(mesh: ScriptedMesh, executor: 
         await mesh.submit(mesh.submission(7, value(-1)))
         await mesh.assign(7, a.executor)
         await end(mesh, 7)
-        await a.incarnation.leave()
+        await a.registration.leave()
 
-    load = Load("sum", "1", "0")
+    load = ModelLoad("sum", "1", "0")
     counts = (await Tallies(mesh.scripts, mesh.keys).read([load]))[load]
     assert (4, 1, 4) == (counts["success_count"], counts["fail_count"], counts["inference_count"])
 
@@ -527,7 +527,7 @@ async def test_a_model_with_other_instances_goes_on_with_its_sequences(
         config = models / "sum" / "config.pbtxt"
         config.write_text(config.read_text() + "instance_group [ { count: 2 kind: KIND_CPU } ]\n")
         a.repository.load("sum")
-        await a.incarnation.announce(Applied("1-0"))
+        await a.registration.announce(Applied("1-0"))
         after = mesh.submission(7, value(6))
         await mesh.submit(after)
 
@@ -545,7 +545,7 @@ async def test_a_load_that_changes_nothing_leaves_engines_and_sequences_alone(
         (before,) = a.repository.loaded["sum"].versions
 
         a.repository.load("sum", generation="other")
-        await a.incarnation.announce(Applied("1-0"))
+        await a.registration.announce(Applied("1-0"))
 
         assert [before] == a.repository.loaded["sum"].versions
         assert "0" == a.repository.loaded["sum"].record.generation
@@ -569,7 +569,7 @@ async def test_a_reload_finishes_what_was_accepted_and_ends_what_is_open(
             await asyncio.sleep(0.001)
         change_model(models, "total = ", "total = 1000 + ")
         a.repository.load("sum", generation="second")
-        reload = asyncio.create_task(a.incarnation.announce(Applied("1-0")))
+        reload = asyncio.create_task(a.registration.announce(Applied("1-0")))
         begin = mesh.submission(8, value(1), START)
         await mesh.submit(begin)
         await mesh.assign(8, a.executor, slot=1)
@@ -602,7 +602,7 @@ async def test_a_state_is_taken_by_no_other_load_wherever_it_comes_to_it(
         # Told nobody yet: the scheduler does not know that this executor has loaded anew.
         change_model(models, "total = ", "total = 1000 + ")
         b.repository.load("sum", generation="second")
-        await b.incarnation.announce(Applied())
+        await b.registration.announce(Applied())
 
         assert VacateCode.VACATED is await mesh.vacate(3, moving=True)
         lost_by_page, kept, moved = (mesh.submission(n, value(1)) for n in (1, 2, 3))
@@ -634,7 +634,7 @@ async def test_a_reload_that_fails_leaves_the_old_model_serving(
             LoadError, match=r"load failed for model 'sum': version 1 is at UNAVAILABLE state: .*broken"
         ):
             a.repository.load("sum")
-        await a.incarnation.announce(Applied("1-0"))
+        await a.registration.announce(Applied("1-0"))
 
         assert [("sum", "1", "READY")] == [
             (line.model, line.version, line.state) for line in (await registration(mesh, a)).repository
@@ -651,12 +651,12 @@ async def test_an_unloaded_model_finishes_what_was_accepted_and_then_is_offered_
             await mesh.submit(submission)
         await mesh.assign(7, a.executor)
         a.repository.unload("sum")
-        await a.incarnation.announce(Applied("1-0"))
+        await a.registration.announce(Applied("1-0"))
 
         assert ["UNLOADING"] == [line.state for line in (await registration(mesh, a)).repository]
         assert list(range(1, 21)) == [total(await mesh.reply(submission)) for submission in steps]
         await a.changed.wait()
-        await a.incarnation.announce(Applied("1-0"))
+        await a.registration.announce(Applied("1-0"))
         told = await registration(mesh, a)
         assert () == told.models
         assert [("UNAVAILABLE", "unloaded")] == [(line.state, line.reason) for line in told.repository]

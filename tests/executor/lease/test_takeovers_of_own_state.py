@@ -27,7 +27,7 @@ from executor.sequences.holdings import Holding
 from shared.contract.ids import ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.scripts import Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
@@ -277,7 +277,7 @@ async def test_an_idle_sequence_has_its_state_before_its_next_step(
         epoch = await mesh.assign(7, b.executor)
         restored = Holding(mesh.sequence(7), epoch, StepNumber(2), StepNumber(2))
         async with asyncio.timeout(60):
-            while [restored] != b.incarnation.serving.holdings:
+            while [restored] != b.registration.serving.holdings:
                 await asyncio.sleep(0.01)
 
         await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
@@ -307,7 +307,7 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_was_over_before_
         await mesh.take_over(a.executor, lost=True)
         await mesh.assign(7, b.executor)
         async with asyncio.timeout(60):
-            while b.incarnation.serving.holdings or await inbox_length(mesh, b) or await inbox_length(mesh, a):
+            while b.registration.serving.holdings or await inbox_length(mesh, b) or await inbox_length(mesh, a):
                 await asyncio.sleep(0.01)
 
 
@@ -407,7 +407,7 @@ async def test_what_is_replayed_is_neither_answered_nor_counted(
         await mesh.assign(7, b.executor)
         assert 10 == told(await mesh.reply(step))
 
-    tallies, load = Tallies(mesh.scripts, mesh.keys), Load("sum", "1", "0")
+    tallies, load = Tallies(mesh.scripts, mesh.keys), ModelLoad("sum", "1", "0")
     counts = (await tallies.read([load]))[load]
     executions = sum(count for name, count in counts.items() if name.startswith("batch:") and name.endswith(":count"))
     assert (4, 4, 4) == (counts["success_count"], counts["inference_count"], executions)
@@ -454,7 +454,7 @@ async def test_a_load_of_equal_files_goes_on_from_a_log_if_that_is_complete(
         os.utime(tmp_path / "models" / "sum" / "1" / "model.py", (1, 1))
         (before,) = a.repository.loaded["sum"].versions
         assert before not in a.repository.load("sum", generation="second").versions
-        await a.incarnation.announce(Applied())
+        await a.registration.announce(Applied())
 
         step = mesh.submission(7, value(4))
         await mesh.submit(step)
@@ -496,7 +496,7 @@ async def test_beyond_the_logs_bound_a_sequence_goes_on_and_is_lost_with_its_exe
     async with life("c") as c:
         await mesh.assign(7, c.executor)
         assert 9 == told(await mesh.reply(step))
-    tallies, load = Tallies(mesh.scripts, mesh.keys), Load("sum", "1", "0")
+    tallies, load = Tallies(mesh.scripts, mesh.keys), ModelLoad("sum", "1", "0")
     assert 1 == (await tallies.read([load]))[load]["full_log_count"]
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from executor.engine.base import BatchResult, Row, Timings
-from executor.lease.watchdog import REMEDY, Standstill, held_by
+from executor.lease.watchdog import REMEDY, Watchdog, held_by
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
 
@@ -40,7 +40,7 @@ def worker(latest_call_s: float) -> EngineWorker:
 async def test_a_call_that_keeps_the_interpreter_is_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     greedy: Any = Greedy()
     calls = EngineWorker(greedy, "sum", "sum_0_0", InstanceIndex(0))
-    standstill = Standstill(LIMIT_S, lambda: [calls])
+    watchdog = Watchdog(LIMIT_S, lambda: [calls])
 
     def told() -> list[logging.LogRecord]:
         # A busy machine can hold the loop up, too.
@@ -49,7 +49,7 @@ async def test_a_call_that_keeps_the_interpreter_is_named_with_the_remedy(caplog
     async with asyncio.timeout(60):
         while not told():
             running = asyncio.create_task(calls.run([Row(inputs={}, null=True)], [False]))
-            await standstill.sleep(LIMIT_S / 6)
+            await watchdog.sleep(LIMIT_S / 6)
             await running
     await calls.close()
 

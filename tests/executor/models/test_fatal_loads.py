@@ -16,8 +16,8 @@ import pytest
 from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
-from executor.connections import Connections
-from executor.models.loader import ROUNDS_MAX, SILENT_MS, SUCCESS, Attempt, Loader
+from executor.connections import RedisConnections
+from executor.models.loader import ROUNDS_MAX, SILENT_MS, SUCCESS, LoadAttempt, Loader
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import LoadError
 from shared.process.lifecycle import Stop
@@ -54,7 +54,7 @@ class Models:
 class Host:
     """One executor name on one machine, whose processes come one after the other."""
 
-    def __init__(self, connections: Connections, models: Models, name: str) -> None:
+    def __init__(self, connections: RedisConnections, models: Models, name: str) -> None:
         self.models = models
         self.stop = Stop()
         self.loader = Loader(cast("Any", models), connections, name, self.stop)
@@ -71,24 +71,24 @@ class Host:
 
 
 @pytest.fixture
-async def connections(redis_url: str, key_prefix: str) -> AsyncIterator[Connections]:
-    made = Connections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
+async def connections(redis_url: str, key_prefix: str) -> AsyncIterator[RedisConnections]:
+    made = RedisConnections(lambda run: connect(redis_url, retries=0, run=run), Keyspace(key_prefix, SHARDS))
     yield made
     await made.close()
 
 
 @pytest.fixture
-def host(connections: Connections) -> Host:
+def host(connections: RedisConnections) -> Host:
     return Host(connections, Models(), "a")
 
 
-async def grown_silent(redis: Redis, connections: Connections) -> None:
+async def grown_silent(redis: Redis, connections: RedisConnections) -> None:
     """Makes every attempt look as if nobody had spoken for it in a while."""
     client = cast("Any", redis)
     key = connections.keys.load_attempts("m", "g1")
     for name, data in (await client.hgetall(key)).items():
         if name != SUCCESS.encode():
-            attempt = msgspec.msgpack.decode(data, type=Attempt)
+            attempt = msgspec.msgpack.decode(data, type=LoadAttempt)
             old = msgspec.structs.replace(attempt, seen_ms=attempt.seen_ms - SILENT_MS)
             await client.hset(key, name, msgspec.msgpack.encode(old))
 
@@ -124,7 +124,7 @@ async def test_a_load_that_fails_has_not_ended_its_process(host: Host) -> None:
             await host.load()
 
 
-async def test_executors_that_end_side_by_side_speak_once(connections: Connections, redis: Redis) -> None:
+async def test_executors_that_end_side_by_side_speak_once(connections: RedisConnections, redis: Redis) -> None:
     """A machine that loses its power while five executors load says little about what they loaded."""
     five = [Host(connections, Models(), f"e{number}") for number in range(5)]
     for each in five:
@@ -139,7 +139,7 @@ async def test_executors_that_end_side_by_side_speak_once(connections: Connectio
         await newcomer.load()
 
 
-async def test_others_attempts_count_when_nobody_speaks_for_them(connections: Connections, redis: Redis) -> None:
+async def test_others_attempts_count_when_nobody_speaks_for_them(connections: RedisConnections, redis: Redis) -> None:
     """Wherever executors get a new name at each start."""
     for number in range(ROUNDS_MAX):
         await Host(connections, Models(), f"pod-{number}").dies()
@@ -149,7 +149,7 @@ async def test_others_attempts_count_when_nobody_speaks_for_them(connections: Co
         await Host(connections, Models(), "pod-3").load()
 
 
-async def test_one_sick_machine_takes_no_model_from_the_others(connections: Connections, redis: Redis) -> None:
+async def test_one_sick_machine_takes_no_model_from_the_others(connections: RedisConnections, redis: Redis) -> None:
     healthy, sick = Host(connections, Models(), "healthy"), Host(connections, Models(), "sick")
     await healthy.load()
     for _ in range(ROUNDS_MAX):
@@ -161,7 +161,9 @@ async def test_one_sick_machine_takes_no_model_from_the_others(connections: Conn
     await healthy.load()
 
 
-async def test_a_frozen_executor_takes_its_attempt_back_when_it_thaws(connections: Connections, redis: Redis) -> None:
+async def test_a_frozen_executor_takes_its_attempt_back_when_it_thaws(
+    connections: RedisConnections, redis: Redis
+) -> None:
     frozen, other = Host(connections, Models(gate=threading.Event()), "frozen"), Host(connections, Models(), "other")
     assert frozen.models.gate is not None
     loading = asyncio.create_task(frozen.load())
@@ -178,7 +180,7 @@ async def test_a_frozen_executor_takes_its_attempt_back_when_it_thaws(connection
 
 @pytest.mark.parametrize(("runs", "counts"), [(True, False), (False, True)])
 async def test_two_processes_of_one_name_on_one_machine_do_not_count_against_each_other(
-    host: Host, connections: Connections, redis: Redis, *, runs: bool, counts: bool
+    host: Host, connections: RedisConnections, redis: Redis, *, runs: bool, counts: bool
 ) -> None:
     """Nobody should give two the same name; by default it is the machine's."""
     ended = await asyncio.create_subprocess_exec("true")
@@ -186,7 +188,7 @@ async def test_two_processes_of_one_name_on_one_machine_do_not_count_against_eac
     seconds, _ = await cast("Any", redis).time()
     pid = os.getppid() if runs else ended.pid
     for number in range(1, ROUNDS_MAX + 1):
-        attempt = Attempt("a", socket.gethostname(), pid, number, seconds * 1000)
+        attempt = LoadAttempt("a", socket.gethostname(), pid, number, seconds * 1000)
         await cast("Any", redis).hset(
             connections.keys.load_attempts("m", "g1"), number, msgspec.msgpack.encode(attempt)
         )
@@ -197,7 +199,7 @@ async def test_two_processes_of_one_name_on_one_machine_do_not_count_against_eac
 
 
 async def test_who_is_told_to_stop_may_be_killed_before_its_load_ends(
-    host: Host, connections: Connections, redis: Redis
+    host: Host, connections: RedisConnections, redis: Redis
 ) -> None:
     host.models.gate = threading.Event()
     key = connections.keys.load_attempts("m", "g1")
@@ -214,7 +216,7 @@ async def test_who_is_told_to_stop_may_be_killed_before_its_load_ends(
     await loading
 
 
-async def test_what_is_no_attempt_counts_for_nothing(host: Host, connections: Connections, redis: Redis) -> None:
+async def test_what_is_no_attempt_counts_for_nothing(host: Host, connections: RedisConnections, redis: Redis) -> None:
     client, key = cast("Any", redis), connections.keys.load_attempts("m", "g1")
     await client.hset(key, mapping={b"\xff\xfe": b"\x00garbage", "loaded": "when?"})
     await host.load()
@@ -226,7 +228,7 @@ async def test_what_is_no_attempt_counts_for_nothing(host: Host, connections: Co
 
 
 async def test_a_load_goes_on_over_a_restart_of_redis(private_server: EmbeddedRedis) -> None:
-    connections = Connections(
+    connections = RedisConnections(
         lambda run: connect(private_server.url, retries=0, run=run), Keyspace("restarted", SHARDS)
     )
     host = Host(connections, Models(), "a")

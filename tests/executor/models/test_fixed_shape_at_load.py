@@ -12,8 +12,8 @@ import torch
 
 from executor.engine.base import FixesShape
 from executor.engine.pytorch.relocation import relocated
-from executor.models.fixed_shape import ROUNDS, Finding, settle_shape, trials
-from executor.models.repository import LoadedModel, Repository
+from executor.models.fixed_shape import ROUNDS, TrialResult, settle_shape, trials
+from executor.models.repository import LoadedModel, ModelRepository
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from tests.executor.engine import torch_modules
@@ -59,7 +59,7 @@ def loaded(directory: Path, module: torch.nn.Module | str, *, strategy: str = "o
         workshop.script("m", module)
     backend = "python" if isinstance(module, str) else "pytorch"
     (directory / "m" / "config.pbtxt").write_text(CONFIG.format(backend=backend, strategy=strategy) + more)
-    return Repository([directory], Devices()).load("m")
+    return ModelRepository([directory], Devices()).load("m")
 
 
 def form(model: LoadedModel) -> tuple[int, str]:
@@ -127,12 +127,12 @@ def test_a_result_that_depends_on_the_weights_addresses_is_found(tmp_path: Path)
 
     engine.move_weights = moved
 
-    assert Finding.DIFFERENT is trials(engine, model.versions[0].config, 8)
+    assert TrialResult.DIFFERENT is trials(engine, model.versions[0].config, 8)
 
 
 def test_configurations_are_looked_through_before_anything_is_loaded(tmp_path: Path) -> None:
     """So that an executor asks for reproducible kernels before it computes."""
-    repository = Repository([tmp_path], Devices())
+    repository = ModelRepository([tmp_path], Devices())
     (tmp_path / "m" / "configs").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('name: "m"')
     (tmp_path / "odd" / "config.pbtxt").mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_a_python_model_with_a_state_of_its_own_is_not_touched_at_load(tmp_path:
     stateless = config[: config.index("state {")] + config[config.index("dims: 1 }\n    }") + len("dims: 1 }") :]
     (tmp_path / "m" / "config.pbtxt").write_text(stateless)
 
-    assert 1 == form(Repository([tmp_path], Devices()).load("m"))[0]
+    assert 1 == form(ModelRepository([tmp_path], Devices()).load("m"))[0]
 
 
 def test_a_backend_that_does_not_know_the_mode_refuses_it(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_arena_is_as_new_after_the_trials(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     workshop.script("m", torch_modules.Growing())
     (tmp_path / "m" / "config.pbtxt").write_text(growing.format(backend="pytorch", strategy="oldest"))
-    model = Repository([tmp_path], Devices()).load("m")
+    model = ModelRepository([tmp_path], Devices()).load("m")
     (worker,) = model.versions[0].workers
     engine: Any = worker._engine
 

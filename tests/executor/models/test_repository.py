@@ -14,7 +14,7 @@ from executor.engine.pytorch import devices
 from executor.models.fingerprints import folder_fingerprint
 from executor.models.loader import Loader
 from executor.models.polling import Polling
-from executor.models.repository import NoSuchModelError, Repository
+from executor.models.repository import ModelRepository, NoSuchModelError
 from executor.workers.devices import DeviceLostError, Devices
 from shared.contract.errors import Code, LoadError
 from tests.executor.living import loading
@@ -36,14 +36,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def repository(folder: Path) -> AsyncIterator[Repository]:
-    repository = Repository((folder,), Devices())
+async def repository(folder: Path) -> AsyncIterator[ModelRepository]:
+    repository = ModelRepository((folder,), Devices())
     yield repository
     await repository.close()
 
 
 @pytest.fixture
-async def loader(repository: Repository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
+async def loader(repository: ModelRepository, redis_url: str, key_prefix: str) -> AsyncIterator[Loader]:
     async with loading(redis_url, key_prefix, repository) as loader:
         yield loader
 
@@ -59,11 +59,11 @@ def add_version(folder: Path, version: int) -> None:
     shutil.copytree(folder / "running_sum" / "1", folder / "running_sum" / str(version))
 
 
-def states(repository: Repository) -> dict[str, tuple[str, str]]:
+def states(repository: ModelRepository) -> dict[str, tuple[str, str]]:
     return {line.version: (line.state, line.reason) for line in repository.index() if line.model == "running_sum"}
 
 
-async def test_only_what_has_changed_is_loaded_anew(repository: Repository, folder: Path) -> None:
+async def test_only_what_has_changed_is_loaded_anew(repository: ModelRepository, folder: Path) -> None:
     (first,) = repository.load("running_sum").versions
 
     assert [first] == repository.load("running_sum", generation="2").versions
@@ -86,7 +86,7 @@ async def test_only_what_has_changed_is_loaded_anew(repository: Repository, fold
 
 
 async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_alone(
-    repository: Repository, folder: Path
+    repository: ModelRepository, folder: Path
 ) -> None:
     (one,) = repository.load("running_sum").versions
     add_version(folder, 3)
@@ -102,7 +102,7 @@ async def test_versions_come_and_go_by_the_policy_and_those_that_stay_are_left_a
     assert ("UNLOADING", "") == {line.version: (line.state, line.reason) for line in repository.index([one])}["1"]
 
 
-async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: Repository, folder: Path) -> None:
+async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: ModelRepository, folder: Path) -> None:
     (one,) = repository.load("running_sum").versions
     (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
 
@@ -124,7 +124,7 @@ async def test_a_failed_load_keeps_the_old_model_and_says_why(repository: Reposi
     assert "it is broken" in reason
 
 
-async def test_a_wrong_configuration_is_a_failed_poll(repository: Repository, folder: Path) -> None:
+async def test_a_wrong_configuration_is_a_failed_poll(repository: ModelRepository, folder: Path) -> None:
     change_config(folder, "max_batch_size: 32", "max_batch_size: -1")
 
     with pytest.raises(LoadError, match="failed to load 'running_sum', failed to poll from model repository: ") as no:
@@ -138,7 +138,7 @@ async def test_a_wrong_configuration_is_a_failed_poll(repository: Repository, fo
 
 
 async def test_override_files_take_the_place_of_the_folder_until_the_version_is_closed(
-    repository: Repository, folder: Path
+    repository: ModelRepository, folder: Path
 ) -> None:
     config = repository.load("running_sum").record.config_json
     files = {"7/model.py": CODE.encode()}
@@ -158,7 +158,7 @@ async def test_override_files_take_the_place_of_the_folder_until_the_version_is_
     assert not place.exists()
 
 
-async def test_polling_follows_the_folders(repository: Repository, loader: Loader, folder: Path) -> None:
+async def test_polling_follows_the_folders(repository: ModelRepository, loader: Loader, folder: Path) -> None:
     polling = Polling(repository, loader, 15.0, asyncio.Event())
 
     assert await polling.look()
@@ -185,7 +185,7 @@ async def test_polling_follows_the_folders(repository: Repository, loader: Loade
     ("name", "config"), [("no\0name", "{}"), ("labelled", json.dumps({"backend": "python", **NO_LABELS}))]
 )
 async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
-    repository: Repository, name: str, config: str
+    repository: ModelRepository, name: str, config: str
 ) -> None:
     with pytest.raises(LoadError, match="failed to poll from model repository: embedded null byte") as raised:
         repository.load(name, config, {"1/model.py": CODE.encode()})
@@ -196,7 +196,7 @@ async def test_what_no_file_can_be_called_fails_the_load_and_nothing_else(
 
 
 async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
-    repository: Repository, folder: Path
+    repository: ModelRepository, folder: Path
 ) -> None:
     (folder / "running_sum" / "1" / "model.py").write_text(CODE + "\nraise SystemExit(3)\n")
 
@@ -205,20 +205,20 @@ async def test_a_model_that_ends_the_process_while_it_is_loaded_fails_the_load(
 
 
 async def test_polling_outlives_a_repository_that_cannot_be_read(
-    repository: Repository, loader: Loader, monkeypatch: pytest.MonkeyPatch
+    repository: ModelRepository, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = asyncio.Event()
     polling = Polling(repository, loader, 0.01, changed)
     looks = 0
 
-    def names(_self: Repository) -> list[str]:
+    def names(_self: ModelRepository) -> list[str]:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise OSError("Stale file handle")
         return ["running_sum"]
 
-    monkeypatch.setattr(Repository, "names", names)
+    monkeypatch.setattr(ModelRepository, "names", names)
     async with asyncio.timeout(60):
         task = asyncio.create_task(polling.run())
         await changed.wait()
@@ -246,7 +246,7 @@ async def test_cached_answers_belong_to_the_content_of_a_versions_files(tmp_path
         config = (model / "config.pbtxt").read_text() + "\nversion_policy { all { } }"
         (model / "config.pbtxt").write_text(config + ("\nresponse_cache { enable: true }" if enabled else ""))
         shutil.copytree(model / "1", model / "2")
-        repository = Repository((model.parent,), Devices())
+        repository = ModelRepository((model.parent,), Devices())
         before = repository.load("add_sub").record
         code = model / "2" / "model.py"
         code.write_text(code.read_text() + "\n# Changed.\n")
@@ -269,7 +269,7 @@ def test_a_load_that_costs_the_process_its_gpu_is_no_refused_model(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be said of every model after it."""
-    broken = Repository((folder,), Devices((0,)))
+    broken = ModelRepository((folder,), Devices((0,)))
     (folder / "running_sum" / "1" / "model.py").write_text(BROKEN)
     monkeypatch.setattr(devices, "gpu_problem", lambda _: "")  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     with pytest.raises(LoadError, match="it is broken"):

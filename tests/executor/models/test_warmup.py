@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from executor.engine.base import RowResult
-from executor.models.repository import LoadedModel, Repository
+from executor.models.repository import LoadedModel, ModelRepository
 from executor.models.warmup import warmup_row
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
@@ -77,7 +77,7 @@ def load(directory: Path, *samples: str) -> LoadedModel:
     (directory / "warm" / "warmup").mkdir()
     (directory / "warm" / "warmup" / "seven").write_bytes(np.array([7, 8], "<i4").tobytes())
     (directory / "warm" / "warmup" / "thirteen").write_bytes(np.array([13], "<i4").tobytes())
-    return Repository([directory], Devices()).load("warm")
+    return ModelRepository([directory], Devices()).load("warm")
 
 
 def sample(name: str, *inputs: str, batch_size: int = 1, count: int = 0) -> str:

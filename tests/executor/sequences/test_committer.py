@@ -16,11 +16,11 @@ from executor.sequences import committer as module
 from executor.sequences.committer import Committer
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import StepFlag
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
-from shared.store.scripts import Call, CommitCode, KeptReplies, Outcome, Scripts, StepCommit
+from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit, StepOutcome
 from tests.scripted_mesh import ScriptedMesh
 
 EXECUTOR = ExecutorId("a-1")
@@ -51,7 +51,7 @@ class Owner(SimpleNamespace):
 def owner_that_hears(hear: Callable[[StepCommit, CommitCode, int, int], None]) -> Any:
     return Owner(
         model="sum",
-        load=Load("sum", "1", ""),
+        load=ModelLoad("sum", "1", ""),
         idle_ms=60_000,
         kept_replies=KeptReplies(),
         mark="",
@@ -88,7 +88,7 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
 
 def step_commit(sequence: SequenceId, epoch: Epoch, number: int, entry: str, reply: bytes) -> StepCommit:
     flags = StepFlag.START if number == 1 else StepFlag.END if number == STEPS else StepFlag.NONE
-    return StepCommit(sequence, epoch, StepNumber(number), flags, Outcome.DONE, "", "", reply, entries=(entry,))
+    return StepCommit(sequence, epoch, StepNumber(number), flags, StepOutcome.DONE, "", "", reply, entries=(entry,))
 
 
 class FailsOnce(Scripts):

@@ -16,7 +16,7 @@ import pytest
 
 from executor.core.sequences import Restored, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
-from executor.reporting.statistics import ModelStatistics
+from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import PREFETCHES_PER_READ, RESTORES_PER_READ, SequenceModel
@@ -45,8 +45,8 @@ from shared.contract.model_config import (
     TensorSpec,
 )
 from shared.contract.tensors import Tensor, to_numpy
-from shared.statistics.tally import Load, unpacked
-from shared.store.scripts import CommitCode, Outcome, StepCommit
+from shared.statistics.tally import ModelLoad, unpacked
+from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from shared.traces.tracing import Tracing
 
 START, END, NONE = StepFlag.START, StepFlag.END, StepFlag.NONE
@@ -102,7 +102,7 @@ class RecordedCommits:
     async def room(self) -> None: ...
     async def drained(self) -> None: ...
 
-    def outcome(self, step: int, correlation_id: CorrelationId = 7) -> Outcome | None:
+    def outcome(self, step: int, correlation_id: CorrelationId = 7) -> StepOutcome | None:
         found = [c.outcome for c in self.steps if (c.sequence, c.step) == (sequence_id("m", "", correlation_id), step)]
         return found[0] if found else None
 
@@ -215,7 +215,11 @@ async def stage(
         for worker in workers:
             worker.first_batch = first_batch
     served = SimpleNamespace(
-        config=model_config, version="1", workers=workers, statistics=ModelStatistics(Load("m", "1", "0")), mark=""
+        config=model_config,
+        version="1",
+        workers=workers,
+        statistics=StatisticsRecorder(ModelLoad("m", "1", "0")),
+        mark="",
     )
     commits = RecordedCommits()
     model = SequenceModel(
@@ -243,7 +247,7 @@ class TestCancelledSteps:
 
             on.cancel(1, correlation_id=2)
 
-            assert (Outcome.CANCELLED, Outcome.VOID) == (on.commits.outcome(1, 2), on.commits.outcome(2, 2))
+            assert (StepOutcome.CANCELLED, StepOutcome.VOID) == (on.commits.outcome(1, 2), on.commits.outcome(2, 2))
             replies = [on.commits.reply(n, 2) for n in (1, 2)]
             assert [("CANCELLED", "")] * 2 == [(reply.error_code, reply.error) for reply in replies]
             on.engines[0].let_go(2)
@@ -260,7 +264,7 @@ class TestCancelledSteps:
 
             await until(lambda: on.commits.outcome(2) is not None)
 
-            assert (Outcome.DONE, Outcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
+            assert (StepOutcome.DONE, StepOutcome.DONE) == (on.commits.outcome(1), on.commits.outcome(2))
 
     async def test_a_start_behind_a_cancelled_step_begins_anew(self) -> None:
         async with stage(config(Oldest(4))) as on:
@@ -273,7 +277,9 @@ class TestCancelledSteps:
 
             await until(lambda: on.commits.outcome(3) is not None)
 
-            assert [Outcome.DONE, Outcome.CANCELLED, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+            assert [StepOutcome.DONE, StepOutcome.CANCELLED, StepOutcome.DONE] == [
+                on.commits.outcome(n) for n in (1, 2, 3)
+            ]
 
 
 async def test_a_step_that_executors_were_lost_with_is_answered_without_the_model() -> None:
@@ -285,7 +291,7 @@ async def test_a_step_that_executors_were_lost_with_is_answered_without_the_mode
         on.engines[0].let_go(1)
         await until(lambda: on.commits.outcome(3) is not None)
 
-        assert [Outcome.GIVEN_UP, Outcome.LOST, Outcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
+        assert [StepOutcome.GIVEN_UP, StepOutcome.LOST, StepOutcome.DONE] == [on.commits.outcome(n) for n in (1, 2, 3)]
         replies = [decode_reply(step.reply) for step in on.commits.steps[:2]]
         assert [Code.INTERNAL, Code.INVALID_ARG] == [reply.error_code for reply in replies]
         assert [Reason.LOST] * 2 == [reply.reason for reply in replies]
@@ -457,7 +463,7 @@ class TestOwnership:
             on.engines[0].let_go(2)
 
             await until(lambda: on.commits.outcome(3) is not None)
-            assert [Outcome.DONE, Outcome.CANCELLED] == [on.commits.outcome(n) for n in (2, 3)]
+            assert [StepOutcome.DONE, StepOutcome.CANCELLED] == [on.commits.outcome(n) for n in (2, 3)]
 
     async def test_what_is_replayed_without_a_state_leaves_the_inbox_with_the_next_answer(self) -> None:
         async with stage(config(Oldest(4))) as on:
@@ -468,7 +474,7 @@ class TestOwnership:
             on.model.restored(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
 
             (answered,) = on.commits.steps
-            assert (4, Outcome.LOST) == (answered.step, answered.outcome)
+            assert (4, StepOutcome.LOST) == (answered.step, answered.outcome)
             assert ["2-0", "3-0", "4-0"] == answered.entries
 
     @pytest.mark.parametrize("mark", ["old", "new", ""])
@@ -484,7 +490,7 @@ class TestOwnership:
 
             await until(lambda: on.commits.outcome(3) is not None)
             assert [3] == [step.step for step in on.commits.steps]
-            is_lost = on.commits.outcome(3) is Outcome.LOST
+            is_lost = on.commits.outcome(3) is StepOutcome.LOST
             assert is_lost == (mark == "old")
             assert len(on.engines[0].batches) == (0 if is_lost else 3)
 
@@ -588,7 +594,7 @@ class TestIterativeSequences:
 
             await until(lambda: on.commits.outcome(1) is not None)
 
-            assert Outcome.CANCELLED is on.commits.outcome(1)
+            assert StepOutcome.CANCELLED is on.commits.outcome(1)
             assert 3 == len(on.engines[0].batches)
 
     async def test_a_pass_that_fails_is_the_answer(self) -> None:
@@ -601,7 +607,7 @@ class TestIterativeSequences:
 
             await until(lambda: on.commits.outcome(1) is not None)
 
-            assert (Outcome.FAILED, "tired") == (on.commits.outcome(1), on.commits.reply(1).error)
+            assert (StepOutcome.FAILED, "tired") == (on.commits.outcome(1), on.commits.reply(1).error)
 
     async def test_passes_that_answer_nobody_count_as_executions_with_the_answer(self) -> None:
         async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:

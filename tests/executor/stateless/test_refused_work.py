@@ -9,13 +9,13 @@ from redis.asyncio import Redis
 from executor.stateless.work_source import refuse_waiting
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, encode
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.work_scripts import Take, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 DEAD, ALIVE = ExecutorId("dead-1"), ExecutorId("alive-1")
-LOAD = Load("sum", "1", "g1")
+LOAD = ModelLoad("sum", "1", "g1")
 GONE = encode(ReplyMessage("1", error_code="NOT_FOUND", error="gone"))
 
 

@@ -17,7 +17,7 @@ from shared.contract.ids import GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.work_scripts import WorkItem, WorkScripts
 from tests.executor.living import Running, living, scripted
 from tests.executor.work_gate import Gate, new_gate
@@ -42,7 +42,7 @@ max_batch_size: 4
 input [ { name: "INPUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 output [ { name: "OUTPUT" data_type: TYPE_INT64 dims: [ -1 ] } ]
 """
-LOAD = Load("work", "1", "0")
+LOAD = ModelLoad("work", "1", "0")
 PATIENCE_S = 60.0
 
 
@@ -407,7 +407,7 @@ class TestExecutors:
             # It dies: its loops stop, and its lease ends.
             a.task.cancel()
             await asyncio.gather(a.task, return_exceptions=True)
-            await callers.redis.delete(callers.mesh.keys.executor_lease(a.incarnation.executor))
+            await callers.redis.delete(callers.mesh.keys.executor_lease(a.registration.executor))
 
             async with executor("b") as b:
                 await until(lambda: gate.batches.count([1, 2]) == 2, "b runs them again, at their old places")
@@ -426,7 +426,7 @@ class TestExecutors:
                 await until(lambda: gate.batches.count([1]) == life, "it runs once more")  # noqa: B023 - at once
                 one.task.cancel()
                 await asyncio.gather(one.task, return_exceptions=True)
-                await callers.redis.delete(callers.mesh.keys.executor_lease(one.incarnation.executor))
+                await callers.redis.delete(callers.mesh.keys.executor_lease(one.registration.executor))
 
             await lives.enter_async_context(executor("b"))
             await callers.send(2)
@@ -446,14 +446,14 @@ class TestExecutors:
             await callers.send(1)
             await until(lambda: gate.began(1), "a has taken it")
             async with executor("b"):
-                handed_back = WorkScripts(callers.mesh.keys).requeue(LOAD, a.incarnation.executor)
+                handed_back = WorkScripts(callers.mesh.keys).requeue(LOAD, a.registration.executor)
                 assert 1 == await callers.mesh.scripts.run(handed_back)
                 await until(lambda: gate.batches.count([1]) == 2, "b runs it again")
                 gate.release()
 
                 # `ScriptedMesh` fails on a second answer.
                 assert [2] == await callers.doubles(1)
-                await a.incarnation.leave()
+                await a.registration.leave()
                 await callers.send(2)
                 assert [4] == await callers.doubles(2)
 
@@ -465,7 +465,7 @@ class TestExecutors:
             await callers.send(1)
             await until(lambda: gate.began(1), "a has taken it")
             await callers.send(2, 3)
-            leaving = asyncio.create_task(a.incarnation.leave())
+            leaving = asyncio.create_task(a.registration.leave())
             gate.release()
             await leaving
 
@@ -480,10 +480,10 @@ class TestExecutors:
     ) -> None:
         async with executor("a") as a:
             a.repository.unload("work")
-            await a.incarnation.announce(Applied())
+            await a.registration.announce(Applied())
             # It lingers for gateways that do not know yet; then it is gone, and the mesh is told.
             await a.changed.wait()
-            await a.incarnation.announce(Applied())
+            await a.registration.announce(Applied())
             await callers.send(1)
 
             refused = await callers.reply(1)

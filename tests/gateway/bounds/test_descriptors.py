@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.bounds.descriptors import CONNECTIONS_MAX, OWN, Shares, shares
+from gateway.bounds.descriptors import CONNECTIONS_MAX, OWN, DescriptorShares, shares
 
 
 @pytest.mark.parametrize("limit", [128, 200, 1024, 5000])
@@ -17,5 +17,5 @@ def test_all_shares_together_are_no_more_than_there_are(limit: int) -> None:
 
 def test_what_was_set_counts() -> None:
     assert shares(1 << 20).http == shares(1 << 20).grpc == CONNECTIONS_MAX
-    assert Shares(10, 5, CONNECTIONS_MAX) == shares(1 << 20, http=10)
-    assert Shares(10, 7, 20) == shares(1 << 20, http=10, http_per_client=7, grpc=20)
+    assert DescriptorShares(10, 5, CONNECTIONS_MAX) == shares(1 << 20, http=10)
+    assert DescriptorShares(10, 7, 20) == shares(1 << 20, http=10, http_per_client=7, grpc=20)

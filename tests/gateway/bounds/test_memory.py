@@ -9,9 +9,17 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway.bounds.byte_budget import Room
-from gateway.bounds.memory import FULL_PART, MEMORY_MIN, TIGHT_PART, Memory, available_bytes, resident_bytes, shares
-from gateway.bounds.unread_answers import MUCH_BYTES, Untaken
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import (
+    FULL_PART,
+    MEMORY_MIN,
+    TIGHT_PART,
+    MemoryBound,
+    available_bytes,
+    resident_bytes,
+    shares,
+)
+from gateway.bounds.unread_answers import MUCH_BYTES, UnreadAnswers
 from gateway.requests.admission import InferCall
 from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, UnavailableError
@@ -25,14 +33,14 @@ GIB = 1 << 30
 def test_all_shares_together_fit_into_the_memory(memory_max: int) -> None:
     share = shares(memory_max)
 
-    assert share.in_flight + share.untaken < memory_max * TIGHT_PART
+    assert share.in_flight + share.unread < memory_max * TIGHT_PART
     # One message may be received and decoded beyond the second mark.
     assert 2 * share.message < memory_max * (1 - FULL_PART)
     assert share.rpcs >= 500
 
 
 def test_what_is_given_is_not_derived() -> None:
-    settings = GatewaySettings(memory_max=GIB, max_bytes_in_flight=1, max_bytes_untaken=2, grpc_max_input_size=3)
+    settings = GatewaySettings(memory_max=GIB, max_bytes_in_flight=1, max_bytes_unread=2, grpc_max_input_size=3)
     settings = dataclasses.replace(settings, http_max_input_size=4, grpc_max_concurrent_rpcs=5)
 
     assert settings == settings.bounded()
@@ -73,29 +81,29 @@ def test_the_process_has_some_memory() -> None:
 
 def test_beyond_the_first_mark_memory_is_asked_back_and_beyond_the_second_nothing_is_taken() -> None:
     resident, asked = 0, list[int]()
-    memory = Memory(1000, lambda: resident)
+    memory = MemoryBound(1000, lambda: resident)
 
     def relieve(excess: int) -> int:
         asked.append(excess)
         return 30
 
     memory.reliefs += [relieve, relieve]
-    room = Room(100, memory)
+    budget = ByteBudget(100, memory)
 
     for resident in (600, 700, 900):
         memory.look(0.0)
         assert (resident > 800) == memory.is_full
     assert [50, 20, 250, 220] == asked
     with pytest.raises(UnavailableError, match="--memory-max, 1000 bytes"):
-        room.take(1)
+        budget.take(1)
     resident = 0
     memory.look(0.0)
-    room.take(1)
+    budget.take(1)
 
 
 async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
     resident = 900
-    memory = Memory(1000, lambda: resident)
+    memory = MemoryBound(1000, lambda: resident)
     await memory.eased()
     memory.look(0.0)
     waiting = asyncio.create_task(memory.eased())
@@ -111,34 +119,34 @@ async def test_who_waits_for_memory_goes_on_when_there_is_some() -> None:
 
 def test_who_has_taken_nothing_for_longest_loses_its_connection_when_there_is_too_much() -> None:
     lost = list[str]()
-    untaken = Untaken(100)
+    unread = UnreadAnswers(100)
     for client, size in (("slow", 30), ("reader", 30), ("slow", 10), ("late", 30)):
-        untaken.add(client, size, lambda client=client: lost.append(client))
-    untaken.took("reader", 10)
+        unread.add(client, size, lambda client=client: lost.append(client))
+    unread.took("reader", 10)
     assert [] == lost
-    assert 90 == untaken.taken
+    assert 90 == unread.taken
 
-    untaken.add("new", 20, lambda: lost.append("new"))
+    unread.add("new", 20, lambda: lost.append("new"))
     assert ["slow"] == lost
-    untaken.add("new", 60, lambda: lost.append("new"))
+    unread.add("new", 60, lambda: lost.append("new"))
     assert ["slow", "late"] == lost
-    untaken.took("slow", 30)
-    untaken.add("new", 500, lambda: lost.append("new"))
+    unread.took("slow", 30)
+    unread.add("new", 500, lambda: lost.append("new"))
     assert ["slow", "late", "reader"] == lost
-    untaken.took("new", 580)
-    assert 0 == untaken.taken
+    unread.took("new", 580)
+    assert 0 == unread.taken
 
 
 def test_memory_that_is_short_is_taken_from_those_who_keep_much() -> None:
     lost = list[str]()
-    untaken = Untaken(1 << 40)
+    unread = UnreadAnswers(1 << 40)
     for client, size in (("little", 10), ("much", MUCH_BYTES), ("more", 3 * MUCH_BYTES)):
-        untaken.add(client, size, lambda client=client: lost.append(client))
+        unread.add(client, size, lambda client=client: lost.append(client))
 
-    assert MUCH_BYTES == untaken.relieve(1)
-    assert 3 * MUCH_BYTES == untaken.relieve(MUCH_BYTES)
+    assert MUCH_BYTES == unread.relieve(1)
+    assert 3 * MUCH_BYTES == unread.relieve(MUCH_BYTES)
     assert ["much", "more"] == lost
-    assert 0 == untaken.relieve(1)
+    assert 0 == unread.relieve(1)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/infer", "/v2/models/nobody/infer", "/v2/repository/index"])

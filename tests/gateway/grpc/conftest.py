@@ -14,7 +14,7 @@ from gateway.grpc.ports import Ports
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.requests.admission import InferCall
-from gateway.requests.orphans import Connection
+from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, LoadError, MeshError, RequestError
 from shared.contract.messages import ModelRecord, ReplyMessage, RepositoryEntry
@@ -42,10 +42,10 @@ class InferenceTwin:
         self.respond: Callable[[InferCall], Answer | MeshError | None] = self.answer
         self._arrived = asyncio.Event()
 
-    def connection(self) -> Connection:
-        return Connection(lambda _: None)
+    def connection(self) -> ConnectionSequences:
+        return ConnectionSequences(lambda _: None)
 
-    def submit(self, call: InferCall, connection: Connection | None = None) -> asyncio.Future[Answer]:
+    def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.calls.append(call)
         self.futures.append(future)

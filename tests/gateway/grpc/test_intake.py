@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.bounds.byte_budget import Room
-from gateway.bounds.memory import Memory
-from gateway.bounds.unread_answers import Untaken
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import MemoryBound
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc import weight
 from gateway.grpc.arrivals import MUCH_BYTES
 from gateway.grpc.pb import pb
@@ -51,26 +51,26 @@ def resident() -> ResidentTwin:
 
 
 @pytest.fixture
-def memory(resident: ResidentTwin) -> Memory:
-    return Memory(1000, resident)
+def memory(resident: ResidentTwin) -> MemoryBound:
+    return MemoryBound(1000, resident)
 
 
 @pytest.fixture
-def room(memory: Memory) -> Room:
-    return Room(ROOM, memory)
+def budget(memory: MemoryBound) -> ByteBudget:
+    return ByteBudget(ROOM, memory)
 
 
 @pytest.fixture
-def untaken() -> Untaken:
-    return Untaken(ROOM)
+def unread() -> UnreadAnswers:
+    return UnreadAnswers(ROOM)
 
 
 @pytest.fixture
 async def server(
-    make_servicer: Callable[[], InferenceServicer], memory: Memory, room: Room, untaken: Untaken
+    make_servicer: Callable[[], InferenceServicer], memory: MemoryBound, budget: ByteBudget, unread: UnreadAnswers
 ) -> AsyncIterator[GrpcServer]:
     ports: Ports = make_servicer()._ports
-    servicer = InferenceServicer(ports, room=room, memory=memory, untaken=untaken, message_bytes_max=MESSAGE_MAX)
+    servicer = InferenceServicer(ports, budget=budget, memory=memory, unread=unread, message_bytes_max=MESSAGE_MAX)
     server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=MESSAGE_MAX))
     yield server
     await server.stop(0)
@@ -129,9 +129,9 @@ async def test_a_message_that_unpacks_to_more_than_the_bound_is_refused(
     assert f"Decompressed message larger than max ({seen} vs. {MESSAGE_MAX})" == refused.details()
 
 
-async def test_what_is_unpacked_takes_its_place_in_the_room(channel: Any, room: Room) -> None:
+async def test_what_is_unpacked_takes_its_place_in_the_room(channel: Any, budget: ByteBudget) -> None:
     """Where others have taken most of it, it is refused before it is whole; in a stream by a message."""
-    room.take(ROOM - (2 << 20))
+    budget.take(ROOM - (2 << 20))
     packed = gzip.compress(sized(3 << 20))
 
     refused = await refusal(channel.unary_unary(INFER)(packed))
@@ -139,13 +139,13 @@ async def test_what_is_unpacked_takes_its_place_in_the_room(channel: Any, room: 
     stream = channel.stream_stream(STREAM)()
     await stream.write(packed)
     assert "bytes in flight" in pb.ModelStreamInferResponse.FromString(await stream.read()).error_message
-    assert ROOM - (2 << 20) == room.taken
+    assert ROOM - (2 << 20) == budget.taken
 
-    room.give_back(ROOM - (2 << 20))
+    budget.give_back(ROOM - (2 << 20))
     await stream.write(packed)
     assert "0" == pb.ModelStreamInferResponse.FromString(await stream.read()).infer_response.id
     stream.cancel()
-    assert 0 == room.taken
+    assert 0 == budget.taken
 
 
 # -- decoding -------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_only_what_is_carried_as_it_is_weighs_nothing_more() -> None:
 
 
 async def test_while_memory_is_full_requests_are_refused_unread_and_health_answers(
-    channel: Any, twin: Any, memory: Memory, resident: ResidentTwin
+    channel: Any, twin: Any, memory: MemoryBound, resident: ResidentTwin
 ) -> None:
     stream = channel.stream_stream(STREAM)()
     await stream.write(sized(4, 1))
@@ -214,7 +214,7 @@ async def test_while_memory_is_full_requests_are_refused_unread_and_health_answe
 
 
 async def test_while_memory_is_tight_who_keeps_most_of_it_loses_the_calls_that_wait_for_messages(
-    server: GrpcServer, channel: Any, twin: Any, memory: Memory, resident: ResidentTwin
+    server: GrpcServer, channel: Any, twin: Any, memory: MemoryBound, resident: ResidentTwin
 ) -> None:
     """A stream that sends little on another connection goes on, and so does the connection itself."""
     if not hasattr(socket, "TCP_INFO"):

@@ -18,7 +18,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient.grpc import aio as triton_grpc_aio
 from tritonclient.utils import InferenceServerException
 
-from gateway.bounds.unread_answers import Untaken
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.metadata import NO_METADATA
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
@@ -344,7 +344,7 @@ def stream_of(context: ContextTwin, read: Any, twin: Any, *, outstanding_bytes_m
         read,
         twin.submit,
         NO_METADATA,
-        untaken=Untaken(1 << 30),
+        unread=UnreadAnswers(1 << 30),
         cut=lambda: None,
         outstanding_max=100,
         outstanding_bytes_max=outstanding_bytes_max,

@@ -222,5 +222,5 @@ async def test_a_model_that_appears_while_the_mesh_is_read_has_a_record_once_it_
     catalog = Catalog(cast("Any", Joining()))
     await catalog.refresh()
 
-    assert catalog.picture.ready.keys() <= catalog.picture.records.keys()
-    assert {"m"} == catalog.picture.records.keys()
+    assert catalog.view.ready.keys() <= catalog.view.records.keys()
+    assert {"m"} == catalog.view.records.keys()

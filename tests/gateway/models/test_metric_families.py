@@ -25,8 +25,8 @@ from shared.statistics.reports import Sample as CustomSample
 from shared.statistics.tally import (
     FULL_LOGS,
     Compute,
+    FailureReason,
     MemoryUse,
-    Reason,
     added,
     execution,
     failure,
@@ -86,7 +86,7 @@ def counts() -> dict[str, int]:
             execution(batch_size=8, compute=TIMES, ended_ms=5),
             {"success_count": 1, "success_ns": 30_000, "queue_ns": 10_000, "cache_hit_count": 1, "cache_hit_ns": 5_000},
             {"cache_miss_count": 1, "cache_miss_ns": 9_000},
-            failure(Reason.REJECTED, total_ns=1),
+            failure(FailureReason.REJECTED, total_ns=1),
         ]
     )
 
@@ -177,12 +177,12 @@ def test_a_failure_counts_under_its_reason_and_all_four_are_there_from_the_start
                 "nv_inference_request_failure",
                 (*tags, ("model", model), ("reason", reason), ("version", version)),
             ]
-            for reason in Reason
+            for reason in FailureReason
         }
 
     assert "counter" == kind
     assert {"REJECTED": 1, "CANCELED": 0, "BACKEND": 0, "OTHER": 0} == of("cached", "1", (("_team", "a"),))
-    assert dict.fromkeys(Reason, 0) == of("plain", "3")
+    assert dict.fromkeys(FailureReason, 0) == of("plain", "3")
 
 
 def test_labels_are_written_in_the_order_of_their_names() -> None:

@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
-from gateway.models.catalog import Catalog, Picture
+from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.metrics import Metrics
 from gateway.models.observation import Observation
 from gateway.models.statistics import Statistics
@@ -16,7 +16,7 @@ from shared.contract.errors import UnavailableError
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import ModelConfig
 from shared.statistics.metrics_config import MetricsConfig
-from shared.statistics.tally import Load, Reason, failure, packed
+from shared.statistics.tally import FailureReason, ModelLoad, failure, packed
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.scripts import Scripts
@@ -33,17 +33,17 @@ async def test_statistics_survive_a_redis_without_memory(
     keys = Keyspace()
     scripts = Scripts(redis, keys)
     catalog = Catalog(Membership(redis, keys))
-    monkeypatch.setattr(Catalog, "picture", Picture(records={"m": RECORD}, ready={"m": ("1",)}))
+    monkeypatch.setattr(Catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
     observation = Observation(redis, keys, catalog)
     tallies = Tallies(scripts, keys)
     statistics = Statistics(tallies, catalog, observation)
     page = Metrics(catalog, statistics, observation, [], MetricsConfig())
     tally = keys.tally(keys.home_shard("m"), "m", "1", "5-0")
-    await untyped.rpush(tally, packed(failure(Reason.BACKEND, total_ns=7)))
+    await untyped.rpush(tally, packed(failure(FailureReason.BACKEND, total_ns=7)))
     assert 1 == (await statistics.read("m"))[0].failures["BACKEND"]
     assert b'nv_inference_request_failure{model="m",reason="BACKEND",version="1"} 1\n' in await page.render()
 
-    await untyped.rpush(tally, packed(failure(Reason.BACKEND, total_ns=7)))
+    await untyped.rpush(tally, packed(failure(FailureReason.BACKEND, total_ns=7)))
     await untyped.config_set("maxmemory", 1)
     with pytest.raises(UnavailableError, match=r"cannot be read: .*maxmemory"):
         await statistics.read("m")
@@ -52,5 +52,5 @@ async def test_statistics_survive_a_redis_without_memory(
 
     assert b"nv_inference" not in without
     assert b"seqmesh_gateway_mesh_up 0.0\n" in without
-    assert 2 == (await tallies.read([Load("m", "1", "5-0")]))[Load("m", "1", "5-0")]["fail_count"]
+    assert 2 == (await tallies.read([ModelLoad("m", "1", "5-0")]))[ModelLoad("m", "1", "5-0")]["fail_count"]
     await redis.aclose()

@@ -503,7 +503,7 @@ async def test_beyond_the_bound_of_bytes_callers_are_refused_at_once(
 
             executor.paused.clear()
             await asyncio.gather(*taken)
-            assert 0 == core.inference.room.taken
+            assert 0 == core.inference.budget.taken
             await executor.pause()
         executor.paused.clear()
         await core.inference.submit(echo(4))

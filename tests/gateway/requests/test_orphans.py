@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 import gateway.requests.orphans
 from gateway.requests.admission import Admitted, InferCall
-from gateway.requests.orphans import Connection, Orphans
-from gateway.requests.waiting import Answer, Waiting
+from gateway.requests.orphans import ConnectionSequences, Orphans
+from gateway.requests.waiting import Answer, PendingRequest
 from gateway.service import Core
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId, SequenceId, sequence_id
@@ -174,12 +174,12 @@ async def test_connections_that_a_stopping_gateway_cuts_count_for_nothing(core: 
 # -- alone ----------------------------------------------------------------------------------------------------------
 
 
-def used(sequence: str, token: str, flags: StepFlag = StepFlag.NONE) -> Waiting:
+def used(sequence: str, token: str, flags: StepFlag = StepFlag.NONE) -> PendingRequest:
     config = msgspec.structs.replace(running_sum(GRACED), parameters={"orphan_grace_microseconds": "1500"})
     admitted = Admitted(InferMessage(GRACED, "1", "", 1, ()), sequence=SequenceId(sequence), flags=flags)
     future = cast("asyncio.Future[Answer]", None)
     call, record = InferCall(GRACED), ModelRecord(config, "{}", ("1",))
-    return Waiting(call, record, admitted, future, shard=cast(Any, 0), token=token)
+    return PendingRequest(call, record, admitted, future, shard=cast(Any, 0), token=token)
 
 
 def left(sequence: str, token: str) -> Orphan:
@@ -188,7 +188,7 @@ def left(sequence: str, token: str) -> Orphan:
 
 def test_a_connection_names_the_latest_step_of_each_sequence_it_has_not_ended() -> None:
     told: list[Orphan] = []
-    connection = Connection(told.append)
+    connection = ConnectionSequences(told.append)
     for waiting in (used("a", "1"), used("b", "2"), used("a", "3"), used("c", "4"), used("b", "5", StepFlag.END)):
         connection.used(waiting)
     assert [] == told
@@ -200,7 +200,7 @@ def test_a_connection_names_the_latest_step_of_each_sequence_it_has_not_ended() 
 
 def test_a_step_that_is_accepted_when_its_connection_has_gone_is_an_orphans_at_once() -> None:
     told: list[Orphan] = []
-    connection = Connection(told.append)
+    connection = ConnectionSequences(told.append)
     connection.end()
 
     connection.used(used("a", "1"))
@@ -212,7 +212,7 @@ def test_a_step_that_is_accepted_when_its_connection_has_gone_is_an_orphans_at_o
 def test_of_too_many_sequences_those_used_least_recently_keep_their_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway.requests.orphans, "NOTED_MAX", 2)
     told: list[Orphan] = []
-    connection = Connection(told.append)
+    connection = ConnectionSequences(told.append)
     for waiting in (used("a", "1"), used("b", "2"), used("a", "3"), used("c", "4")):
         connection.used(waiting)
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from gateway.requests.recovery import Recovery
+from gateway.requests.recovery import RestartRecovery
 from shared.contract.ids import ShardId
 from shared.store.redis_client import connect
 from shared.store.server_run import AnotherRunError, ServerRun
@@ -37,7 +37,7 @@ class Callers:
 async def test_a_redis_that_comes_back_without_memory_delays_the_recovery_and_does_not_end_it(redis_url: str) -> None:
     run, callers = ServerRun(), Callers(fails=2)
     run.meet("the run before")
-    recovery = Recovery(lambda new: connect(redis_url, run=new), run, cast("Any", callers), cast("Any", callers))
+    recovery = RestartRecovery(lambda new: connect(redis_url, run=new), run, cast("Any", callers), cast("Any", callers))
     working = asyncio.create_task(recovery.run())
     with pytest.raises(AnotherRunError):
         run.meet("another")

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.requests.admission import Admitted, InferCall
 from gateway.requests.refusals import refusal
-from gateway.requests.waiting import Answer, Waiting
+from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import Reason
 from shared.contract.ids import sequence_id
 from shared.contract.messages import InferMessage, ModelRecord
@@ -32,7 +32,7 @@ def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters
     config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
     admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence_id("model", "", 5))
     future = cast("asyncio.Future[Answer]", None)
-    waiting = Waiting(
+    waiting = PendingRequest(
         InferCall("model"),
         ModelRecord(config, "{}", ("1",)),
         admitted,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.bounds.byte_budget import Room
+from gateway.bounds.byte_budget import ByteBudget
 from gateway.rest import body
 from gateway.rest.json_values import Json, parse_object
 
@@ -26,7 +26,7 @@ async def test_a_bulky_document_does_not_hold_up_the_loop(
         return {"type": "http.request", "body": b'{"a": "' + b"x" * size + b'"}'}
 
     monkeypatch.setattr(body, "parse_object", noticed)
-    bounds = body.BodyBounds(2 * body.BULKY_BYTES, Room(4 * body.BULKY_BYTES))
+    bounds = body.BodyBounds(2 * body.BULKY_BYTES, ByteBudget(4 * body.BULKY_BYTES))
     document = await body.read_object({"type": "http", "headers": []}, receive, bounds)
 
     assert {"a": "x" * size} == document

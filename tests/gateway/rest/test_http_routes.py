@@ -15,8 +15,8 @@ import pytest
 from gateway.access.origins import Origins
 from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
-from gateway.rest.reply import Endpoint
-from gateway.rest.server import Server
+from gateway.rest.reply import RouteEndpoint
+from gateway.rest.server import ServerRoutes
 from gateway.settings import GatewaySettings
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry
 from shared.process.lifecycle import Stop
@@ -333,13 +333,15 @@ async def test_health_says_so_while_the_gateway_stops(path: str):
     stop = Stop()
     stop.request("test")
     unused: Any = None
-    server = Server(unused, unused, stop)
+    server = ServerRoutes(unused, unused, stop)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     handler = server.live if path.endswith("live") else server.ready
-    await Endpoint(handler, Origins())({"type": "http", "method": "GET", "headers": [], "path": path}, unused, send)
+    await RouteEndpoint(handler, Origins())(
+        {"type": "http", "method": "GET", "headers": [], "path": path}, unused, send
+    )
 
     assert (503, b'{"error":"Server exiting"}') == (sent[0]["status"], sent[1]["body"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from scheduler.core import expiry
-from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, Backlog, Entry, Waiting
+from scheduler.core.backlog import COMPACT_SLACK, MOVING_RANK, Backlog, BacklogEntry, Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import SequenceWaits
-from scheduler.core.state import Policy, State
+from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import SequenceId, ShardId
 
 STAYING = 5
@@ -30,7 +30,7 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
 
     turns = ["moves", *(f"stays {number}" for number in range(STAYING))]
     assert turns == [waiting.sequence for waiting in backlog.in_order()]
-    assert Waiting(MOVING_RANK, entry(STAYING + LEAVING), SequenceId("moves")) == backlog.in_order()[0]
+    assert BacklogEntry(MOVING_RANK, entry(STAYING + LEAVING), SequenceId("moves")) == backlog.in_order()[0]
     taken: list[str] = []
     while (first := backlog.first()) is not None:
         taken.append(first)
@@ -40,7 +40,7 @@ def test_a_line_does_not_grow_with_those_who_leave_it_from_the_middle() -> None:
 
 
 def test_deadlines_of_those_who_wait_no_longer_do_not_pile_up() -> None:
-    state = State(Policy(1.25))
+    state = LeaderState(Policy(1.25))
     for number in range(STAYING):
         decide(state, SequenceWaits(SequenceId(f"stays {number}"), "1", entry(number), moving=False))
         expiry.watch(state, SequenceId(f"stays {number}"), entry(number), 1000 + number)

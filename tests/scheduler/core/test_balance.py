@@ -16,8 +16,8 @@ from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, MovedOut, SequenceOver, SequenceWaits, Tick
 from scheduler.core.placement import Ring
-from scheduler.core.slots import ServedVersion, SlotTable
-from scheduler.core.state import Policy, State
+from scheduler.core.slots import OfferedVersion, SlotTable
+from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 TICK_MS = 500
@@ -27,14 +27,14 @@ class World:
     """Sequences on executors, one leader; a sequence has a step in flight with some likelihood when it is asked for."""
 
     def __init__(self, chance: random.Random, *, busy: float = 0.0) -> None:
-        self.state = State(Policy(1.25))
+        self.state = LeaderState(Policy(1.25))
         self.chance = chance
         self.busy = busy
         self.moved: Counter[SequenceId] = Counter()
         self.clock = 0
 
     def join(self, name: str, slots: int = 512) -> None:
-        self.tell(ExecutorSeen(ExecutorId(name), (ServedVersion("1", 1, slots),)))
+        self.tell(ExecutorSeen(ExecutorId(name), (OfferedVersion("1", 1, slots),)))
 
     def start(self, count: int) -> None:
         for number in range(count):
@@ -120,7 +120,7 @@ def test_fewer_are_moved_than_if_everybody_were_placed_anew(joining: int) -> Non
 
     rival = Ring(1.25, 64)
     for number in range(4 + joining):
-        rival.put(SlotTable(ExecutorId(f"e{number}"), ServedVersion("1", 1, 512)))
+        rival.put(SlotTable(ExecutorId(f"e{number}"), OfferedVersion("1", 1, 512)))
     elsewhere = 0
     for sequence, executor in before.items():
         table = rival.choose(sequence)

@@ -47,8 +47,8 @@ from scheduler.core.events import (
     Vacated,
     WaitEnded,
 )
-from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Policy, State, picture
+from scheduler.core.slots import OfferedVersion, SlotAddress
+from scheduler.core.state import LeaderState, Policy, view
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
@@ -65,7 +65,7 @@ class Record:
     """
 
     entry: Entry
-    place: Place | None = None
+    place: SlotAddress | None = None
     epoch: Epoch = Epoch(0)
     moving: bool = False
     timeout_us: int = 0
@@ -91,7 +91,7 @@ class Twin:
     starts: list[SequenceWaits] = field(default_factory=list[SequenceWaits])
     news: list[PatienceLowered] = field(default_factory=list[PatienceLowered])
     feed: list[SequenceOver | WaitEnded] = field(default_factory=list[SequenceOver | WaitEnded])
-    executors: dict[ExecutorId, ServedVersion] = field(default_factory=dict[ExecutorId, ServedVersion])
+    executors: dict[ExecutorId, OfferedVersion] = field(default_factory=dict[ExecutorId, OfferedVersion])
     dead: set[ExecutorId] = field(default_factory=set[ExecutorId])
     untold: set[Entry] = field(default_factory=set[Entry])
     wishes: dict[Entry, MoveWished] = field(default_factory=dict[Entry, MoveWished])
@@ -230,7 +230,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
 
     def begin_leading(self) -> None:
         """A new leader: an empty state, and the streams from their beginning."""
-        self.state = State(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
+        self.state = LeaderState(Policy(1.25, virtual_nodes=4, forget_after_ms=100))
         self.is_stirred = True
         self.known: set[ExecutorId] = set()
         self.read_starts = Entry(0, 0, SHARD)
@@ -248,7 +248,7 @@ class CoreAgainstTwin(RuleBasedStateMachine):
     @precondition(lambda self: len(self.twin.executors) < 4)
     def executor_joins(self, instances: int, slots: int) -> None:
         self.born += 1
-        self.twin.executors[ExecutorId(f"e{self.born}")] = ServedVersion(
+        self.twin.executors[ExecutorId(f"e{self.born}")] = OfferedVersion(
             "1", instances, slots, pageable=True, idle_ms=100_000
         )
 
@@ -485,9 +485,9 @@ class CoreAgainstTwin(RuleBasedStateMachine):
         live = {s: (r.place, r.epoch) for s, r in self.twin.records.items() if r.place is not None}
         waiting = {s for s, r in self.twin.records.items() if r.in_line}
 
-        assert live == {sequence: (place, epoch) for sequence, place, epoch in picture(self.state).live}
+        assert live == {sequence: (place, epoch) for sequence, place, epoch in view(self.state).live}
         # Of those whose cancellation the feed had no room for, it learns when their turn comes.
-        believed = {sequence for _, sequence, _ in picture(self.state).waiting}
+        believed = {sequence for _, sequence, _ in view(self.state).waiting}
         assert waiting == {s for s in believed if self.state.sequences[s].entry not in self.twin.untold}
 
 

@@ -10,15 +10,15 @@ from scheduler.core.actions import Action, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
-from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import State, picture
+from scheduler.core.slots import OfferedVersion, SlotAddress
+from scheduler.core.state import LeaderState, view
 from scheduler.ingest import withdrawn
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import ExecutorRegistration, RepositoryEntry, ServedModel
 from shared.store.membership import Member
 
 E1 = ExecutorId("e1")
-V1, V2 = ServedVersion("1", 1, 2), ServedVersion("2", 1, 2)
+V1, V2 = OfferedVersion("1", 1, 2), OfferedVersion("2", 1, 2)
 
 
 def name(text: str) -> SequenceId:
@@ -29,36 +29,36 @@ def entry(number: int) -> Entry:
     return Entry(100 + number, 0, ShardId(0))
 
 
-def live(state: State, text: str, epoch: int, version: str = "1") -> None:
+def live(state: LeaderState, text: str, epoch: int, version: str = "1") -> None:
     """A sequence that was placed, as Redis has confirmed."""
     take(state, SequenceWaits(name(text), version, entry(epoch)))
     take(state, Assigned(name(text), entry(epoch), Epoch(epoch)))
 
 
-def take(state: State, event: Event) -> list[Action]:
+def take(state: LeaderState, event: Event) -> list[Action]:
     actions = decide(state, event)
     invariants.check(state)
     return actions
 
 
-def holders(state: State) -> list[SequenceId]:
-    return [sequence for sequence, _, _ in picture(state).live]
+def holders(state: LeaderState) -> list[SequenceId]:
+    return [sequence for sequence, _, _ in view(state).live]
 
 
 def test_fewer_slots_move_those_that_have_none_now() -> None:
-    state = State()
+    state = LeaderState()
     take(state, ExecutorSeen(E1, (V1,)))
     live(state, "old", 5)
     live(state, "new", 6)
 
-    actions = take(state, ExecutorSeen(E1, (ServedVersion("1", 1, 1),)))
+    actions = take(state, ExecutorSeen(E1, (OfferedVersion("1", 1, 1),)))
 
     assert [Reclaim(E1)] == actions
     assert [] == holders(state)
 
 
 def test_a_version_that_goes_takes_only_its_own_sequences() -> None:
-    state = State()
+    state = LeaderState()
     take(state, ExecutorSeen(E1, (V1, V2)))
     live(state, "a", 5, "1")
     live(state, "b", 6, "2")
@@ -68,16 +68,16 @@ def test_a_version_that_goes_takes_only_its_own_sequences() -> None:
 
 
 def test_a_new_leader_takes_what_an_unloaded_version_has_left() -> None:
-    state = State()
+    state = LeaderState()
     take(state, ExecutorSeen(E1, (V1,)))
-    gone = Place(E1, "9", InstanceIndex(0), SlotIndex(0))
+    gone = SlotAddress(E1, "9", InstanceIndex(0), SlotIndex(0))
 
     assert [Reclaim(E1, only=("9",))] == take(state, SequenceFound(name("left"), gone, Epoch(7)))
     assert [] == holders(state)
 
 
 def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:
-    state = State()
+    state = LeaderState()
     take(state, SequenceWaits(name("new"), "1", entry(1)))
     take(state, SequenceWaits(name("moving"), "1", entry(2), moving=True))
     take(state, SequenceWaits(name("other"), "2", entry(3)))
@@ -87,7 +87,7 @@ def test_who_waits_for_an_unloaded_version_is_refused_new_or_moving() -> None:
     message = "Request for unknown model: 'm' version 1 is not at ready state"
     assert {name("new"), name("moving")} == {a.sequence for a in actions if isinstance(a, Reject)}
     assert {message} == {a.message for a in actions if isinstance(a, Reject)}
-    assert [name("other")] == [sequence for _, sequence, _ in picture(state).waiting]
+    assert [name("other")] == [sequence for _, sequence, _ in view(state).waiting]
     assert [] == take(state, VersionsWithdrawn("m", ("1",)))
 
 

@@ -68,8 +68,8 @@ from scheduler.core.events import (
     Vacated,
     WaitEnded,
 )
-from scheduler.core.slots import Place, ServedVersion
-from scheduler.core.state import Policy, State, picture
+from scheduler.core.slots import OfferedVersion, SlotAddress
+from scheduler.core.state import LeaderState, Policy, view
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 
 FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
@@ -107,7 +107,7 @@ def test_there_are_transcripts() -> None:
 
 def replay(told: str) -> str:
     """The transcript with what the core really does after each command."""
-    state = State(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000))
+    state = LeaderState(Policy(load_factor=1.25, virtual_nodes=16, forget_after_ms=5000))
     happened: list[str] = []
     is_quiet = False
     for line in told.splitlines():
@@ -124,7 +124,7 @@ def replay(told: str) -> str:
     return "\n".join(happened).replace("\n\n\n", "\n\n") + "\n"
 
 
-def obey(state: State, words: list[str], *, may_be_left_out: bool) -> list[str]:
+def obey(state: LeaderState, words: list[str], *, may_be_left_out: bool) -> list[str]:
     """What the core answers to one command. may_be_left_out: a tick that is not due may; it must have nothing to do."""
     if words == ["state"]:
         return shown(state)
@@ -135,7 +135,7 @@ def obey(state: State, words: list[str], *, may_be_left_out: bool) -> list[str]:
     return [told_action(action) for action in actions] or ["  nothing"]
 
 
-def is_due_without_looking(state: State, now_ms: int) -> bool:
+def is_due_without_looking(state: LeaderState, now_ms: int) -> bool:
     """Most transcripts say nothing of what was found, and so the core looks with each of their ticks."""
     look_ms, state.look_ms = state.look_ms, now_ms + 1
     is_needed = is_due(state, now_ms)
@@ -143,25 +143,25 @@ def is_due_without_looking(state: State, now_ms: int) -> bool:
     return is_needed
 
 
-def event(state: State, words: list[str]) -> Event:
+def event(state: LeaderState, words: list[str]) -> Event:
     """The event that a command stands for."""
     command, subject, *rest = words
     return COMMANDS[command](state, subject, rest)
 
 
-def joins(_: State, subject: str, rest: list[str]) -> Event:
+def joins(_: LeaderState, subject: str, rest: list[str]) -> Event:
     return ExecutorSeen(ExecutorId(subject), tuple(served(word) for word in rest))
 
 
-def closes(_: State, subject: str, rest: list[str]) -> Event:
+def closes(_: LeaderState, subject: str, rest: list[str]) -> Event:
     return ExecutorSeen(ExecutorId(subject), tuple(served(word, closing=True) for word in rest))
 
 
-def served(word: str, *, closing: bool = False) -> ServedVersion:
+def served(word: str, *, closing: bool = False) -> OfferedVersion:
     version, size = word.split(":")
     instances, slots = size.split("x")
     slots, _, idle_ms = slots.partition("i")
-    return ServedVersion(
+    return OfferedVersion(
         version,
         int(instances),
         int(slots.removesuffix("p")),
@@ -171,7 +171,7 @@ def served(word: str, *, closing: bool = False) -> ServedVersion:
     )
 
 
-def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> Event:
+def waits(_: LeaderState, subject: str, rest: list[str], *, moving: bool = False) -> Event:
     version = next((word[1:] for word in rest if word.startswith("v")), "1")
     timeout_ms = next((int(word[:-2]) for word in rest if word.endswith("ms")), 0)
     return SequenceWaits(
@@ -183,11 +183,11 @@ def waits(_: State, subject: str, rest: list[str], *, moving: bool = False) -> E
     )
 
 
-def moves(state: State, subject: str, rest: list[str]) -> Event:
+def moves(state: LeaderState, subject: str, rest: list[str]) -> Event:
     return waits(state, subject, rest, moving=True)
 
 
-def returns(_: State, subject: str, rest: list[str]) -> Event:
+def returns(_: LeaderState, subject: str, rest: list[str]) -> Event:
     return SequenceWaits(SequenceId(subject), "1", place(rest[0]), returning=True)
 
 
@@ -197,28 +197,28 @@ def place(word: str) -> Entry:
     return Entry(int(ms), int(number), ShardId(int(shard)))
 
 
-def assigned(state: State, subject: str, rest: list[str]) -> Event:
+def assigned(state: LeaderState, subject: str, rest: list[str]) -> Event:
     known = state.sequences.get(SequenceId(subject))
     entry = known.entry if known is not None and known.entry is not None else Entry(0, 0, ShardId(0))
     return Assigned(SequenceId(subject), entry, Epoch(int(rest[0])))
 
 
-def over(_: State, subject: str, rest: list[str]) -> Event:
+def over(_: LeaderState, subject: str, rest: list[str]) -> Event:
     return SequenceOver(SequenceId(subject), Epoch(int(rest[0])))
 
 
-def found(_: State, subject: str, rest: list[str]) -> Event:
+def found(_: LeaderState, subject: str, rest: list[str]) -> Event:
     executor, version, instance, slot = rest[0].split("/")
-    held = Place(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
+    held = SlotAddress(ExecutorId(executor), version, InstanceIndex(int(instance)), SlotIndex(int(slot)))
     return SequenceFound(SequenceId(subject), held, Epoch(int(rest[1])))
 
 
-def wish(_: State, subject: str, rest: list[str]) -> Event:
+def wish(_: LeaderState, subject: str, rest: list[str]) -> Event:
     to, entry = rest
     return MoveWished(SequenceId(subject), None if to == "any" else ExecutorId(to), place(entry))
 
 
-COMMANDS: dict[str, Callable[[State, str, list[str]], Event]] = {
+COMMANDS: dict[str, Callable[[LeaderState, str, list[str]], Event]] = {
     "joins": joins,
     "waits": waits,
     "moves": moves,
@@ -270,9 +270,9 @@ def told_action(action: Action) -> str:
             return f"  look for expired at {now_ms}"
 
 
-def shown(state: State) -> list[str]:
+def shown(state: LeaderState) -> list[str]:
     """The state as the transcripts write it."""
-    seen = picture(state)
+    seen = view(state)
     return [
         *(f"  {executor} {phase}" for executor, phase in seen.executors),
         *(f"  {sequence} at {place} epoch {epoch}" for sequence, place, epoch in seen.live),

@@ -14,7 +14,7 @@ from shared.contract.messages import InferMessage
 from shared.contract.response_cache import entry_name, parse_cache_config, request_digest
 from shared.contract.tensors import Tensor
 from shared.statistics.metrics_config import sketch_bucket
-from shared.statistics.tally import Load, added, unpacked
+from shared.statistics.tally import ModelLoad, added, unpacked
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
@@ -106,7 +106,7 @@ def test_an_option_that_means_nothing_is_refused(text: str) -> None:
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 GATEWAY = GatewayId("g")
-LOAD = Load("sum", "1", "g1")
+LOAD = ModelLoad("sum", "1", "g1")
 AGE_NS = 5_000_000_000
 """Requests arrived at their gateway so long ago: every duration is more than nothing."""
 

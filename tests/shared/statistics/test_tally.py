@@ -12,7 +12,7 @@ from shared.statistics.tally import (
     BatchStatistics,
     Compute,
     Duration,
-    Reason,
+    FailureReason,
     added,
     execution,
     failure,
@@ -55,7 +55,9 @@ def test_a_request_counts_the_rows_that_it_brings() -> None:
 
 
 def test_failures_count_under_their_reason_and_all_reasons_are_there() -> None:
-    read = statistics_of("m", "1", added([failure(Reason.CANCELED, total_ns=7), failure(Reason.BACKEND, total_ns=8)]))
+    read = statistics_of(
+        "m", "1", added([failure(FailureReason.CANCELED, total_ns=7), failure(FailureReason.BACKEND, total_ns=8)])
+    )
 
     assert {"REJECTED": 0, "CANCELED": 1, "BACKEND": 1, "OTHER": 0} == read.failures
     assert Duration(2, 15) == read.durations["fail"]
@@ -112,6 +114,6 @@ def test_no_counts_pack_to_nothing() -> None:
     assert {} == unpacked(b"")
 
 
-@pytest.mark.parametrize("reason", list(Reason))
-def test_a_reason_is_its_own_field(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", list(FailureReason))
+def test_a_reason_is_its_own_field(reason: FailureReason) -> None:
     assert {"fail_count": 1, "fail_ns": 2, f"fail_{reason.value}": 1} == failure(reason, total_ns=2)

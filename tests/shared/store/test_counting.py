@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
-from shared.statistics.tally import Compute, Load, execution, packed, statistics_of, success
+from shared.statistics.tally import Compute, ModelLoad, execution, packed, statistics_of, success
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     COUNTS_TTL_MS,
@@ -19,9 +19,9 @@ from shared.store.scripts import (
     CancelCode,
     Cancellation,
     CommitCode,
-    Outcome,
     Rejection,
     StepCommit,
+    StepOutcome,
 )
 from shared.store.totals import Tallies
 from shared.store.waiting_line import read_lines
@@ -31,7 +31,7 @@ ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 ONE = {"INPUT": np.ones((1, 1), np.int32)}
 TIMES = Compute(1, 2, 3)
 STEP = packed(success(rows=1, total_ns=100, queue_ns=10, compute=TIMES))
-LOAD = Load("sum", "1", "0")
+LOAD = ModelLoad("sum", "1", "0")
 SHARD = ShardId(0)
 
 pytestmark = pytest.mark.leaves_sequences
@@ -63,7 +63,7 @@ async def commit(mesh: ScriptedMesh, steps: Sequence[InboxStep], *, epochs: Sequ
             epoch=Epoch(epochs[place]) if epochs else step.epoch,
             step=step.step,
             flags=step.flags,
-            outcome=Outcome.DONE,
+            outcome=StepOutcome.DONE,
             gateway=step.gateway,
             token=step.token,
             reply=encode(ReplyMessage("1")),
@@ -225,7 +225,7 @@ async def test_tallies_and_counts_have_a_time_to_live(mesh: ScriptedMesh) -> Non
 
 async def test_another_load_of_the_model_begins_at_zero(mesh: ScriptedMesh) -> None:
     await commit(mesh, await delivered(mesh, 1))
-    reloaded = Load("sum", "1", "5-0")
+    reloaded = ModelLoad("sum", "1", "5-0")
 
     sums = await Tallies(mesh.scripts, mesh.keys).read([LOAD, reloaded])
     assert (1, {}) == (sums[LOAD]["success_count"], sums[reloaded])

@@ -23,7 +23,7 @@ from shared.contract.limits import JOINED_MAX
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode, inbox_entry
 from shared.contract.tensors import to_numpy
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import CommitCode, KeptReplies, Outcome, StepCommit, Submission, SubmitCode
+from shared.store.scripts import CommitCode, KeptReplies, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ONE, TWO = ({"INPUT": np.full((1, 1), value, np.int32)} for value in (1, 2))
@@ -58,7 +58,7 @@ async def commit(
     *,
     size: int = 0,
     text: str = "",
-    outcome: Outcome = Outcome.DONE,
+    outcome: StepOutcome = StepOutcome.DONE,
     kept: KeptReplies | None = None,
 ) -> CommitCode:
     """Makes a step final, with a reply of about that size, or with that text."""
@@ -276,7 +276,7 @@ class TestRunsWithTheSameIds:
         await mesh.submit(mesh.submission(7, ONE, START, request_id="a"))
         await mesh.assign(7, ALICE)
         (step,) = await steps_of(mesh, ALICE)
-        assert CommitCode.OVER is await commit(mesh, ALICE, step, outcome=Outcome.FAILED)
+        assert CommitCode.OVER is await commit(mesh, ALICE, step, outcome=StepOutcome.FAILED)
 
         assert (SubmitCode.WAITING, 1) == await again(mesh, "a", START)
 
@@ -403,7 +403,7 @@ class TestNumbers:
         await mesh.submit(mesh.submission(7, ONE, START, expected_step=1))
         await mesh.assign(7, ALICE)
         (step,) = await steps_of(mesh, ALICE)
-        assert CommitCode.OVER is await commit(mesh, ALICE, step, outcome=Outcome.FAILED)
+        assert CommitCode.OVER is await commit(mesh, ALICE, step, outcome=StepOutcome.FAILED)
 
         assert SubmitCode.WAITING is (await again(mesh, "", START, step=1))[0]
 

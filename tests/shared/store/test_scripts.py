@@ -28,16 +28,16 @@ from shared.contract.messages import (
     inbox_entry,
 )
 from shared.contract.tensors import from_numpy
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     Assignment,
     CancelCode,
     CommitCode,
     Orphan,
-    Outcome,
     Rejection,
     StepCommit,
+    StepOutcome,
     SubmitCode,
     VacateCode,
     Vacation,
@@ -80,7 +80,7 @@ async def commit(
     executor: ExecutorId,
     step: InboxStep,
     *,
-    outcome: Outcome = Outcome.DONE,
+    outcome: StepOutcome = StepOutcome.DONE,
     epoch: int | None = None,
     request_id: str = "",
     idle_ms: int = 60_000,
@@ -88,7 +88,7 @@ async def commit(
     checkpoint: bool = True,
     entries: Sequence[str] = (),
     base: int | None = None,
-    load: Load | None = None,
+    load: ModelLoad | None = None,
     reply: ReplyMessage | None = None,
 ) -> CommitCode:
     final = StepCommit(
@@ -342,9 +342,9 @@ class TestCommit:
         await mesh.assign(7, ALICE)
         first, second = await steps(mesh, ALICE)
 
-        assert CommitCode.COMMITTED is await commit(mesh, ALICE, first, outcome=Outcome.FAILED)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, first, outcome=StepOutcome.FAILED)
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
-        assert CommitCode.OVER is await commit(mesh, ALICE, second, outcome=Outcome.VOID)
+        assert CommitCode.OVER is await commit(mesh, ALICE, second, outcome=StepOutcome.VOID)
         assert SubmitCode.FAILED is (await mesh.submit(mesh.submission(7, ONE))).code
 
     async def test_a_new_sequence_under_an_old_id_gets_an_epoch_never_used_before(self, mesh: ScriptedMesh) -> None:
@@ -411,7 +411,7 @@ class TestTakeover:
             line = (await read_lines(mesh.redis, mesh.keys, ["sum"]))["sum"]
             return {cause: line.taken_over["1", cause] for cause in TAKEOVER_CAUSES}, line.refused["1"]
 
-        load = Load("sum", "1", "")
+        load = ModelLoad("sum", "1", "")
         step = await start(mesh, flags=START | StepFlag.DURABLE)
         await mesh.submit(mesh.submission(7, ONE))
         for dead, heir, lost in ((ALICE, BOB, True), (BOB, ALICE, False)):
@@ -516,7 +516,7 @@ class TestTakeover:
         entries = await steps(mesh, ALICE)
         for step in entries[:-1]:
             failed = step.step not in (2, 4)
-            outcome = Outcome.FAILED if failed else Outcome.DONE
+            outcome = StepOutcome.FAILED if failed else StepOutcome.DONE
             gone = [step.entry] if failed else []
             code = await commit(mesh, ALICE, step, outcome=outcome, checkpoint=False, entries=gone, base=0)
             assert CommitCode.COMMITTED is code
@@ -536,7 +536,7 @@ class TestTakeover:
         await mesh.submit(mesh.submission(7, ONE))
         await mesh.submit(mesh.submission(7, ONE))
         step, _ = await steps(mesh, ALICE)
-        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, outcome=Outcome.LOST)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, outcome=StepOutcome.LOST)
 
         await mesh.take_over(ALICE)
         await mesh.assign(7, BOB)
@@ -544,7 +544,7 @@ class TestTakeover:
         record = await mesh.record(7)
         assert ("2", "o", "1") == (record["vd"], record["vk"], record["cl"])
         (step,) = await steps(mesh, BOB)
-        assert CommitCode.OVER is await commit(mesh, BOB, step, outcome=Outcome.LOST)
+        assert CommitCode.OVER is await commit(mesh, BOB, step, outcome=StepOutcome.LOST)
         assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
 
     async def test_a_sequence_whose_state_only_the_dead_process_held_is_lost_and_says_so(
@@ -776,7 +776,7 @@ class TestPagingByCommit:
         return key
 
     async def commit(self, mesh: ScriptedMesh, step: InboxStep, *, checkpoint: bool = True) -> CommitCode:
-        return await commit(mesh, ALICE, step, checkpoint=checkpoint, load=Load("sum", "1", "0"))
+        return await commit(mesh, ALICE, step, checkpoint=checkpoint, load=ModelLoad("sum", "1", "0"))
 
     async def delivered(self, mesh: ScriptedMesh, *, flags: StepFlag = START | PAGEABLE) -> InboxStep:
         await mesh.submit(mesh.submission(7, ONE, flags))
@@ -1023,9 +1023,9 @@ class TestCancel:
 
         assert [2] == [told.step for told in await inbox(mesh, ALICE) if isinstance(told, InboxCancelled)]
         second, third = await steps(mesh, ALICE)
-        assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, outcome=Outcome.CANCELLED)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, second, outcome=StepOutcome.CANCELLED)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
-        assert CommitCode.OVER is await commit(mesh, ALICE, third, outcome=Outcome.VOID)
+        assert CommitCode.OVER is await commit(mesh, ALICE, third, outcome=StepOutcome.VOID)
         assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE, START))).code
 
@@ -1046,7 +1046,7 @@ class TestCancel:
         await mesh.submit(mesh.submission(7, ONE, START))
         cancelled, anew = await steps(mesh, ALICE)
 
-        assert CommitCode.COMMITTED is await commit(mesh, ALICE, cancelled, outcome=Outcome.CANCELLED)
+        assert CommitCode.COMMITTED is await commit(mesh, ALICE, cancelled, outcome=StepOutcome.CANCELLED)
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, anew)
         assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -1132,9 +1132,9 @@ async def test_a_step_that_kills_its_owners_is_given_up_and_with_it_the_sequence
 
     third, fourth = sorted(await steps(mesh, ALICE), key=lambda step: step.step)
     assert (3, False) == (third.step, third.cancelled)
-    assert CommitCode.COMMITTED is await commit(mesh, ALICE, third, outcome=Outcome.GIVEN_UP)
+    assert CommitCode.COMMITTED is await commit(mesh, ALICE, third, outcome=StepOutcome.GIVEN_UP)
     assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
-    assert CommitCode.OVER is await commit(mesh, ALICE, fourth, outcome=Outcome.VOID)
+    assert CommitCode.OVER is await commit(mesh, ALICE, fourth, outcome=StepOutcome.VOID)
     assert SubmitCode.LOST is (await mesh.submit(mesh.submission(7, ONE))).code
     assert {"tk", "gu"}.isdisjoint(await mesh.record(7))
     assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE, START))).code

@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag, encode
-from shared.statistics.tally import Load, packed
+from shared.statistics.tally import ModelLoad, packed
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
-from shared.store.scripts import CommitCode, Outcome, StepCommit, Submission, SubmitCode, Submitted
+from shared.store.scripts import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice"), ExecutorId("bob")
@@ -53,7 +53,9 @@ async def submitted(mesh: ScriptedMesh, *steps: Submission) -> list[Submitted]:
 
 def done(mesh: ScriptedMesh, step: Submission, number: int, epoch: Epoch, *, flags: StepFlag = NONE) -> StepCommit:
     """A step that its owner has run."""
-    return StepCommit(step.sequence, epoch, StepNumber(number), flags, Outcome.DONE, step.gateway, step.token, ANSWER)
+    return StepCommit(
+        step.sequence, epoch, StepNumber(number), flags, StepOutcome.DONE, step.gateway, step.token, ANSWER
+    )
 
 
 async def committed(mesh: ScriptedMesh, *steps: StepCommit) -> list[CommitCode]:
@@ -254,7 +256,7 @@ async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: Script
 
 
 async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> None:
-    load, shard = Load("sum", "1", "0"), mesh.keys.shard_ids()[0]
+    load, shard = ModelLoad("sum", "1", "0"), mesh.keys.shard_ids()[0]
     tally, client = mesh.keys.tally(shard, "sum", "1", "0"), cast("Any", mesh.redis)
     torn = [GARBAGE, packed({"success_count": 7})[:-2], b"\x07", b"\x92\x01\x02", b"\x91\xa1x", b"\x92\xa1x\xa1y"]
     await client.rpush(tally, packed({"success_count": 1}), *torn, packed({"success_count": 2}))

@@ -11,13 +11,13 @@ from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.contract.response_cache import entry_name
-from shared.statistics.tally import Load
+from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ME, DEAD = ExecutorId("me"), ExecutorId("dead")
-LOAD = Load("sum", "1", "0")
+LOAD = ModelLoad("sum", "1", "0")
 DONE = encode(ReplyMessage("1"))
 LATE = encode(ReplyMessage("1", error_code="UNAVAILABLE"))
 GARBAGE = b"\xff\x00 garbage"

@@ -11,14 +11,14 @@ from redis.asyncio import Redis
 from deploy.local.embedded import EmbeddedRedis
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
-from shared.statistics.tally import Load, unpacked
+from shared.statistics.tally import ModelLoad, unpacked
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Call, Scripts
 from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, holders_of, request_id
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
-LOAD = Load("sum", "1", "g1")
+LOAD = ModelLoad("sum", "1", "g1")
 TOO_LATE = encode(ReplyMessage("1", error_code="UNAVAILABLE", error="Request timeout expired"))
 
 

@@ -12,11 +12,11 @@ import pytest
 from redis.asyncio import Redis
 
 from shared.contract.errors import Code, RequestError
-from shared.mesh_settings import MeshSettings, Picture, ProcessSettings, picture_of
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
 from shared.process.logs import Level
 from shared.store.keyspace import Keyspace
+from shared.stored_settings import ChangedSettings, ProcessSettings, StoredSettings, changed_settings_of
 from shared.traces import settings as trace_settings
 from shared.traces.context import ALWAYS, Sampler, new_trace_id
 from shared.traces.control import TraceControl
@@ -203,7 +203,7 @@ def test_only_the_chosen_levels_are_written(own_logging: io.StringIO) -> None:
 async def test_changes_reach_every_process_and_leave_each_other_alone(
     redis: Redis, keys: Keyspace, own_logging: io.StringIO
 ) -> None:
-    mesh = MeshSettings(redis, keys)
+    mesh = StoredSettings(redis, keys)
     here, there = TraceControl(Sampler(), exporting=True), TraceControl(Sampler(), exporting=False)
     processes = [ProcessSettings(mesh, control, Level.INFO) for control in (here, there)]
     await asyncio.gather(
@@ -228,7 +228,7 @@ async def test_changes_reach_every_process_and_leave_each_other_alone(
 async def test_traced_requests_are_counted_over_all_gateways(
     redis: Redis, keys: Keyspace, own_logging: io.StringIO
 ) -> None:
-    mesh = MeshSettings(redis, keys)
+    mesh = StoredSettings(redis, keys)
     controls = [TraceControl(Sampler(), exporting=True) for _ in range(2)]
     processes = [ProcessSettings(mesh, control, Level.INFO) for control in controls]
     await mesh.change_traces("", {"trace_count": 5})
@@ -242,13 +242,16 @@ async def test_traced_requests_are_counted_over_all_gateways(
 
 
 def test_fields_of_a_newer_release_are_left_out() -> None:
-    assert picture_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}, "key") == Picture()
+    assert (
+        changed_settings_of({b"log:log_color": b'"red"', b"trace:trace_color:m": b"1", b"x": b"{}"}, "key")
+        == ChangedSettings()
+    )
 
 
 async def test_a_count_that_several_gateways_use_up_never_becomes_unlimited(
     redis: Redis, keys: Keyspace, own_logging: io.StringIO
 ) -> None:
-    mesh = MeshSettings(redis, keys)
+    mesh = StoredSettings(redis, keys)
     controls = [TraceControl(Sampler(), exporting=True) for _ in range(2)]
     processes = [ProcessSettings(mesh, control, Level.INFO) for control in controls]
     await mesh.change_traces("", {"trace_count": 1})
@@ -263,7 +266,7 @@ async def test_a_count_that_several_gateways_use_up_never_becomes_unlimited(
 
 
 async def test_a_count_that_was_taken_back_stays_away(redis: Redis, keys: Keyspace, own_logging: io.StringIO) -> None:
-    mesh = MeshSettings(redis, keys)
+    mesh = StoredSettings(redis, keys)
     control = TraceControl(Sampler(), exporting=True)
     process = ProcessSettings(mesh, control, Level.INFO)
     await mesh.change_traces("m", {"trace_count": 5})
@@ -272,14 +275,14 @@ async def test_a_count_that_was_taken_back_stays_away(redis: Redis, keys: Keyspa
     await mesh.change_traces("m", {"trace_count": None})
     await process.refresh()
 
-    assert Picture() == await mesh.read()
+    assert ChangedSettings() == await mesh.read()
     assert traced(control, "m", 10) == 10
 
 
 async def test_who_silences_a_mesh_is_named_in_every_log_and_the_way_back_is_open(
     redis: Redis, keys: Keyspace, own_logging: io.StringIO
 ) -> None:
-    mesh = MeshSettings(redis, keys)
+    mesh = StoredSettings(redis, keys)
     process = ProcessSettings(mesh, TraceControl(Sampler(), exporting=True), Level.INFO)
     silence = {"log_info": False, "log_warning": False, "log_error": False}
     for _ in range(2):
@@ -302,5 +305,5 @@ async def test_who_silences_a_mesh_is_named_in_every_log_and_the_way_back_is_ope
     said = own_logging.getvalue().splitlines()[len(said) :]
     assert ["NOTICE", "NOTICE", "ERROR"] == [line.split()[1] for line in said]
     assert LogSettings() == process.logs
-    assert {} == (picture := await mesh.read()).logs == picture.traces
-    assert picture.by["traces"].startswith("an operator at ")
+    assert {} == (changed := await mesh.read()).logs == changed.traces
+    assert changed.by["traces"].startswith("an operator at ")

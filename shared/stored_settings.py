@@ -25,7 +25,7 @@ from shared.traces.control import TraceControl
 POLL_INTERVAL_S = 0.5
 
 
-class Picture(msgspec.Struct, frozen=True):
+class ChangedSettings(msgspec.Struct, frozen=True):
     """What has been changed. logs: settings that were given; traces: by model, "" for the whole mesh; by: who changed
     `logs` and `traces` last, when and where."""
 
@@ -34,16 +34,16 @@ class Picture(msgspec.Struct, frozen=True):
     by: dict[str, str] = {}
 
 
-class MeshSettings:
+class StoredSettings:
     """The settings of one mesh."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = cast(Any, redis)
         self._key = keys.settings
 
-    async def read(self) -> Picture:
+    async def read(self) -> ChangedSettings:
         """What has been changed so far."""
-        return picture_of(await self._redis.hgetall(self._key), self._key)
+        return changed_settings_of(await self._redis.hgetall(self._key), self._key)
 
     async def change_logs(self, changes: log_settings.Changes, by: str = "") -> None:
         """Sets log settings; they were checked. by: who does, for the log of every process."""
@@ -110,7 +110,7 @@ _decoders: dict[str, dict[str, Callable[[bytes], Any]]] = {
 """Of each setting, by the kind that its field begins with."""
 
 
-def picture_of(fields: Mapping[bytes, bytes], key: str) -> Picture:
+def changed_settings_of(fields: Mapping[bytes, bytes], key: str) -> ChangedSettings:
     """Reads the hash. A field that nobody knows here is a newer release's, and one that cannot be read has its default:
     both are left out."""
     log_values: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def picture_of(fields: Mapping[bytes, bytes], key: str) -> Picture:
             by[name] = value
         else:
             (log_values if kind == "log" else traces.setdefault(model, {}))[name] = value
-    return Picture(log_values, traces, by)
+    return ChangedSettings(log_values, traces, by)
 
 
 class ProcessSettings:
@@ -136,11 +136,11 @@ class ProcessSettings:
     level  the log level that the process was started with: what holds until somebody says otherwise
     """
 
-    def __init__(self, settings: MeshSettings, control: TraceControl, level: logs.Level) -> None:
+    def __init__(self, settings: StoredSettings, control: TraceControl, level: logs.Level) -> None:
         self._settings = settings
         self._control = control
         self._logs = log_settings.of_level(level)
-        self._seen = Picture()
+        self._seen = ChangedSettings()
         self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -158,17 +158,17 @@ class ProcessSettings:
             used = self._control.used()
             for scope, requests in used.items():
                 await self._settings.count_traces(scope, requests)
-            picture = await self._settings.read()
+            changed = await self._settings.read()
             self._control.counted(used)
-            if picture != self._seen:
-                before, self._seen = self._seen, picture
-                self._control.apply(picture.traces)
+            if changed != self._seen:
+                before, self._seen = self._seen, changed
+                self._control.apply(changed.traces)
                 logs.choose(self.logs.levels())
                 logs.debug("log settings", **msgspec.structs.asdict(self.logs))
-                for what, by in picture.by.items():
+                for what, by in changed.by.items():
                     if by != before.by.get(what):
                         # Also where nothing is logged any more: that is when somebody will ask who it was.
-                        now = picture.logs if what == "logs" else picture.traces
+                        now = changed.logs if what == "logs" else changed.traces
                         logs.notice(
                             f"settings of {what} changed",
                             by=by,
