@@ -170,7 +170,7 @@ class ModelRepository:
 
     def mentions(self, word: str) -> bool:
         """Whether a configuration file of any model has the word in it; files that cannot be read have none."""
-        folders = [folder for name in self.names() if (folder := self.folder(name)) is not None]
+        folders = [folder for root in self.folders for folder in _model_folders(root)]
         files = (path for folder in folders for path in (*folder.glob("*.pbtxt"), *folder.glob("configs/*.pbtxt")))
         return any(word in _text(path) for path in files)
 

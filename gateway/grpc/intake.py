@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
 from gateway.bounds.memory import MemoryBound
 from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
@@ -30,10 +31,6 @@ SMALL_BYTES = 64 << 10
 """A message up to this size is decoded at once, whatever it takes for that moment."""
 PLAIN_BYTES_MAX = 1 << 20
 """Largest message that is neither for inference nor brings a model."""
-PATIENCE_S = 30.0
-SLOWEST_BYTES_S = 64 << 10
-"""A unary call's message comes within PATIENCE_S and what the largest one takes at this pace: the gateway does not see
-how much of it has come."""
 PACKED = frozenset({b"\x1f", b"\x78"})
 """First bytes of gzip's and of zlib's data."""
 
@@ -46,7 +43,8 @@ class Intake:
     """Of one port.
 
     message_bytes_max  the largest message, unpacked
-    patience_s         how long a unary call's message may take to come
+    patience_s         how long a unary call's message may take to come: the gateway does not see how much of it has
+                       come, so this is the time of the largest message at the slowest pace
     """
 
     def __init__(self, budget: ByteBudget, memory: MemoryBound, arrivals: Arrivals, *, message_bytes_max: int) -> None:

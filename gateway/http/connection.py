@@ -13,6 +13,7 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.events import Updated as Turned
 from hypercorn.typing import ConnectionState
 
+from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.http.protocol import LINGER_S, Applications, Http1
 from gateway.http.seats import Seat
@@ -21,11 +22,6 @@ KEEP_ALIVE_S = 600.0
 """A client's pool must not lose an idle connection while it is about to use it."""
 HEAD_S = 30.0
 """How long a head may take to come: a connection's first from its beginning, others from their first byte."""
-PATIENCE_S = 30.0
-"""How long a body may take to come, and an answer to be taken, on top of what SLOWEST_BYTES_S allows: nobody keeps room
-by sending nothing, or by taking nothing."""
-SLOWEST_BYTES_S = 64 << 10
-"""Bytes per second that a client sends or takes at least."""
 LEAVING_PATIENCE_S = 3.0
 """In place of PATIENCE_S while the gateway stops."""
 READ_BYTES = 64 << 10

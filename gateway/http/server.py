@@ -17,8 +17,9 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.http.connection import HEAD_S, PATIENCE_S, ServedConnection
+from gateway.bounds.clients import CROWDED, PATIENCE_S
+from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
+from gateway.http.connection import HEAD_S, ServedConnection
 from gateway.http.seats import Seat, Share, client_of
 from gateway.settings import Certificate
 from shared.contract.errors import UnavailableError
@@ -27,7 +28,6 @@ from shared.process.lifecycle import end
 
 BACKLOG = 1024
 """Connections that may wait to be accepted: a herd of clients that starts at once."""
-UNLIMITED = 1 << 62
 SEE_OFF_S = 0.5
 """How long a gateway that stops keeps idle connections: a caller's next request is answered, and leaves in order."""
 CHECK_S = 1.0
@@ -36,7 +36,6 @@ ACCEPT_PAUSE_S = 0.2
 """After a connection that could not be accepted, for want of descriptors or memory."""
 TELL_S = 60.0
 """Between two lines in the log about connections that are refused."""
-CROWDED = "the gateway has as many connections as it may: try again later"
 
 
 def listen(host: str, port: int) -> socket.socket:

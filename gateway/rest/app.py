@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.access.origins import Origins
 from gateway.access.restrictions import METRICS, Restriction, of_metrics
+from gateway.bounds.clients import CROWDED
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
@@ -27,7 +28,6 @@ from shared.contract.errors import UnavailableError
 MODEL = "/v2/models/{model}"
 VERSIONED = "/v2/models/{model}/versions/{version:digits}"
 REPOSITORY = "/v2/repository"
-CROWDED = "the gateway has as many connections as it may: try again later"
 
 
 class Digits(Convertor[str]):

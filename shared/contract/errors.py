@@ -13,6 +13,7 @@ Messages are Triton's where Triton has one (triton-spec); they name the model, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -89,7 +90,7 @@ class ReasonMeaning:
     retry: Retry
 
 
-OUTCOMES: dict[Reason, ReasonMeaning] = {
+OUTCOMES: Mapping[str, ReasonMeaning] = {
     Reason.NEVER_SEEN: ReasonMeaning(Code.INVALID_ARG, Retry.START),
     Reason.ENDED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
     Reason.EXPIRED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
@@ -108,7 +109,6 @@ code of what happened to the very step instead: one that was cancelled before it
 that too many executors were lost with (`lost`, INTERNAL)."""
 
 
-REASONS = frozenset(OUTCOMES)
 TRY_LATER = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 """Codes that say what a caller can do where the reason does not."""
 
@@ -163,7 +163,7 @@ class SequenceError(RequestError):
     """
 
     def __init__(self, message: str, reason: str, last_step: int = 0, code: Code | None = None) -> None:
-        outcome = OUTCOMES.get(Reason(reason)) if reason in REASONS else None
+        outcome = OUTCOMES.get(reason)
         code = code or (outcome.code if outcome else Code.INTERNAL)
         super().__init__(message, code)
         self.reason = reason
