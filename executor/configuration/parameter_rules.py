@@ -14,7 +14,7 @@
     TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
     EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
 
-Source: DESIGN 5 and 6, triton-spec sections 1.1 and 3.4.
+Source: docs/triton/dialect.md; docs/design/failures.md; triton-spec sections 1.1 and 3.4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Ids for sequences whose client named none: of the dialect (DESIGN 9), and of iterative models (triton-spec 1.10)."""
+"""Ids for sequences whose client named none: of the dialect (docs/triton/dialect.md), and of iterative models
+(triton-spec 1.10)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     └── LoadError                  a model cannot be loaded
         └── ConfigError            ... because its configuration is wrong
 
-Messages are Triton's where Triton has one (triton-spec); they name the model, the sequence and the remedy.
+Messages are Triton's where Triton has one (triton-spec: docs/triton); they name the model, the sequence and the remedy.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     """How a stateful model's sequences are scheduled.
 
     idle_us             a sequence with nothing queued for this long expires
-    implicit_start      dialect: a first request without START begins a sequence (DESIGN 9)
+    implicit_start      dialect: a first request without START begins a sequence (docs/triton/dialect.md)
     describe_on_expiry  dialect (`timeout_action: DESCRIBE`): log the state's description when a sequence expires
     timeout_action      what a request's `timeout` does to its sequence in the backlog. Triton knows REJECT only; the
                         dialect's TIMEOUT_COMPLETE is DELAY: the steps are served late instead

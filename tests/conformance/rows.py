@@ -34,7 +34,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind     one of `KINDS`
     name     of a field, rpc, ...: as Triton writes it; of an endpoint: its methods and path, with [optional] parts;
              of a message: its text, with {placeholders}
-    section  of the digest of Triton's behaviour ("triton-spec" in docstrings) that says so
+    section  of docs/triton ("triton-spec" in docstrings) that says so; `dialect`: docs/triton/dialect.md
     does     what the mesh does, in a few words
     where    `path:symbol` of the code that handles it; symbol as `function`, `Class`, `Class.method` or `NAME`
     tests    `path::test` that show it

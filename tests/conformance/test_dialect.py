@@ -1,4 +1,4 @@
-"""The dialect of the documents that this project began with (DESIGN 9): what Triton's own parser refuses."""
+"""The dialect (docs/triton/dialect.md): what Triton's own parser refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trace and log settings over both protocols, as Triton answers; of a mesh they hold for every process. (5.8)"""
+"""Trace and log settings over both protocols, as Triton answers; of a mesh they hold for every process. (triton-spec
+5.8)"""
 
 from __future__ import annotations
 

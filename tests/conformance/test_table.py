@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import pytest
 from starlette.routing import Route
 from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
@@ -18,11 +18,11 @@ from gateway.rest.app import build_app
 from gateway.settings import GatewaySettings
 from shared.settings import settings_fields
 from tests.conformance import readme
-from tests.conformance.rows import KINDS, ROOT, Row, all_rows, is_compared, literals, symbols, unsaid
+from tests.conformance.rows import KINDS, ROOT, Row, all_rows, is_compared, literals, pieces, symbols, unsaid
+from tests.markdown_pages import headings_of, table_rows
 
 service_pb2: Any = untyped_service_pb2
 model_config_pb2: Any = untyped_model_config_pb2
-SECTION = re.compile(r"triton-spec ((?:\d+(?:\.\d+)?)(?:(?:, | and | to |-)\d+(?:\.\d+)?)*)")
 ROWS = all_rows()
 
 
@@ -181,17 +181,94 @@ def test_every_option_that_is_not_refused_is_there() -> None:
     assert asked <= known
 
 
-def test_sections_that_docstrings_cite_are_sections_of_the_table() -> None:
-    known = {row.section for row in ROWS}
-    known |= {section.partition(".")[0] for section in known}
-    cited: dict[str, str] = {}
-    for service in ("gateway", "scheduler", "executor", "shared", "deploy"):
-        for path in (ROOT / service).rglob("*.py"):
-            for match in SECTION.finditer(path.read_text()):
-                for number in re.findall(r"\d+(?:\.\d+)?", match[1]):
-                    cited.setdefault(number, str(path.relative_to(ROOT)))
+# -- docs/triton ------------------------------------------------------------------------------------------------------
 
-    unknown = {number: path for number, path in cited.items() if number not in known}
-    if not ROWS:
-        pytest.fail("no rows")
-    assert not unknown
+PAGES = ROOT / "docs" / "triton"
+PAGES_OF_TRITON = sorted(PAGES.glob("behaviour*.md"))
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+LEAD = re.compile(r"^[ \t]*(?:#|--)?[ \t]*", re.MULTILINE)
+"""What stands before the text of a comment's line."""
+TITLES = r"(?:,? \([^()]*\)|, \"[^\"]*\")?"
+CITATION = re.compile(
+    rf"triton-spec (?:sections? )?(\d+(?:\.\d+)?{TITLES}(?:(?:, | and | to |-)\d+(?:\.\d+)?{TITLES})*)"
+)
+"""`triton-spec 1.3`, `triton-spec sections 1.1, 3.1-3.3 and 4`, `triton-spec section 4, "IO messages"`."""
+CITATIONS_MIN = 100
+"""So many at least are found where the pattern is right."""
+
+
+def numbered_sections() -> frozenset[str]:
+    """The numbers with which headings of docs/triton begin."""
+    numbers = (re.match(r"(\d+(?:\.\d+)*)\.? ", heading) for heading in headings_of(PAGES_OF_TRITON))
+    return frozenset(number[1] for number in numbers if number)
+
+
+def cited() -> list[tuple[str, str]]:
+    """What code, tests, scripts and tables cite: the path of the file, and a section's number or a title."""
+    found: list[tuple[str, str]] = []
+    for path in sources(".py", ".lua", ".toml"):
+        text = " ".join(LEAD.sub("", path.read_text()).split())
+        for match in CITATION.finditer(text):
+            numbers = NUMBER.findall(re.sub(TITLES, "", match[1]))
+            found += [(str(path), name) for name in (*numbers, *re.findall(r"\"(.*?)\"", match[1]))]
+    return found
+
+
+def sources(*suffixes: str) -> list[Path]:
+    """Files of the services and their tests."""
+    folders = ("gateway", "scheduler", "executor", "shared", "deploy", "tests")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes]
+
+
+def test_what_is_cited_of_triton_is_a_heading_of_its_pages() -> None:
+    """Numbers, and titles in quotation marks behind them."""
+    citations = cited()
+    headings = numbered_sections() | {*headings_of(PAGES_OF_TRITON)}
+
+    assert not [(path, name) for path, name in citations if name not in headings]
+    assert len(citations) >= CITATIONS_MIN
+
+
+def test_sections_of_the_table_are_headings_and_no_heading_stands_twice() -> None:
+    headings = [heading for heading in headings_of(PAGES_OF_TRITON) if re.match(r"\d", heading)]
+
+    assert {row.section for row in ROWS} - {"dialect"} <= numbered_sections()
+    assert (PAGES / "dialect.md").is_file()
+    assert len(headings) == len(numbered_sections())
+
+
+def test_pages_of_triton_that_are_named_are_there() -> None:
+    """And no document is cited that is not part of the repository."""
+    texts = {str(path): path.read_text() for path in sources(".py", ".lua", ".toml", ".md")}
+    named = {(path, name) for path, text in texts.items() for name in re.findall(r"docs/triton/[\w-]+\.md", text)}
+
+    assert named
+    assert not {(path, name) for path, name in named if not (ROOT / name).is_file()}
+    assert not [path for path, text in texts.items() if re.search(r"\bDESIGN(?:\.md\b| \d)", text)]
+
+
+def test_every_message_and_metric_stands_in_the_pages() -> None:
+    text = " ".join("\n".join(path.read_text() for path in PAGES_OF_TRITON).split())
+    told = [row for row in ROWS if row.kind in ("message", "metric") and row.section != "dialect"]
+
+    assert told
+    assert not [row.name for row in told if any(piece not in text for piece in pieces(row))]
+
+
+def named_differences() -> list[tuple[str, str]]:
+    """Section and pattern of every row that docs/triton/differences.md names in the last column of its tables."""
+    cells = [cells[3] for cells in table_rows((PAGES / "differences.md").read_text()) if len(cells) == 4]
+    return [(section, pattern) for cell in cells for section, pattern in re.findall(r"([\d.]+) `([^`]+)`", cell)]
+
+
+def is_named(row: Row, section: str, pattern: str) -> bool:
+    return row.section == section and re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), row.name) is not None
+
+
+def test_the_page_of_differences_names_every_row_that_differs_and_no_other() -> None:
+    named = named_differences()
+    differing = [row for row in ROWS if row.differs]
+
+    assert not [label(row) for row in differing if not any(is_named(row, *each) for each in named)]
+    assert not [each for each in named if not any(is_named(row, *each) for row in differing)]
+    assert len(named) == len({*named})

@@ -24,6 +24,7 @@ import torch
 import tritonclient.http as httpclient
 
 from executor.engine.pytorch.signature import script_deprecation_ignored
+from tests.markdown_pages import ROOT, blocks_of
 from tests.mesh.raw_http import Response, post, send
 from tests.mesh.running_mesh import RunningMesh
 
@@ -180,6 +181,18 @@ def end_session(mesh: RunningMesh, session: str) -> None:
     """Ends a session; the document leaves that to time."""
     ended = post(mesh.http(), "/v2/models/rnn_model/infer", rnn_document([0], sequence_id=session, sequence_end=True))
     assert 200 == ended.status
+
+
+def test_the_sessions_of_the_dialects_page_add_up(mesh: RunningMesh, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program in docs/triton/dialect.md prints what stands below it."""
+    blocks = [block for block in blocks_of(ROOT / "docs" / "triton" / "dialect.md") if block.heading == "Sessions"]
+    program, printed = (block.text for block in blocks)
+    variables: dict[str, Any] = {}
+
+    exec(compile(program.replace("localhost:8000", mesh.http()), "dialect.md", "exec"), variables)
+    variables["client"].close()
+
+    assert printed == capsys.readouterr().out
 
 
 # -- 004: the sequence extension's request bodies ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The atomic steps of the mesh, each on the real server: what DESIGN.md promises of them, script by script."""
+"""The atomic steps of the mesh, each on the real server: what docs/design promises of them, script by script."""
 
 from __future__ import annotations
 

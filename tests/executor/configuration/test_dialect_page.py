@@ -1,0 +1,103 @@
+"""docs/triton/dialect.md says what the parser does: each configuration of the page, its notes and its refusals.
+
+Under a heading stand a configuration in the dialect, the same in Triton's fields, and the notes of the first one. The
+page's Python is run by tests/mesh/test_seed_documents.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+
+import pytest
+from msgspec.structs import replace
+
+from executor.configuration.load import LoadedConfig
+from shared.contract.errors import ConfigError
+from shared.contract.model_config import ModelConfig
+from tests.markdown_pages import ROOT, Block, blocks_of, table_rows
+
+LoadText = Callable[..., LoadedConfig]
+
+PAGE = ROOT / "docs" / "triton" / "dialect.md"
+IO = (
+    'input { name: "X" data_type: TYPE_FP32 dims: 4 } output { name: "Y" data_type: TYPE_FP32 dims: 4 } '
+    "max_batch_size: 8"
+)
+CONFIGURATIONS = {
+    heading: list(blocks)
+    for heading, blocks in groupby(blocks_of(PAGE), lambda block: block.heading)
+    if heading != "Sessions"
+}
+
+
+def texts(blocks: list[Block], language: str) -> list[str]:
+    return [block.text for block in blocks if block.language == language]
+
+
+def loaded(load_text: LoadText, text: str) -> ModelConfig:
+    """A configuration of the page, as an executor without GPUs loads it."""
+    named = re.search(r'^name: "(\w+)"$', text, re.MULTILINE)
+    assert named is not None, text
+    return load_text(text, name=named[1], files=["model.py" if 'backend: "python"' in text else "model.pt"]).config
+
+
+def said_by_triton(config: ModelConfig) -> ModelConfig:
+    """A configuration without what the dialect alone can say, and without its notes."""
+    batching = config.sequence_batching
+    if batching is not None:
+        batching = replace(batching, implicit_start=False, describe_on_expiry=False)
+    return replace(config, sequence_batching=batching, notes=())
+
+
+def section(title: str) -> str:
+    """The text under a heading of the page."""
+    _, _, rest = PAGE.read_text().partition(f"# {title}\n")
+    assert rest, title
+    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+@pytest.mark.parametrize("heading", CONFIGURATIONS)
+def test_a_configuration_means_what_stands_beside_it(load_text: LoadText, heading: str) -> None:
+    blocks = CONFIGURATIONS[heading]
+    configs = [loaded(load_text, text) for text in texts(blocks, "pbtxt")]
+
+    assert 1 <= len(configs) <= 2
+    assert 1 == len({str(said_by_triton(config)) for config in configs})
+    assert all(config.notes == () for config in configs[1:])
+    assert "".join(texts(blocks, "text")) == "".join(f"{note}\n" for note in configs[0].notes)
+
+
+@pytest.mark.parametrize("heading", [heading for heading, blocks in CONFIGURATIONS.items() if len(blocks) == 3])
+def test_in_the_dialect_a_sequence_begins_without_start(load_text: LoadText, heading: str) -> None:
+    dialect, own = (loaded(load_text, text).sequence_batching for text in texts(CONFIGURATIONS[heading], "pbtxt"))
+
+    assert (dialect is None) == (own is None)
+    if dialect is not None and own is not None:
+        assert (True, False) == (dialect.implicit_start, own.implicit_start)
+
+
+def test_what_contradicts_itself_is_refused_in_the_words_of_the_page(load_text: LoadText) -> None:
+    rows = table_rows(section("Contradictions"))
+
+    assert rows
+    for batching, message in rows:
+        with pytest.raises(ConfigError) as refusal:
+            load_text(f"{IO} sequence_batching {{ {batching.strip('`')} }}")
+        assert message.strip("`") == refusal.value.message
+    policy = "default_queue_policy { timeout_action: DELAY }"
+    with pytest.raises(ConfigError, match="contradict each other"):
+        load_text(f"{IO} dynamic_batching {{ timeout_action: TIMEOUT_REJECT {policy} }}")
+
+
+def test_each_parameter_of_the_page_is_one_of_the_mesh(load_text: LoadText) -> None:
+    """A parameter that the mesh reads is noted on a stateless model; one that it does not know is the model's own."""
+    rows = [(name.strip("`"), default) for name, default, _ in table_rows(section("Of a model"))]
+    values = {name: re.split(r"[ ,]", default.replace("`", ""))[0] for name, default in rows}
+    parameters = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()]
+
+    notes = load_text(" ".join([IO, *parameters])).config.notes
+
+    assert 9 == len(rows)
+    assert {f"parameter '{name}' has no effect on a stateless model" for name in values} == {*notes}
