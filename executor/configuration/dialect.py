@@ -1,4 +1,4 @@
-"""The seeds' dialect, said again in Triton's own fields.
+"""The dialect (docs/triton/dialect.md), said again in Triton's own fields.
 
 Each rule fills a field that Triton knows from one that it does not, and leaves the latter in place. Filling is
 repeatable: a configuration that was translated once (the JSON of the config endpoint) is translated to itself. What

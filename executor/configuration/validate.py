@@ -48,7 +48,7 @@ def check_name(name: str, directory: str) -> None:
 def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[str]:
     """Checks everything that the configuration says by itself; returns notes on what is odd but allowed.
 
-    dialect    the configuration is in the seeds' dialect, which allows `gpus` with KIND_CPU
+    dialect    the configuration is in the dialect, which allows `gpus` with KIND_CPU
     gpu_count  GPUs of this executor
     raises     ConfigError for the first broken rule
     """

@@ -10,7 +10,7 @@ base makes them unnecessary, and a takeover replays them. Three ways, one per ki
 
 Pure: says which entries may go; the caller commits it.
 
-Source: docs/design/failures.md.
+Source: docs/design/step.md.
 """
 
 from __future__ import annotations

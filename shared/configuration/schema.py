@@ -1,4 +1,5 @@
-"""The protobuf message that a configuration is parsed into: Triton's `ModelConfig`, extended by the seeds' dialect.
+"""The protobuf message that a configuration is parsed into: Triton's `ModelConfig`, extended by the dialect
+(docs/triton/dialect.md).
 
 The file descriptor of the installed `tritonclient` is copied, the dialect's fields are added to the copy, and classes
 are made from it in a private pool. So a canonical configuration means here exactly what it means to Triton, a dialect

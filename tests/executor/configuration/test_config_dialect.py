@@ -1,4 +1,4 @@
-"""The seeds' dialect loads as written and means what its documents say."""
+"""The dialect loads as written and means what its documents say."""
 
 from __future__ import annotations
 
