@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 - beside the script that imports it, which is started by its path
 """The network of the sample model `text_lstm`: a character LSTM whose state the caller holds.
 
 It owns the arithmetic of one step and nothing else: no training (`train_text_lstm.py`), no sequences (the mesh). Two

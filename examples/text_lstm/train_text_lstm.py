@@ -1,4 +1,3 @@
-# ruff: noqa: INP001, T201 - a script that is started by its path and talks to the terminal
 """Trains the sample model `text_lstm` and writes its TorchScript file.
 
     python examples/text_lstm/train_text_lstm.py
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus" / "alice29.txt"
-MODEL = HERE.parent / "models" / "text_lstm" / "1" / "model.pt"
+MODEL = HERE.parents[1] / "deploy" / "models" / "text_lstm" / "1" / "model.pt"
 HELD_OUT_SHARE = 0.08
 TITLE_OF_FIRST_CHAPTER = "Down the Rabbit-Hole"
 PROMPTS = ("Alice was beginning to ", "The White Rabbit ", "`I don't know what you mean,' said ", "The weather is ")

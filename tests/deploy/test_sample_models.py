@@ -33,8 +33,8 @@ from shared.contract.tensors import from_numpy, to_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"
-BENCHMARKS = ROOT / "deploy" / "bench"
-TRAINING = ROOT / "deploy" / "training"
+BENCHMARKS = ROOT / "benchmarks"
+TRAINING = ROOT / "examples" / "text_lstm"
 SEEDS = ROOT / "tests" / "fixtures" / "seed_models"
 HIDDEN = 192
 CANONICAL = [

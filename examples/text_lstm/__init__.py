@@ -1,1 +1,0 @@
-"""How the sample model of the demo was trained."""

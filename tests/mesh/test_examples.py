@@ -1,0 +1,46 @@
+"""The programs in examples/ work as they stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mesh.running_mesh import RunningMesh
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TIMEOUT_S = 100
+STEPS = 12
+
+
+def test_many_streams_have_right_answers(mesh: RunningMesh) -> None:
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / "many_streams.py", "--gateway", mesh.grpc(), "--sequences", "8", "--steps", "10"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert 0 == finished.returncode, finished.stderr
+    assert "80 steps of 8 sequences" in finished.stdout
+    assert "0 wrong answers" in finished.stdout
+
+
+def test_a_client_survives_the_kill_of_executors_and_of_a_gateway(victim: RunningMesh) -> None:
+    program = [sys.executable, EXAMPLES / "survive.py", "--steps", str(STEPS), "--pause", "0.1"]
+    gateways = ["--gateway", victim.http(0), "--gateway", victim.http(1)]
+    with subprocess.Popen([*program, *gateways], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        lines: list[str] = []
+        for line in client.stdout:
+            lines.append(line.rsplit(" ", 1)[1].strip())
+            if len(lines) == 3:
+                victim.kill("executor-1")
+                victim.kill("gateway-1")
+            if len(lines) == 6:
+                victim.kill("executor-2")
+        code = client.wait(TIMEOUT_S)
+
+    assert 0 == code
+    assert [str(sum(range(1, number + 1))) for number in range(1, STEPS + 1)] == lines
