@@ -1,0 +1,145 @@
+"""The states that docs/design/sequence-states.md draws: from the tables of the code where there is one.
+
+What the scripts and the executor do to a sequence stands in no table there, so it stands here, and tests hold it
+against the names in the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
+
+Edges = Mapping[tuple[str, str], tuple[str, ...]]
+"""(from, to) -> the moves that lead there, by name."""
+
+
+def edges(moves: Iterable[tuple[str, str, str]]) -> Edges:
+    """Moves (from, name, to), those between the same two states together."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for before, move, after in moves:
+        found[before, after].append(move)
+    return {ends: tuple(sorted(names)) for ends, names in found.items()}
+
+
+def table_moves(table: Mapping[tuple[str, str], str]) -> list[tuple[str, str, str]]:
+    """The moves of one of the scheduler's tables."""
+    return [(str(before), move, str(after)) for (before, move), after in table.items()]
+
+
+NONE, OVER = "none", "over"
+RECORD_MOVES = (
+    (NONE, "submit", "w"),
+    (OVER, "submit", "w"),
+    ("w", "assign", "l"),
+    ("m", "assign", "l"),
+    ("w", "cancel", NONE),
+    ("w", "reject", NONE),
+    ("m", "reject", NONE),
+    ("l", "commit", "p"),
+    ("l", "vacate", "p"),
+    ("l", "reclaim", "p"),
+    ("l", "vacate", "m"),
+    ("l", "reclaim", "m"),
+    ("p", "submit", "m"),
+    ("p", "vacate", "m"),
+    ("l", "commit", OVER),
+    ("l", "reclaim", OVER),
+    ("l", "reload", OVER),
+    ("l", "lose", OVER),
+    ("l", "expire", OVER),
+    ("p", "expire", OVER),
+    ("m", "expire", OVER),
+    (OVER, "TTL", NONE),
+)
+"""(field `st` of a record, script, field `st` after it); OVER stands for each of the five tombstones."""
+
+OWNED_MOVES = (
+    ("new", "accept", "restoring"),
+    ("new", "expect", "restoring"),
+    ("new", "accept", "ready"),
+    ("new", "accept", "held"),
+    ("held", "attempt", "restoring"),
+    ("restoring", "restored", "ready"),
+    ("restoring", "restored", "void"),
+    ("ready", "begin", "running"),
+    ("running", "conclude", "ready"),
+    ("running", "repeat", "ready"),
+    ("running", "conclude", "void"),
+    ("void", "begin", "running"),
+)
+"""(how an executor holds a sequence, method, how it holds it then). From each of them `drop` leads to "new"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A diagram of states.
+
+    labels  what a state is called in the picture, where that is more than its name
+    sinks   states that are drawn twice, at the beginning and at the end, so that lines do not cross
+    back    edges that do not say which of two states stands above the other
+    """
+
+    name: str
+    title: str
+    edges: Edges
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    sinks: frozenset[str] = frozenset()
+    back: frozenset[tuple[str, str]] = frozenset()
+    rankdir: str = "TB"
+
+
+DRAWINGS = (
+    Drawing(
+        "sequence-states",
+        "The phases of a sequence as its leader sees them",
+        edges(table_moves(SEQUENCE_MOVES)),
+        sinks=frozenset({"absent"}),
+    ),
+    Drawing(
+        "executor-states",
+        "The phases of an executor as a model's leader sees them",
+        edges(table_moves(EXECUTOR_MOVES)),
+        rankdir="LR",
+    ),
+    Drawing(
+        "record-states",
+        "The states of a sequence's record in Redis, and the scripts that change them",
+        edges(RECORD_MOVES),
+        labels={
+            NONE: "no record",
+            "w": "w waiting",
+            "m": "m moving",
+            "l": "l live",
+            "p": "p paged",
+            OVER: "over: e ended, x expired,\\nf failed, o lost, c cancelled",
+        },
+        sinks=frozenset({NONE}),
+        back=frozenset({(OVER, "w"), ("m", "l")}),
+    ),
+    Drawing(
+        "owned-states",
+        "A sequence in its executor's table",
+        edges(OWNED_MOVES),
+        labels={"new": "not in the table"},
+        rankdir="LR",
+    ),
+)
+
+COPY = "_again"
+"""A sink's second node: its name and this."""
+
+
+def read_edges(svg: str) -> Edges:
+    """The edges of a drawn picture, as `edges` gives them."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for group in re.findall(r'<g id="[^"]*" class="edge">(.*?)</g>\n', svg, re.DOTALL):
+        title = re.search(r"<title>(.*?)</title>", group)
+        assert title is not None, group
+        before, _, after = title[1].replace("&#45;&gt;", "->").partition("->")
+        words = tuple(sorted(re.findall(r"<text[^>]*>(.*?)</text>", group)))
+        found[before.removesuffix(COPY), after.removesuffix(COPY)] = words
+    return found

@@ -1,0 +1,73 @@
+"""The pictures in docs/design show what the code says. To draw them again: `python -m tests.design.draw`."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from executor.core.sequences import OwnedSequence, SequenceTable
+from executor.sequences.sequence_model import SequenceModel
+from scheduler.core.state import ExecutorPhase, SequencePhase
+from shared.store import scripts
+from tests.design.draw import DESIGN, pictures
+from tests.design.references import PAGES, ROOT
+from tests.design.states import DRAWINGS, NONE, OVER, OWNED_MOVES, RECORD_MOVES, Drawing, read_edges
+
+PICTURES = sorted(DESIGN.glob("*.svg"))
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
+def test_the_moves_in_the_picture_are_those_of_the_code(drawing: Drawing) -> None:
+    assert drawing.edges == read_edges((DESIGN / f"{drawing.name}.svg").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(pictures()))
+def test_what_is_laid_by_hand_is_drawn_as_it_is_laid(name: str) -> None:
+    assert pictures()[name] == (DESIGN / f"{name}.svg").read_text()
+
+
+def test_a_picture_without_one_of_the_moves_is_found() -> None:
+    """The comparison itself: a label less, and an edge less."""
+    drawing = DRAWINGS[0]
+    text = (DESIGN / f"{drawing.name}.svg").read_text()
+
+    assert drawing.edges != read_edges(re.sub(r"<text[^>]*>kept</text>", "", text))
+    assert drawing.edges != read_edges(re.sub(r'<g id="edge1" class="edge">.*?</g>\n', "", text, flags=re.DOTALL))
+
+
+def test_every_phase_is_in_its_picture() -> None:
+    drawn = {drawing.name: {state for ends in drawing.edges for state in ends} for drawing in DRAWINGS}
+
+    assert set(SequencePhase) == drawn["sequence-states"]
+    assert set(ExecutorPhase) == drawn["executor-states"]
+
+
+def test_the_states_and_scripts_of_a_record_are_those_of_the_scripts() -> None:
+    common = (ROOT / "shared" / "store" / "lua" / "common.lua").read_text()
+    line = re.search(r"^local STATES = \{(.*)\}$", common, re.MULTILINE)
+    assert line is not None
+    states = set(re.findall(r"(\w) = true", line[1]))
+    (drawing,) = [drawing for drawing in DRAWINGS if drawing.name == "record-states"]
+    tombstones = set(re.findall(r"\b(\w) \w", drawing.labels[OVER].removeprefix("over: ").replace("\\n", " ")))
+    drawn = {state for before, _, after in RECORD_MOVES for state in (before, after)} - {NONE, OVER}
+
+    assert states == drawn | tombstones
+    assert {script for _, script, _ in RECORD_MOVES} <= {*scripts.NAMES, "TTL"}
+
+
+def test_what_moves_a_sequence_in_its_executor_are_methods() -> None:
+    methods = {move for _, move, _ in OWNED_MOVES}
+
+    assert methods <= {*dir(SequenceTable), *dir(SequenceModel)}
+    assert {"restoring", "held", "running", "void"} <= set(OwnedSequence.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_every_picture_is_shown_on_a_page_and_can_be_read(picture: object) -> None:
+    name = str(picture).rpartition("/")[2]
+    root = ET.parse(DESIGN / name).getroot()
+
+    assert any(f"]({name})" in page.read_text() for page in PAGES)
+    assert root.find("{http://www.w3.org/2000/svg}title") is not None
