@@ -1,4 +1,4 @@
-"""The picture of docs/design/architecture.md: the services, what lies in Redis between them, which way data goes."""
+"""The diagram of docs/design/architecture.md: the services, what lies in Redis between them, which way data goes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(canvas: Canvas, x: float, y: float, title: str, lines: tuple[str, ..
 
 
 def architecture() -> str:
-    """The picture."""
+    """The diagram."""
     canvas = Canvas(
         980,
         508,

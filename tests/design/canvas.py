@@ -22,7 +22,7 @@ LETTER = 0.56
 
 @dataclass(slots=True)
 class Canvas:
-    """One picture. title, about: for those who do not see it."""
+    """One diagram. title, about: for those who do not see it."""
 
     width: int
     height: int

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/design: `python -m tests.design.draw`. States need Graphviz' `dot`.
+"""Draws the diagrams of docs/design: `python -m tests.design.draw`. States need Graphviz' `dot`.
 
-The tests compare what a picture says with the code, not where its lines lie; so no test needs `dot`.
+The tests compare what a diagram says with the code, not where its lines lie; so no test needs `dot`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.design.architecture import architecture
 from tests.design.canvas import BOX, BOX_EDGE, INK, LINE, PILL
 from tests.design.states import COPY, DRAWINGS, Drawing
-from tests.design.step import step_picture
+from tests.design.step import step_diagram
 
 DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design"
 FONT = "Helvetica,Arial,sans-serif"
@@ -47,20 +47,20 @@ def dot_of(drawing: Drawing) -> str:
 
 
 def drawn(drawing: Drawing) -> str:
-    """The picture, laid out."""
+    """The diagram, laid out."""
     made = subprocess.run(["dot", "-Tsvg"], input=dot_of(drawing), capture_output=True, text=True, check=True).stdout
     svg = made[made.index("<svg") :]
     svg = re.sub(r"<!--.*?-->\n", "", svg, flags=re.DOTALL)
     return svg.replace("<g id=", f"<title>{escape(drawing.title)}</title>\n<g id=", 1)
 
 
-def pictures() -> dict[str, str]:
-    """Every hand-laid picture by its name: these are the same wherever they are drawn."""
-    return {"architecture": architecture(), "step": step_picture()}
+def hand_laid() -> dict[str, str]:
+    """Every hand-laid diagram by its name: these are the same wherever they are drawn."""
+    return {"architecture": architecture(), "step": step_diagram()}
 
 
 if __name__ == "__main__":
-    for name, text in pictures().items():
+    for name, text in hand_laid().items():
         (DESIGN / f"{name}.svg").write_text(text)
     for one in DRAWINGS:
         (DESIGN / f"{one.name}.svg").write_text(drawn(one))

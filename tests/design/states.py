@@ -78,7 +78,7 @@ OWNED_MOVES = (
 class Drawing:
     """A diagram of states.
 
-    labels  what a state is called in the picture, where that is more than its name
+    labels  what a state is called in the diagram, where that is more than its name
     sinks   states that are drawn twice, at the beginning and at the end, so that lines do not cross
     back    edges that do not say which of two states stands above the other
     """
@@ -134,7 +134,7 @@ COPY = "_again"
 
 
 def read_edges(svg: str) -> Edges:
-    """The edges of a drawn picture, as `edges` gives them."""
+    """The edges of a drawn diagram, as `edges` gives them."""
     found: dict[tuple[str, str], tuple[str, ...]] = {}
     for group in re.findall(r'<g id="[^"]*" class="edge">(.*?)</g>\n', svg, re.DOTALL):
         title = re.search(r"<title>(.*?)</title>", group)

@@ -42,8 +42,8 @@ ONLY_FROM_ELSEWHERE = (8, 8)
 LEFT, APART, TOP, ROW = 80, 160, 96, 50
 
 
-def step_picture() -> str:
-    """The picture."""
+def step_diagram() -> str:
+    """The diagram."""
     height = TOP + ROW * len(LEGS) + 24
     width = LEFT * 2 + APART * (len(PARTIES) - 1)
     about = "; ".join(f"{leg.number} {leg.of} to {leg.to}: {leg.words}" for leg in LEGS)

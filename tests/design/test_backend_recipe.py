@@ -11,7 +11,7 @@ import pytest
 
 from executor.engine import backends
 from executor.engine.base import Backend, Engine, Row, RowError, RowResult
-from executor.models.repository import Repository, ServedVersion
+from executor.models.repository import ModelRepository, ServedVersion
 from executor.workers.devices import Devices
 from shared.contract.errors import LoadError
 from shared.contract.tensors import from_numpy, to_numpy
@@ -50,7 +50,7 @@ async def served(tmp_path: Path) -> AsyncIterator[ServedVersion]:
     folder.mkdir(parents=True)
     (folder / "model.weighted_sum").write_text("2.0")
     (tmp_path / "doubled" / "config.pbtxt").write_text(CONFIG)
-    repository = Repository((tmp_path,), Devices())
+    repository = ModelRepository((tmp_path,), Devices())
     yield repository.load("doubled").versions[0]
     await repository.close()
 
@@ -114,4 +114,4 @@ def test_a_file_that_is_no_model_fails_the_load(tmp_path: Path) -> None:
     (tmp_path / "broken" / "config.pbtxt").write_text(CONFIG)
 
     with pytest.raises(LoadError, match=r"model\.weighted_sum: could not convert"):
-        Repository((tmp_path,), Devices()).load("broken")
+        ModelRepository((tmp_path,), Devices()).load("broken")

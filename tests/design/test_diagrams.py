@@ -1,4 +1,4 @@
-"""The pictures in docs/design show what the code says. To draw them again: `python -m tests.design.draw`."""
+"""The diagrams in docs/design show what the code says. To draw them again: `python -m tests.design.draw`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from executor.core.sequences import OwnedSequence, SequenceTable
 from executor.sequences.sequence_model import SequenceModel
 from scheduler.core.state import ExecutorPhase, SequencePhase
 from shared.store import scripts
-from tests.design.draw import DESIGN, pictures
+from tests.design.draw import DESIGN, hand_laid
 from tests.design.references import PAGES, ROOT
 from tests.design.states import DRAWINGS, NONE, OVER, OWNED_MOVES, RECORD_MOVES, Drawing, read_edges
 
-PICTURES = sorted(DESIGN.glob("*.svg"))
+DIAGRAMS = sorted(DESIGN.glob("*.svg"))
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
-def test_the_moves_in_the_picture_are_those_of_the_code(drawing: Drawing) -> None:
+def test_the_moves_in_the_diagram_are_those_of_the_code(drawing: Drawing) -> None:
     assert drawing.edges == read_edges((DESIGN / f"{drawing.name}.svg").read_text())
 
 
-@pytest.mark.parametrize("name", sorted(pictures()))
+@pytest.mark.parametrize("name", sorted(hand_laid()))
 def test_what_is_laid_by_hand_is_drawn_as_it_is_laid(name: str) -> None:
-    assert pictures()[name] == (DESIGN / f"{name}.svg").read_text()
+    assert hand_laid()[name] == (DESIGN / f"{name}.svg").read_text()
 
 
-def test_a_picture_without_one_of_the_moves_is_found() -> None:
+def test_a_diagram_without_one_of_the_moves_is_found() -> None:
     """The comparison itself: a label less, and an edge less."""
     drawing = DRAWINGS[0]
     text = (DESIGN / f"{drawing.name}.svg").read_text()
@@ -37,7 +37,7 @@ def test_a_picture_without_one_of_the_moves_is_found() -> None:
     assert drawing.edges != read_edges(re.sub(r'<g id="edge1" class="edge">.*?</g>\n', "", text, flags=re.DOTALL))
 
 
-def test_every_phase_is_in_its_picture() -> None:
+def test_every_phase_is_in_its_diagram() -> None:
     drawn = {drawing.name: {state for ends in drawing.edges for state in ends} for drawing in DRAWINGS}
 
     assert set(SequencePhase) == drawn["sequence-states"]
@@ -64,9 +64,9 @@ def test_what_moves_a_sequence_in_its_executor_are_methods() -> None:
     assert {"restoring", "held", "running", "void"} <= set(OwnedSequence.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_every_picture_is_shown_on_a_page_and_can_be_read(picture: object) -> None:
-    name = str(picture).rpartition("/")[2]
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)
+def test_every_diagram_is_shown_on_a_page_and_can_be_read(diagram: object) -> None:
+    name = str(diagram).rpartition("/")[2]
     root = ET.parse(DESIGN / name).getroot()
 
     assert any(f"]({name})" in page.read_text() for page in PAGES)

@@ -45,7 +45,7 @@ def test_every_file_and_symbol_that_a_page_names_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_link_and_picture_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_every_link_and_diagram_leads_to_a_file_and_a_heading(page: Path) -> None:
     broken: list[str] = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
@@ -120,8 +120,8 @@ def source_of(package: str) -> str:
 @pytest.mark.parametrize(
     ("heading", "moves"),
     [
-        ("## In the leader's picture", table_moves(SEQUENCE_MOVES)),
-        ("## An executor, in the same picture", table_moves(EXECUTOR_MOVES)),
+        ("## In the leader state", table_moves(SEQUENCE_MOVES)),
+        ("## An executor in the leader state", table_moves(EXECUTOR_MOVES)),
         ("## In Redis", RECORD_MOVES),
         ("## At its executor", OWNED_MOVES),
     ],
@@ -132,7 +132,7 @@ def test_every_move_has_its_cause(heading: str, moves: Any) -> None:
     assert sorted(moves) == sorted(told)
 
 
-def test_the_numbers_of_the_step_s_text_are_those_of_its_picture() -> None:
+def test_the_numbers_of_the_step_s_text_are_those_of_its_diagram() -> None:
     text = (DESIGN / "step.md").read_text()
     told = {int(number): rest for number, rest in re.findall(r"^(\d+)\. \*\*(.+?)\*\*", text, re.MULTILINE)}
 
