@@ -42,6 +42,7 @@ from deploy.local.launcher import MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.contract.ids import SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration
+from shared.contract.record import OWNER
 from shared.store.keyspace import Keyspace
 
 MODELS = Path(__file__).with_name("dial_models")
@@ -200,7 +201,7 @@ class Dial:
         return took_ms
 
     def _owner_of_most(self, sequences: Sequence[SequenceId]) -> ExecutorRegistration:
-        owners = [self._redis.hget(self._keys.sequence(sequence).record, "ow").decode() for sequence in sequences]
+        owners = [self._redis.hget(self._keys.sequence(sequence).record, OWNER).decode() for sequence in sequences]
         most = statistics.mode(owners)
         return next(one for one in self._registered() if one.executor == most)
 

@@ -51,6 +51,7 @@ from deploy.local.launcher import MeshState
 from deploy.local.private_mesh import private_mesh
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.messages import ExecutorRegistration
+from shared.contract.record import ACCEPTED, CHECKPOINTED, COMMITTED, OWNER
 
 AGES = (100, 10_000, 1_000_000)
 COUNTS = (10, 100, 1000)
@@ -187,7 +188,7 @@ class Kills(Dial):
         """Whether all have another owner, which has heard of it."""
         pipe: Any = self._redis.pipeline(transaction=False)
         for name in names:
-            pipe.hget(self._keys.sequence(sequence_id(self._model, "", name)).record, "ow")
+            pipe.hget(self._keys.sequence(sequence_id(self._model, "", name)).record, OWNER)
         owners = {(owner or b"").decode() for owner in pipe.execute()}
         inboxes = [self._keys.inbox(shard, ExecutorId(owner)) for owner in owners for shard in self._keys.shard_ids()]
         return owners.isdisjoint({"", victim.executor}) and not any(map(self._redis.xlen, inboxes))
@@ -220,13 +221,13 @@ class Kills(Dial):
             raise StepError(f"sequence {name}: {answer.hex()} is not {self._sums[name]}")
 
     def _owner(self, sequence: SequenceId) -> str:
-        return cast("bytes", self._redis.hget(self._keys.sequence(sequence).record, "ow")).decode()
+        return cast("bytes", self._redis.hget(self._keys.sequence(sequence).record, OWNER)).decode()
 
     def _age(self, sequences: Sequence[SequenceId], steps: int) -> None:
         pipe: Any = self._redis.pipeline(transaction=True)
         for sequence in sequences:
             own = self._keys.sequence(sequence)
-            for field in ("nx", "cm", "ck"):
+            for field in (ACCEPTED, COMMITTED, CHECKPOINTED):
                 pipe.hincrby(own.record, field, steps)
             pipe.hincrby(own.checkpoint, "n", steps)
         pipe.execute()

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ModelRecord, checkpointed_states
+from shared.contract.record import COMMITTED, PAGED, STATE
 from shared.contract.tensors import described
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -42,13 +43,13 @@ async def paged_descriptions(
     pipe = cast("Any", redis.pipeline(transaction=False))
     for sequence in looked_at:
         own = keys.sequence(sequence)
-        pipe.hmget(own.record, ["st", "cm"])
+        pipe.hmget(own.record, [STATE, COMMITTED])
         pipe.hgetall(own.checkpoint)
     replies = await pipe.execute()
     found = {
         sequence: value_of(keys.sequence(sequence).checkpoint, (step, fields), _description)
         for sequence, (state, step), fields in zip(looked_at, replies[::2], replies[1::2], strict=True)
-        if state == b"p"
+        if state == PAGED
     }
     return {sequence: description for sequence, description in found.items() if description is not None}
 

@@ -18,6 +18,7 @@ from scheduler.core.events import Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
+from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, VERSION
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
@@ -25,6 +26,8 @@ from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
 """Records asked for in one round trip."""
+FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH)
+"""Of each record."""
 
 
 async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) -> None:
@@ -62,9 +65,9 @@ async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -
     events: list[SequenceFound] = []
     for begin in range(0, len(sequences), RECORDS_PER_READ):
         chunk = sequences[begin : begin + RECORDS_PER_READ]
-        asked = [("HMGET", keys.sequence(sequence).record, "st", "ow", "vr", "in", "sl", "ep") for sequence in chunk]
+        asked = [("HMGET", keys.sequence(sequence).record, *FIELDS_READ) for sequence in chunk]
         for sequence, record in zip(chunk, await _pipelined(redis, asked), strict=True):
-            if record[0] == b"l":
+            if record[0] == LIVE:
                 event = value_of(keys.sequence(sequence).record, record, partial(_found, sequence))
                 if event is not None:
                     events.append(event)

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 from deploy.local.launcher import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
+from shared.contract.record import OWNER
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect
@@ -86,7 +87,7 @@ class LocalMesh:
         return [names.get(owner, "") for owner in owners]
 
     async def _owner(self, sequence: SequenceId) -> ExecutorId:
-        owner = await cast(Any, self._redis).hget(self._keys.sequence(sequence).record, "ow")
+        owner = await cast(Any, self._redis).hget(self._keys.sequence(sequence).record, OWNER)
         return ExecutorId(owner.decode() if owner else "")
 
     async def kill_one(self, correlation_ids: Sequence[str]) -> KilledExecutor:

@@ -14,11 +14,14 @@ import click
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings
 from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from shared.contract.record import DURABLE, LIVE, MOVING, OWNER, PAGED, STATE, WAITING
 from shared.settings import SettingsCommand, options
 from shared.store.reading import text_of
 
 POLL_S = 0.1
-PAGED = "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
+NO_SLOT = (
+    "the sequence holds no slot (others needed it): its state lies in Redis, and it gets a slot with its next step"
+)
 HELP = """Moves a sequence to another executor, between two of its steps.
 
 ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
@@ -48,7 +51,7 @@ async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to:
     async with found_mesh(settings) as mesh:
         owner = await owner_of(mesh, sequence)
         if owner is None and not to:
-            click.echo(PAGED)
+            click.echo(NO_SLOT)
             return
         executor = destination(await holdings(mesh), model, owner, to)
         entry = await mesh.commands.xadd(
@@ -61,12 +64,12 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     """A live sequence's executor, None while it is paged. Raises click.ClickException for one that cannot be moved,
     saying why."""
     record = mesh.keys.sequence(sequence).record
-    state, owner, durable = await mesh.commands.hmget(record, "st", "ow", "du")
-    if state in (b"w", b"m"):
+    state, owner, durable = await mesh.commands.hmget(record, STATE, OWNER, DURABLE)
+    if state in (WAITING, MOVING):
         raise click.ClickException("the sequence waits for a slot: it has no executor that it could leave")
-    if state == b"p":
+    if state == PAGED:
         return None
-    if state != b"l":
+    if state != LIVE:
         raise click.ClickException(
             "no such live sequence: is it the model's, the ID as the client gives it (--string for a text that looks "
             "like a number), and the version if the client names one (--version)?"
@@ -109,11 +112,11 @@ async def outcome(
     starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
     while await mesh.commands.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
         await asyncio.sleep(POLL_S)
-    state, now = await mesh.commands.hmget(mesh.keys.sequence(sequence).record, "st", "ow")
-    if state == b"p" and to:
-        raise click.ClickException(f"{PAGED}; {to} had none free for it")
-    if state == b"p":
-        return PAGED
+    state, now = await mesh.commands.hmget(mesh.keys.sequence(sequence).record, STATE, OWNER)
+    if state == PAGED and to:
+        raise click.ClickException(f"{NO_SLOT}; {to} had none free for it")
+    if state == PAGED:
+        return NO_SLOT
     if now is None:
         return "the sequence has ended meanwhile"
     if owner is None:

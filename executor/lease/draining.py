@@ -13,6 +13,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId, SequenceId
+from shared.contract.record import DURABLE, LIVE, STATE
 from shared.process import logs
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
@@ -40,13 +41,13 @@ async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, model
     ]
     pipe = commands.pipeline(transaction=False)
     for _, sequence in owned:
-        pipe.hmget(keys.sequence(sequence).record, "st", "du")
+        pipe.hmget(keys.sequence(sequence).record, STATE, DURABLE)
     if not owned:
         return set()
     return {
         model
         for (model, _), (state, durable) in zip(owned, await pipe.execute(), strict=True)
-        if state == b"l" and durable != b"1"
+        if state == LIVE and durable != b"1"
     }
 
 

@@ -22,15 +22,34 @@ from redis.asyncio import Redis
 from executor.core.sequences import Restored, VoidCause
 from shared.contract.ids import Epoch, SequenceId, StepNumber
 from shared.contract.messages import STATE_FIELD, checkpointed_states, encode
+from shared.contract.record import (
+    CANCELLED_STEPS,
+    CHECKPOINTED,
+    COMMITTED,
+    DURABLE,
+    EPOCH,
+    FAILED,
+    FAILED_STEPS,
+    GIVEN_UP,
+    LIVE,
+    MARK,
+    START,
+    STATE,
+    TOMBSTONES,
+    VOID_CAUSE,
+    VOID_SINCE,
+)
 from shared.contract.tensors import Tensor
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
 MODEL_FIELD = "m"
 TRACE_FIELD = "t"
-LIVE = b"l"
-TOMBSTONES = frozenset((b"e", b"x", b"f", b"o", b"c"))
-"""States of a record (`common.lua`)."""
+FIELDS_READ = [
+    *(STATE, EPOCH, CHECKPOINTED, COMMITTED, START, VOID_SINCE, VOID_CAUSE),
+    *(CANCELLED_STEPS, FAILED_STEPS, GIVEN_UP, MARK, DURABLE),
+]
+"""Of a record, in the order in which `_read` takes them."""
 VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
 
 
@@ -70,15 +89,17 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
 
     key  the checkpoint's
     """
-    state = record[9]
+    state, epoch, checkpointed, committed, start, void_since, void_cause, cancelled, failed, given_up, mark, durable = (
+        record
+    )
     if state != LIVE and state not in TOMBSTONES:
         return None
-    epoch, checkpointed, committed, start = (int(value or 0) for value in record[:4])
-    void = VOID_CAUSES.get(record[5] or b"f", VoidCause.LOST) if record[4] is not None else None
-    if int(record[8] or 0) == committed + 1:
+    last = int(committed or 0)
+    void = VOID_CAUSES.get(void_cause or FAILED, VoidCause.LOST) if void_since is not None else None
+    if int(given_up or 0) == last + 1:
         # The next step is not to be run: then nothing that could be what killed its owners is done for it.
         void = void or VoidCause.LOST
-    if record[11] != b"1" and committed:
+    if durable != b"1" and last:
         # The state was its engine's alone, and that engine is not ours.
         void = void or VoidCause.LOST
     states: Mapping[str, Tensor] | None = {}
@@ -86,20 +107,20 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
         states = value_of(key, fields, checkpointed_states)
         void = VoidCause.LOST if states is None else None
     restored = Restored(
-        Epoch(epoch),
-        StepNumber(checkpointed),
-        StepNumber(committed),
-        StepNumber(start),
+        Epoch(int(epoch or 0)),
+        StepNumber(int(checkpointed or 0)),
+        StepNumber(last),
+        StepNumber(int(start or 0)),
         void,
         traceparent=text_of(fields.get(TRACE_FIELD.encode(), b"")),
-        cancelled=frozenset(StepNumber(int(step)) for step in (record[6] or b"").split()),
-        failed=tuple(_range(text) for text in (record[7] or b"").split()),
+        cancelled=frozenset(StepNumber(int(step)) for step in (cancelled or b"").split()),
+        failed=tuple(_range(text) for text in (failed or b"").split()),
     )
     return Checkpoint(
         restored,
         states or {},
         fields.get(MODEL_FIELD.encode()),
-        text_of(record[10] or b""),
+        text_of(mark or b""),
         is_over=state != LIVE,
     )
 
@@ -117,7 +138,7 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, ["ep", "ck", "cm", "sn", "vd", "vk", "ca", "fl", "gu", "st", "mk", "du"])
+            cast(Any, pipe).hmget(own.record, FIELDS_READ)
             cast(Any, pipe).hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from redis.asyncio import Redis
 
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.contract.record import ACCEPTED, COMMITTED, EPOCH, OWNER
 from shared.store.keyspace import Keyspace
 from shared.store.reading import value_of
 
@@ -37,7 +38,7 @@ async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         pipe = cast("Any", redis.pipeline(transaction=False))
         for holding in chunk:
-            pipe.hmget(keys.sequence(holding.sequence).record, ["ow", "ep", "nx", "cm"])
+            pipe.hmget(keys.sequence(holding.sequence).record, [OWNER, EPOCH, ACCEPTED, COMMITTED])
         for record, holding in zip(await pipe.execute(), chunk, strict=True):
             lacks = partial(_lacks, executor=executor, holding=holding)
             if value_of(keys.sequence(holding.sequence).record, record, lacks):

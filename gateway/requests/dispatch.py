@@ -36,6 +36,7 @@ from shared.contract.errors import Code, Reason, UnavailableError
 from shared.contract.ids import GatewayId, SequenceId, ShardId
 from shared.contract.limits import LIVE_MAX, SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
+from shared.contract.record import ACCEPTED, BIRTH
 from shared.contract.step_digest import step_digest
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
@@ -268,7 +269,7 @@ class Dispatch:
             queues = {place: queue for place, queue in queues.items() if queue}
 
     async def _tell_forgotten(self, waiting: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
-        asked = [("HMGET", self._keys.sequence(sequence_of(one)).record, "bn", "nx") for one in waiting]
+        asked = [("HMGET", self._keys.sequence(sequence_of(one)).record, BIRTH, ACCEPTED) for one in waiting]
         for one, record in zip(waiting, await link.exchange(asked) if asked else (), strict=True):
             if isinstance(record, Exception):
                 raise record

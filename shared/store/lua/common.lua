@@ -1,32 +1,7 @@
 -- Prelude of every script: what more than one of them needs. Prepended by shared/store/scripts.py.
 --
--- Record of a sequence (hash):
---   st  state: w waiting, l live, m moving, p paged (live without a slot: its state is its checkpoint, and the inbox
---       entries since then lie parked); tombstones: e ended, x expired, f failed at START, o lost, c cancelled
---   ow  owner (executor id); while paged, the last one     in  instance     sl  slot     ep  epoch
---   nx  last accepted step         cm  last committed     ck  last checkpointed step: a takeover replays those behind it
---   fl  `<first>-<last> ...`: steps behind ck that failed, rising; a takeover passes over them
---   sn  step of the latest accepted START                 cl  1: closed, only START is accepted
---   mk  mark of the load that ran the latest committed START: no other one may go on from the state; absent where models
---       are not loaded anew
---   vd  void: the state is gone since this step; steps are answered with an error until a START
---   vk  why it is void: f failed START, o lost, c cancelled
---   vr  version pin            du  1: a takeover finds its state   pg  1: it may be paged
---   bn  entry id of its first wait: tells it from every other sequence of the same id
---   be  entry id in the starts stream while waiting or moving
---   dl  while waiting: when the first of its steps runs out of patience, ms; dn entry id of that news, if it was lowered
---   ca  numbers of steps whose callers have gone
---   tk  `<step> <count>`: owners that were lost while this was the next step   gu  the step that too many were lost with
---   tr  epoch of the owner that went on with it alone, because it was suspected (attempt.lua)
---   la  when, by which gateway and under which of its tokens the latest step was accepted: `<ms> <gateway> <token>`;
---   if the sequence is open and one of its steps was asked for again since then, also by whom: ` <gateway> <token>`
---   og  orphaned, that is, the connection that used it last is gone (orphan.lua). With steps in flight: how long it may
---   be idle after them, ms; without: when its idle time would have ended if somebody had stayed, ms
---   fe  first epoch of this record: a stream entry with an older one belongs to an earlier sequence of the same id
---   rd  of each step with a request id, oldest first: the digest of id and content, and the step's number, in fixed
---   width (submit.lua): of the last few; ro  of those before, all that are in flight and the last ones at least
---   rk  `<step>:<bytes> ...` the steps whose replies are kept for a retry, oldest first; p:<n> the reply of step n
---   j:<n> who else waits for step n: the latest few; a:<n> who of its callers has left, of those who cannot ask again
+-- What each field of a sequence's record means, who writes it and when it is absent: shared/contract/record.py. Its
+-- states: w waiting, l live, m moving, p paged; tombstones: e ended, x expired, f failed at START, o lost, c cancelled.
 -- A START on a live sequence goes on counting; one after the end begins a new record, with nothing of the old one.
 
 -- What cannot be read concerns its own sequence or request only (shared/store/reading.py): no script fails of it.
