@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test sim gpu conformance check format e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run test sim gpu conformance check format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -67,6 +67,9 @@ check: install  ## style, format, strict types, import contracts, names
 format: install  ## writes every file as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reference: install  ## writes docs/reference from the code
+	$(BIN)/python -m tests.docs.reference
 
 e2e: install  ## builds the images, starts them with docker compose, drives them, kills an executor
 	$(BIN)/python -m pytest -m e2e --timeout=1800 tests/e2e $(ARGS)

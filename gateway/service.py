@@ -313,7 +313,7 @@ def gauges_of(core: Core, http: Share) -> list[Gauge]:
         Gauge(
             "seqmesh_gateway_round_trips_total",
             "counter",
-            "Round trips in which they were sent",
+            "Round trips to Redis in which this gateway sent requests",
             lambda: core.dispatch.round_trips,
         ),
         Gauge(
@@ -325,7 +325,7 @@ def gauges_of(core: Core, http: Share) -> list[Gauge]:
         Gauge(
             "seqmesh_gateway_http_connections_refused_total",
             "counter",
-            "Connections to it beyond its bounds, which were served health alone",
+            "Connections beyond the bounds of this gateway's HTTP port, which were answered health checks alone",
             lambda: http.refused,
         ),
     ]

@@ -84,7 +84,7 @@ class GatewaySettings(MetricsSettings):
     http_server_cert: str = setting(
         "", help="Certificate file (PEM) of the HTTP port, which then speaks TLS alone.", unit="file", group="TLS"
     )
-    http_server_key: str = setting("", help="The certificate's private key (PEM).", unit="file", group="TLS")
+    http_server_key: str = setting("", help="Private key of --http-server-cert (PEM).", unit="file", group="TLS")
     http_root_cert: str = setting(
         "",
         help="Authorities (PEM) that must have signed a client's certificate; without it, clients need none.",
@@ -112,7 +112,7 @@ class GatewaySettings(MetricsSettings):
         default=False, help="Whether gRPC clients must show a certificate, too; implies --grpc-use-ssl.", group="TLS"
     )
     grpc_server_cert: str = setting("", help="Certificate file (PEM) of the gRPC port.", unit="file", group="TLS")
-    grpc_server_key: str = setting("", help="The certificate's private key (PEM).", unit="file", group="TLS")
+    grpc_server_key: str = setting("", help="Private key of --grpc-server-cert (PEM).", unit="file", group="TLS")
     grpc_root_cert: str = setting(
         "", help="Authorities (PEM) that sign the certificates of gRPC clients.", unit="file", group="TLS"
     )
@@ -126,7 +126,7 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_keepalive_timeout: int = setting(
         20_000,
-        help="The time in which such a ping must be answered.",
+        help="Time in which the ping of a quiet gRPC connection must be answered.",
         unit="ms",
         group="gRPC connections",
         minimum=1,
@@ -167,7 +167,7 @@ class GatewaySettings(MetricsSettings):
     )
     grpc_max_connection_age_grace: int = setting(
         0,
-        help="Time for the calls of such a connection; 0 for as long as they take.",
+        help="Time for the calls of a connection of --grpc-max-connection-age; 0 for as long as they take.",
         unit="ms",
         group="gRPC connections",
         minimum=0,
@@ -215,8 +215,8 @@ class GatewaySettings(MetricsSettings):
     )
     http_max_connections_per_client: int = setting(
         0,
-        help="Of these, connections of one client: an IPv4 address, or an IPv6 network of 64 bits. 0: half of them. "
-        "Behind a proxy all clients are one.",
+        help="Connections of one client among these. A client is an IPv4 address, or an IPv6 network of 64 bits; "
+        "behind a proxy all clients are one. 0: half of --http-max-connections.",
         group="Bounds",
         minimum=0,
     )

@@ -20,7 +20,7 @@ class SchedulerSettings(CommonSettings):
     )
     tick_ms: int = setting(
         100,
-        help="How often time is looked at: expiry, leases and backlog are late by at most this.",
+        help="Pause between two looks at the clock. Expiry, leases and the backlog are late by at most this.",
         unit="ms",
         group="Leases",
         minimum=1,
@@ -34,7 +34,7 @@ class SchedulerSettings(CommonSettings):
     )
     virtual_nodes: int = setting(
         64,
-        help="Points of each executor on the ring: more is more even and costs memory.",
+        help="Points of each executor on the hash ring. More points make the load more even and cost memory.",
         group="Placement",
         minimum=1,
         maximum=4096,

@@ -114,16 +114,53 @@ class Pids(click.ParamType[dict[Victim, list[int]]]):
 
 @click.command("chaos", help=HELP, epilog=EPILOG, context_settings={"max_content_width": 110})
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeats the plan of a run. [default: a new one]")
-@click.option("--steps", type=click.IntRange(1), default=20_000, show_default=True, metavar="N", help="At least.")
-@click.option("--faults", type=click.IntRange(0), default=40, show_default=True, metavar="N", help="How many.")
-@click.option("--minutes", type=click.FloatRange(0.05), default=30.0, show_default=True, metavar="M", help="At most.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=20_000, show_default=True, metavar="N", help="Steps to play, at least."
+)
+@click.option(
+    "--faults", type=click.IntRange(0), default=40, show_default=True, metavar="N", help="Faults to bring about."
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.05),
+    default=30.0,
+    show_default=True,
+    metavar="M",
+    help="Longest time of the run.",
+)
 @click.option("--kinds", type=KindList(), metavar="A,B", help=KINDS_HELP)
 @click.option(
-    "--clients", type=click.IntRange(1), default=48, show_default=True, metavar="N", help="Sequences at once."
+    "--clients",
+    type=click.IntRange(1),
+    default=48,
+    show_default=True,
+    metavar="N",
+    help="Sequences that are played at once.",
 )
-@click.option("--gateways", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Private mesh.")
-@click.option("--schedulers", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Private mesh.")
-@click.option("--executors", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Private mesh.")
+@click.option(
+    "--gateways",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Gateways of the private mesh.",
+)
+@click.option(
+    "--schedulers",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Schedulers of the private mesh.",
+)
+@click.option(
+    "--executors",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    metavar="N",
+    help="Executors of the private mesh.",
+)
 @click.option(
     "--lease-ms",
     type=click.IntRange(200),
@@ -142,13 +179,15 @@ class Pids(click.ParamType[dict[Victim, list[int]]]):
 @click.option(
     "--sentinels",
     is_flag=True,
-    help="Private mesh: a primary, two replicas and three Sentinels. What hits Redis hits the primary. A replica that "
-    "lacks the last writes takes them back, which must be told: promote-replica.",
+    help="Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary. With the "
+    "fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are gone.",
 )
 @click.option("--http", type=AddressList(), metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
 @click.option("--grpc", type=AddressList(), metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
 @click.option("--pids", type=Pids(), metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
-@click.option("--fault-command", default="", metavar="COMMAND", help="Strikes a service of yours.")
+@click.option(
+    "--fault-command", default="", metavar="COMMAND", help="Command that strikes a service of yours; see above."
+)
 @click.option(
     "--recovery",
     type=click.FloatRange(0),

@@ -22,8 +22,8 @@ HELP = """Empties executors: their sequences go on elsewhere.
 
 No caller sees an error. The process keeps running with its models loaded, takes nothing, and serves again after --undo.
 EXECUTOR is a name or an id, as --list shows them. Waits until nothing is left there: sequences whose state only their
-model knows (see sequence_recovery in the README) cannot be moved, and stay until they end; not before does --undo take
-effect.
+model knows (model parameter sequence_recovery) cannot be moved, and stay until they end; --undo takes effect only
+then.
 
 \b
   seqmesh drain --list             who holds how many sequences

@@ -26,7 +26,7 @@ HELP = """Moves a sequence to another executor, between two of its steps.
 
 ID is what the client calls the sequence. No caller notices, but for one step that takes a moment longer. The sequence
 must be one whose state the mesh holds. Without --to, any other executor with a free slot takes it. One that has given
-up its slot (see virtual slots in the README) gets one with its next step anyway; with --to it gets one there at once.
+up its slot (model parameter virtual_slots) gets one with its next step anyway; with --to it gets one there at once.
 
 \b
   seqmesh move running_sum 42
@@ -77,7 +77,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     if durable != b"1":
         raise click.ClickException(
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
-            "configuration (sequence_batching { state ... }), or see sequence_recovery in the README"
+            "configuration (sequence_batching { state ... }), or name a sequence_recovery among its parameters"
         )
     return text_of(owner or b"")
 

@@ -25,4 +25,4 @@ class OperatorSettings:
         help=f"Beginning of the mesh's keys; by default that of --data-dir, or {DEFAULT_PREFIX} with --redis-url.",
         group="Mesh",
     )
-    data_dir: Path = setting(Path(".seqmesh"), help="Of `seqmesh up`.", unit="dir", group="Mesh")
+    data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir", group="Mesh")

@@ -1,18 +1,4 @@
-"""Rules of those parameters that mean something to the mesh. All others are the model's own.
-
-    checkpoint_interval          steps between two checkpoints of a sequence, default 1
-    retry_replies                replies of a sequence that are kept for retries, 1 to 64, default 8
-    retry_reply_bytes            bytes of those beyond the newest, default 65536
-    fixed_shape                  "true" or "rows": results do not depend on a batch's other rows, default "false"
-    sequence_recovery            of a model that keeps its sequences' state itself: none, replay, or methods (its own
-                                 `checkpoint` and `restore`, the default where it has them)
-    sequence_log_steps           with replay: steps since START that are kept, default 1000
-    sequence_log_bytes           with replay: their bytes, default 16 MiB
-    virtual_slots                whether an idle sequence gives up its slot while others wait, default true
-    orphan_grace_microseconds    idle time left to a sequence whose connection is gone before its END,
-                                 default 0: all of it
-    TRITON_BATCH_STRATEGY_PATH   Triton's custom batching (triton-spec 3.4); here a Python file
-    EXECUTION_ENV_PATH           the python backend's packed environment, which the mesh does not unpack
+"""Rules of those parameters that mean something to the mesh (`PARAMETERS`). All others are the model's own.
 
 Source: docs/triton/dialect.md; docs/design/failures.md; triton-spec sections 1.1 and 3.4.
 """
@@ -20,29 +6,142 @@ Source: docs/triton/dialect.md; docs/design/failures.md; triton-spec sections 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
-from shared.contract.limits import RETRY_IDS
+from shared.contract.limits import RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.model_config import FixedShape, SequenceRecovery
 
-_SEQUENCE_PARAMETERS = (
-    "checkpoint_interval",
-    "sequence_recovery",
-    "sequence_log_steps",
-    "sequence_log_bytes",
-    "retry_replies",
-    "retry_reply_bytes",
-    "fixed_shape",
-    "virtual_slots",
-    "orphan_grace_microseconds",
+
+class For(StrEnum):
+    """The models for which a parameter has a meaning."""
+
+    SEQUENCES = "sequence models"
+    STATELESS = "stateless models"
+    PYTORCH = "`pytorch` models"
+    PYTHON = "`python` models"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter that the mesh reads. Its value is always a text (`string_value`).
+
+    values   what the text may be
+    default  the value where the parameter is not given; "" for none
+    of       the models for which it has a meaning
+    """
+
+    name: str
+    values: str
+    default: str
+    of: For
+    meaning: str
+
+
+STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
+
+PARAMETERS: tuple[Parameter, ...] = (
+    Parameter(
+        "checkpoint_interval",
+        "positive integer",
+        "1",
+        For.SEQUENCES,
+        "Steps between two checkpoints of a sequence. A takeover runs the steps behind the last checkpoint again.",
+    ),
+    Parameter(
+        "sequence_recovery",
+        "`none`, `replay` or `methods`",
+        "",
+        For.SEQUENCES,
+        "How the state of a sequence survives its executor where the model keeps it in its own process. `replay`: the "
+        "steps since START are kept and run again. `methods`: the model's `checkpoint` and `restore` carry the state; "
+        "the default of a model that has them. `none`: the state is lost, the default of all others.",
+    ),
+    Parameter(
+        "sequence_log_steps",
+        "positive integer",
+        "1000",
+        For.SEQUENCES,
+        "With `replay`: steps since START that are kept. A sequence with more can no longer be recovered.",
+    ),
+    Parameter(
+        "sequence_log_bytes",
+        "positive integer, bytes",
+        str(16 << 20),
+        For.SEQUENCES,
+        "With `replay`: bytes of these steps together.",
+    ),
+    Parameter(
+        "retry_replies",
+        f"integer from 1 to {RETRY_IDS}",
+        str(RETRY_REPLIES),
+        For.SEQUENCES,
+        "Replies of a sequence that are kept for retries.",
+    ),
+    Parameter(
+        "retry_reply_bytes",
+        "integer, bytes",
+        str(RETRY_REPLY_BYTES),
+        For.SEQUENCES,
+        "Bytes of these replies beyond the newest one, which is always kept.",
+    ),
+    Parameter(
+        "fixed_shape",
+        "`true`, `rows` or `false`",
+        "false",
+        For.SEQUENCES,
+        "`true`: no bit of a sequence's results depends on what shares its batches; every batch has the same number of "
+        "rows where that is enough, elsewhere rows run alone. `rows`: every row runs alone.",
+    ),
+    Parameter(
+        "virtual_slots",
+        "`true` or `false`",
+        "true",
+        For.SEQUENCES,
+        "An idle sequence whose state the mesh holds gives up its slot while others wait.",
+    ),
+    Parameter(
+        "orphan_grace_microseconds",
+        "integer, microseconds",
+        "0",
+        For.SEQUENCES,
+        "Idle time left to a sequence whose connection is gone before its END. 0: all that it had.",
+    ),
+    Parameter(
+        "torch_threads",
+        "positive integer",
+        "",
+        For.PYTORCH,
+        "Threads that one kernel may use on a CPU. Without it torch decides, and with `fixed_shape` it is 1.",
+    ),
+    Parameter("INTRA_OP_THREAD_COUNT", "positive integer", "", For.PYTORCH, "Triton's name of `torch_threads`."),
+    Parameter(
+        STRATEGY,
+        "path that ends in `.py`",
+        "",
+        For.STATELESS,
+        "A custom batching strategy, relative to the model's directory and inside the repository or a backend "
+        "directory. Without it `batchstrategy.py` of the version, the model or the backend is used, if there is one. "
+        "It has no effect without `dynamic_batching`.",
+    ),
+    Parameter(
+        "EXECUTION_ENV_PATH",
+        "path",
+        "",
+        For.PYTHON,
+        "No effect: the mesh does not unpack environments. The model runs in the executor's own.",
+    ),
 )
+"""Every parameter that the mesh reads."""
+
+_SEQUENCE_PARAMETERS = tuple(each.name for each in PARAMETERS if each.of is For.SEQUENCES)
 _POSITIVE = ("checkpoint_interval", "sequence_log_steps", "sequence_log_bytes")
 _LOG = ("sequence_log_steps", "sequence_log_bytes")
 _WHOLE_DIGITS_MAX = 18
 PYTHON = "python"
 """The one backend whose models may hand their state out."""
-STRATEGY = "TRITON_BATCH_STRATEGY_PATH"
 
 
 def check_parameters(config: ConfigMessage) -> list[str]:

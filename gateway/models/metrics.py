@@ -29,6 +29,9 @@ from shared.contract.errors import MeshError
 from shared.process import logs
 from shared.statistics.metrics_config import MetricsConfig
 
+MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
+"""Name, kind and help."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
@@ -67,8 +70,7 @@ class Metrics:
         except MeshError as error:
             logs.warning("metrics without the mesh's", error=error.message)
             families, up = [], 0.0
-        told = "1 when this gateway can read the mesh in Redis"
-        families.append(Family("seqmesh_gateway_mesh_up", "gauge", told, [MetricLine({}, up)]))
+        families.append(Family(*MESH_UP, [MetricLine({}, up)]))
         families += [Family(own.name, own.kind, own.help, [MetricLine({}, own.read())]) for own in self._gauges]
         lines = [line for family in families for line in family.lines()]
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)

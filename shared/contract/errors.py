@@ -28,20 +28,32 @@ FAILED = 70
 with any of the usual ones."""
 
 
-class Code(StrEnum):
-    """Triton's error codes (triton-spec 5.2), and two more. RESOURCE_EXHAUSTED: it is the caller who asks for too much.
-    FORBIDDEN: the operator has not allowed it here."""
+class Explained(StrEnum):
+    """Words with a meaning each; a member is its word."""
 
-    UNKNOWN = "UNKNOWN"
-    INTERNAL = "INTERNAL"
-    NOT_FOUND = "NOT_FOUND"
-    INVALID_ARG = "INVALID_ARG"
-    UNAVAILABLE = "UNAVAILABLE"
-    UNSUPPORTED = "UNSUPPORTED"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    CANCELLED = "CANCELLED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    FORBIDDEN = "FORBIDDEN"
+    meaning: str
+
+    def __new__(cls, word: str, meaning: str) -> Self:
+        """One member."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        return member
+
+
+class Code(Explained):
+    """Triton's error codes (triton-spec 5.2), and two more: RESOURCE_EXHAUSTED and FORBIDDEN."""
+
+    UNKNOWN = "UNKNOWN", "The error has no other code. A python model may raise it."
+    INTERNAL = "INTERNAL", "The model failed, or the mesh did."
+    NOT_FOUND = "NOT_FOUND", "The model, the version or the file is not there."
+    INVALID_ARG = "INVALID_ARG", "The request is wrong. Sending it again unchanged does not help."
+    UNAVAILABLE = "UNAVAILABLE", "Nothing is wrong with the request, but the mesh cannot take it now. Try again later."
+    UNSUPPORTED = "UNSUPPORTED", "The mesh does not do what is asked for."
+    ALREADY_EXISTS = "ALREADY_EXISTS", "What the request would begin or run was begun or run before."
+    CANCELLED = "CANCELLED", "The request was cancelled before it ran."
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED", "This caller asks for too much at once. Wait for an answer first."
+    FORBIDDEN = "FORBIDDEN", "The operator has not allowed this here."
 
 
 class Reason(StrEnum):
@@ -69,40 +81,101 @@ def code_of(text: str) -> Code:
 CODES = frozenset(Code)
 
 
-class Retry(StrEnum):
-    """What a client can do about a step that was not done.
+class Retry(Explained):
+    """What a client can do about a step that was not done."""
 
-    SAME   nothing was changed: the same request may be sent again, after a while
-    START  the sequence is not there: begin it again, with START
-    NO     sending the request again does not help
-    """
-
-    SAME = "same"
-    START = "start"
-    NO = "no"
+    SAME = "same", "Nothing was changed. The same request may be sent again after a while."
+    START = "start", "The sequence is not there. Begin it again with START."
+    NO = "no", "Sending the request again does not help."
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonMeaning:
-    """What a reason means to the caller."""
+    """What a reason means to the caller.
+
+    happened  what became of the sequence or the step
+    remedy    what a client can do
+    """
 
     code: Code
     retry: Retry
+    happened: str
+    remedy: str
 
+
+BEGIN_ANEW = "Begin the sequence again with START."
 
 OUTCOMES: Mapping[str, ReasonMeaning] = {
-    Reason.NEVER_SEEN: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.ENDED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.EXPIRED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.FAILED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.LOST: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.CANCELLED: ReasonMeaning(Code.INVALID_ARG, Retry.START),
-    Reason.LATE: ReasonMeaning(Code.INVALID_ARG, Retry.NO),
-    Reason.WRONG_STEP: ReasonMeaning(Code.INVALID_ARG, Retry.NO),
-    Reason.EXISTS: ReasonMeaning(Code.ALREADY_EXISTS, Retry.NO),
-    Reason.ANSWERED: ReasonMeaning(Code.ALREADY_EXISTS, Retry.NO),
-    Reason.BUSY: ReasonMeaning(Code.RESOURCE_EXHAUSTED, Retry.SAME),
-    Reason.BACKLOG_FULL: ReasonMeaning(Code.UNAVAILABLE, Retry.SAME),
+    Reason.NEVER_SEEN: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.START,
+        "The mesh knows no sequence of this id: none began, or what was known of it was forgotten "
+        "(`--tombstone-seconds`).",
+        BEGIN_ANEW,
+    ),
+    Reason.ENDED: ReasonMeaning(Code.INVALID_ARG, Retry.START, "The sequence has ended: END was accepted.", BEGIN_ANEW),
+    Reason.EXPIRED: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.START,
+        "The sequence was idle for longer than its model allows.",
+        f"{BEGIN_ANEW} Raise the model's `max_sequence_idle_microseconds` if clients need more time.",
+    ),
+    Reason.FAILED: ReasonMeaning(
+        Code.INVALID_ARG, Retry.START, "The step with START failed in the model, so there is no state.", BEGIN_ANEW
+    ),
+    Reason.LOST: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.START,
+        "The sequence's state is gone: only its executor had it, the model was loaded anew, or too many executors were "
+        "lost with one step.",
+        f"{BEGIN_ANEW} The error's text names what keeps the state of later sequences.",
+    ),
+    Reason.CANCELLED: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.START,
+        "The caller of an earlier step had gone. That step did not run, so the later ones cannot.",
+        BEGIN_ANEW,
+    ),
+    Reason.LATE: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.NO,
+        "The gateway lost Redis while it sent the step, and the sequence went on meanwhile. Nobody can tell whether "
+        "the step was accepted.",
+        "Compare `last_step` with the steps that were answered. A step that carries its number as `sequence_step`, or "
+        "a request id, can be sent again safely.",
+    ),
+    Reason.WRONG_STEP: ReasonMeaning(
+        Code.INVALID_ARG,
+        Retry.NO,
+        "The step's number (`sequence_step`) is not the next one, or belongs to another request.",
+        "Go on with the step that the error's text names.",
+    ),
+    Reason.EXISTS: ReasonMeaning(
+        Code.ALREADY_EXISTS,
+        Retry.NO,
+        "A START with `sequence_step` 1 meets an open sequence of this id that is beyond its first step.",
+        "Go on behind `last_step`, or begin anew with a START that has no `sequence_step`.",
+    ),
+    Reason.ANSWERED: ReasonMeaning(
+        Code.ALREADY_EXISTS,
+        Retry.NO,
+        "The step was answered before, and its reply is kept no longer. It does not run again.",
+        "Go on behind `last_step`. The model parameters `retry_replies` and `retry_reply_bytes` keep more replies.",
+    ),
+    Reason.BUSY: ReasonMeaning(
+        Code.RESOURCE_EXHAUSTED,
+        Retry.SAME,
+        "The sequence has too many unanswered steps (`--sequence-inflight-max`), or too many callers wait for the same "
+        "step.",
+        "Wait for an answer, then send the same request again.",
+    ),
+    Reason.BACKLOG_FULL: ReasonMeaning(
+        Code.UNAVAILABLE,
+        Retry.SAME,
+        "Too many sequences of the model wait for a slot (`--backlog-max`), or are live (`--live-max`). The sequence "
+        "was not started.",
+        "Send the same request again later.",
+    ),
 }
 """The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have the
 code of what happened to the very step instead: one that was cancelled before it ran (`cancelled`, CANCELLED), and one

@@ -1,4 +1,5 @@
-"""Every Redis key of the mesh: name, type, owner, lifetime. One method per key; nobody builds a key by hand.
+"""Every Redis key of the mesh, by name. One method per key; nobody builds a key by hand. What each holds, who writes it
+and who reads it: `shared.store.key_kinds`.
 
 Keys begin with the prefix and the schema version. `{shard}` is the hash tag of everything that belongs to a sequence,
 so that each script's keys live on one node of a Cluster; `{mesh}` is the tag of what belongs to no sequence.
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, shard_of
+from shared.store.key_kinds import KINDS
 
 DEFAULT_PREFIX = "seqmesh"
 """What keys of a mesh begin with unless somebody says otherwise."""
@@ -55,55 +57,7 @@ SEQUENCE_BOUND = (
 )
 """Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
 
-
-TYPES = {
-    "seq": "hash",
-    "idle": "string",
-    "parked": "stream",
-    "checkpoint": "hash",
-    "epoch": "string",
-    "fence": "string",
-    "starts": "stream",
-    "feed": "stream",
-    "wanted-slots": "string",
-    "line": "hash",
-    "deadlines": "zset",
-    "inbox": "stream",
-    "owned": "set",
-    "replies": "stream",
-    "work:queue": "zset",
-    "work:meta": "hash",
-    "work:messages": "hash",
-    "work:held": "hash",
-    "work:takers": "hash",
-    "work:deadlines": "zset",
-    "work:number": "string",
-    "work:wake": "list",
-    "work:order": "zset",
-    "work:early": "hash",
-    "cache:entries": "hash",
-    "cache:used": "zset",
-    "cache:about": "hash",
-    "tally": "list",
-    "counts": "hash",
-    "report": "string",
-    "mesh": "hash",
-    "executors": "hash",
-    "drained": "hash",
-    "executor-lease": "string",
-    "leader": "string",
-    "scheduler": "string",
-    "terms": "hash",
-    "models": "hash",
-    "control": "stream",
-    "wanted": "hash",
-    "kept": "hash",
-    "load": "hash",
-    "settings": "hash",
-    "gateway": "string",
-    "services": "hash",
-    "unreadable": "hash",
-}
+TYPES = {name: kind.type for name, kind in KINDS.items()}
 """Every kind of key (`kind_of`), with its type in Redis."""
 
 

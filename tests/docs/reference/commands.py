@@ -1,0 +1,108 @@
+"""commands.md: `seqmesh` with everything behind it, and the targets of `make`."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from deploy.cli import LAZY_COMMANDS, main
+from shared.settings import SettingOption
+from tests.docs.reference.markdown import code, help_text, page, table, text
+from tests.docs.reference.settings import ORDER
+
+MAKEFILE = Path(__file__).resolve().parents[3] / "Makefile"
+INTRO = """
+`seqmesh` runs a mesh, one service of it, or what operates it. Flags that are settings are read from the environment,
+too: [settings](settings.md).
+"""
+HEALTH = """
+### Health checks
+
+`seqmesh executor healthcheck` and `seqmesh scheduler healthcheck` end with exit code 0 when the process of that name
+(`--name`, by default the host's) lives, else with 1. They take the settings of their service. A gateway is asked over
+HTTP: `/v2/health/live` and `/v2/health/ready`.
+"""
+
+
+def commands() -> str:
+    """The page."""
+    parts = [section(name, command) for name, command in main.commands.items()]
+    return page("Commands", INTRO, "## `seqmesh`", *parts, HEALTH, make())
+
+
+def section(name: str, command: click.Command) -> str:
+    """One command: its help, and its options unless they stand among the settings."""
+    title = f"### `seqmesh {name}`"
+    summary = text(command.help or "")
+    found = behind(name) or (None if name in LAZY_COMMANDS else command)
+    if found is None:
+        return f"{title}\n\n{summary} Its flags: [settings](settings.md#seqmesh-{name})."
+    context = click.Context(found, info_name=f"seqmesh {name}")
+    usage = found.get_usage(context).removeprefix("Usage: ")
+    parts = [title, f"```text\n{usage}\n```", help_text(found.help or summary)]
+    rows = [
+        [code(record[0]), option_text(record[1])]
+        for parameter in found.params
+        if not (name in ORDER and isinstance(parameter, SettingOption))
+        if (record := parameter.get_help_record(context)) is not None and record[1]
+    ]
+    if rows:
+        parts.append(table(("Option", "Meaning"), rows))
+    if found.epilog:
+        parts.append(help_text(found.epilog))
+    if name in ORDER:
+        parts.append(f"All other flags: [settings](settings.md#seqmesh-{name}).")
+    return "\n\n".join(parts)
+
+
+def behind(name: str) -> click.Command | None:
+    """The click command of one that is imported when it is called; None where it is a service's."""
+    module, _ = LAZY_COMMANDS.get(name, ("", ""))
+    for place in (module, f"{module}.command"):
+        if module and not module.endswith("__main__") and _exists(place):
+            for value in vars(import_module(place)).values():
+                if isinstance(value, click.Command) and value.name == name:
+                    return value
+    return None
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def option_text(record: str) -> str:
+    """What click says behind an option; the facts in brackets are code."""
+    said, bracket, facts = record.partition("  [")
+    return text(said) + (f" ({text(facts.removesuffix(']').replace('; ', ', '))})" if bracket else "")
+
+
+def make() -> str:
+    """The targets of the Makefile, and its arguments."""
+    lines = MAKEFILE.read_text().splitlines()
+    targets = [found.groups() for line in lines if (found := re.match(r"([a-z0-9-]+):.*?## (.*)", line))]
+    arguments: list[list[str]] = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if found := re.match(r"#   (\S.*?)  +(\S.*)", line):
+            arguments.append(list(found.groups()))
+        elif arguments:
+            arguments[-1][1] += " " + line.strip("# ")
+    return "\n\n".join(
+        [
+            "## `make`",
+            table(("Target", "What it does"), [(code(f"make {name}"), text(what)) for name, what in targets]),
+            'Arguments are given behind the target, for instance `make test ARGS="-k takeover"`.',
+            table(
+                ("Argument", "Meaning"),
+                [(", ".join(map(code, names.split(", "))), text(what)) for names, what in arguments],
+            ),
+        ]
+    )

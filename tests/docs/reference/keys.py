@@ -1,0 +1,89 @@
+"""keys.md: every key in Redis, and every field of a sequence's record."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+from shared.contract.record import FIELDS, STATES, Field
+from shared.store.key_kinds import KINDS
+from shared.store.keyspace import DEFAULT_PREFIX, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND, Keyspace, kind_of
+from tests.docs.reference.markdown import code, page, table, text
+from tests.every_key import every_key
+
+HEAD = ("Key", "Type", "Lifetime", "What it holds", "Written by", "Read by")
+NAMES = ("model", "version", "generation", "load", "executor", "gateway", "name", "sequence")
+BASE = f"{DEFAULT_PREFIX}:{SCHEMA_VERSION}:"
+INTRO = f"""
+Keys begin with the prefix (`--key-prefix`) and the version of the schema, by default with `{BASE}`; it is left
+out below, but of the one key that has no schema in its name. What stands in braces is the hash tag of a Cluster:
+`{{<shard>}}` for what belongs to sequences and models, `{{mesh}}` for what belongs to the mesh.
+
+`<sequence>` is `<model>|<version>|<id>`: the version that the client names, or nothing, and the correlation id with `i`
+before an integer and `s` before a text. `<executor>` and `<gateway>` are one process's life: its name and a random
+part. Names of scripts are in parentheses (`shared/store/lua`).
+
+Nothing but seqmesh may write these keys.
+"""
+LIFETIMES = """
+Lifetimes: *permanent* keys are small tables, counters and streams that are emptied. *Sequence*: while a sequence lives;
+END, expiry and takeover remove the key or the entry. All others have a TTL.
+"""
+RECORD = """
+The record of a sequence is the hash `seq:<sequence>`. Only scripts write it. Fields whose names end with `<step>` come
+once for each of several steps. Of a record that could not be read the tombstone has `st`, `cl`, `nx`, `cm`, `sn` and
+`vr` only.
+"""
+
+
+def keys() -> str:
+    """The page."""
+    arguments: dict[str, Any] = {name: f"<{name}>" for name in NAMES} | {"shard": 0}
+    found = {kind_of(key): key for key in every_key(Keyspace(shards=1), arguments)}
+    assert found.keys() == KINDS.keys(), "a kind of key has no description, or the other way round"
+    rows = [row(kind, found[kind]) for kind in KINDS]
+    return page(
+        "Keys in Redis",
+        INTRO,
+        "## Keys",
+        LIFETIMES,
+        table(HEAD, rows),
+        "## The record of a sequence",
+        RECORD,
+        "States (`st`):",
+        table(("State", "Meaning"), [[code(state.decode()), text(said)] for state, said in STATES.items()]),
+        "Fields:",
+        record(FIELDS),
+    )
+
+
+def row(kind: str, key: str) -> list[str]:
+    """One kind of key."""
+    about = KINDS[kind]
+    shown = key.removeprefix(BASE).replace("{0}", "{<shard>}")
+    ends = "; ".join(filter(None, (bound(key), about.ends)))
+    return [code(shown), about.type, text(ends), text(about.holds), text(about.writers), text(about.readers)]
+
+
+def bound(key: str) -> str:
+    """What the keyspace says of a key's lifetime; "" for one with a TTL."""
+    rest = key.removeprefix(BASE)
+    if key.startswith(f"{DEFAULT_PREFIX}:{{mesh}}") or any(fnmatch.fnmatchcase(rest, each) for each in PERMANENT):
+        return "permanent"
+    return "sequence" if any(fnmatch.fnmatchcase(rest, each) for each in SEQUENCE_BOUND) else ""
+
+
+def record(fields: Sequence[Field]) -> str:
+    """The fields of a record."""
+    rows = [
+        [
+            code(one.shown),
+            text(one.type),
+            text(one.meaning),
+            ", ".join(map(code, one.writers)),
+            text(one.absent) or "never",
+        ]
+        for one in fields
+    ]
+    return table(("Field", "Type", "Meaning", "Written by", "Absent"), rows)

@@ -1,0 +1,129 @@
+"""metrics.md: every metric that `/metrics` can show, with its labels, and when it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from gateway.models.metric_families import (
+    Family,
+    cache_families,
+    hardware_families,
+    inference_families,
+    shown,
+    unreadable_families,
+)
+from gateway.models.metrics import MESH_UP
+from gateway.models.observation import CacheUse, Observed
+from gateway.service import gauges_of
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
+from shared.statistics.metrics_config import MetricsConfig
+from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
+from shared.statistics.tally import Reason, failure, statistics_of
+from shared.store.waiting_line import TAKEOVER_CAUSES
+from tests.docs.reference.markdown import code, page, table, text
+
+HEAD = ("Metric", "Kind", "Labels", "When", "Meaning")
+INTRO = """
+Every gateway serves them at `/metrics` of its HTTP port and of its metrics port (`--metrics-port`), in Prometheus' text
+format. What begins with `nv_` has Triton's name, kind and labels, and is the mesh's: every gateway shows the same
+numbers, so scrape one gateway, or aggregate with `max`. What begins with `seqmesh_gateway_` is that process alone.
+
+Metrics of models also have a label `_<tag>` for each of the model's `metric_tags`. A `python` model may have metrics of
+its own; they are added up over all executors. A counter of a model begins at 0 with each load of the model.
+"""
+PLAIN = ModelConfig("m", "python", "", 8, (), ())
+STATE = (StateSpec("in", "out", "FP32", (1,)),)
+GPU = GpuReport("u", utilization=0.5, memory_total=2, memory_used=1, power_usage=1, power_limit=2, energy=3)
+REPORT = ExecutorReport("e", "h", HostReport(0.5, 2, 1))
+
+
+def families(
+    *,
+    sequences: bool = False,
+    states: bool = False,
+    cache: bool = False,
+    metrics: MetricsConfig | None = None,
+    **more: str,
+) -> list[Family]:
+    """What a mesh with one model shows. more: parameters of the model."""
+    batching = SequenceBatching(Direct(), 1, states=STATE if states else ()) if sequences else None
+    config = ModelConfig(
+        "m", "python", "", 8, (), (), sequence_batching=batching, parameters=more, response_cache=cache
+    )
+    statistics = [statistics_of("m", "1", failure(Reason.OTHER, total_ns=1))]
+    seen = Observed([REPORT], {})
+    models = shown(statistics, {"m": ModelRecord(config, "{}", ("1",))}, seen)
+    return [*inference_families(models, metrics or MetricsConfig()), *hardware_families(seen)]
+
+
+def kinds_of_meshes() -> Iterable[tuple[str, Sequence[Family]]]:
+    """What a mesh shows, by what it must have; the first that shows a metric says when it is there."""
+    gpus = Observed([ExecutorReport("e", "h", HostReport(0.5, 2, 1), gpus=(GPU,))], {})
+    yield "unless `counter_latencies=false`", families()
+    yield "always", families(metrics=MetricsConfig(counter_latencies=False))
+    yield "models with sequences", families(sequences=True)
+    yield "models whose state the mesh holds, with virtual slots", families(sequences=True, states=True)
+    yield "models with `sequence_recovery: replay`", families(sequences=True, sequence_recovery="replay")
+    yield "models with `response_cache`", families(cache=True)
+    yield "gateways with `--cache-config`", cache_families([], Observed([], {}, cache=CacheUse(1, 0, 0, 0)))
+    yield "`summary_latencies=true`", families(metrics=MetricsConfig(summary_latencies=True))
+    yield "`summary_latencies=true`", families(metrics=MetricsConfig(summary_latencies=True), cache=True)
+    yield "`histogram_latencies=true`", families(metrics=MetricsConfig(histogram_latencies=True))
+    yield "executors with GPUs", hardware_families(gpus)
+    yield "a value in Redis could not be read", unreadable_families(Observed([], {}, unreadable={"seq": 1}))
+
+
+def metrics() -> str:
+    """The page."""
+    found: dict[str, tuple[str, Family]] = {}
+    for when, there in kinds_of_meshes():
+        for family in there:
+            before = found.get(family.name)
+            if before is None or not before[1].samples or when == "always":
+                found[family.name] = when, family
+    models = [row(when, family) for when, family in found.values() if is_of_models(family)]
+    mesh = [row(when, family) for when, family in found.values() if not is_of_models(family)]
+    own = [[code(name), kind, "", "always", text(told)] for name, kind, told in own_metrics()]
+    return page(
+        "Metrics",
+        INTRO,
+        "## Models",
+        "The words `..._latencies` are items of `--metrics-config`.",
+        table(HEAD, models),
+        f"`cause` of a takeover: {', '.join(map(code, TAKEOVER_CAUSES))}. The owner had died, was leaving in order, or "
+        "lives on and gave its slot up.",
+        f"`reason` of a failure: {', '.join(map(code, Reason))}.",
+        "## The response cache, machines, Redis",
+        table(HEAD, mesh),
+        "## One gateway",
+        table(HEAD, own),
+    )
+
+
+def is_of_models(family: Family) -> bool:
+    """Whether each sample is one model's."""
+    return bool(family.samples) and "model" in family.samples[0].labels
+
+
+def own_metrics() -> Iterable[tuple[str, str, str]]:
+    """A gateway's own: name, kind and help."""
+    yield MESH_UP
+    nobody: Any = None
+    for gauge in gauges_of(nobody, nobody):
+        yield gauge.name, gauge.kind, gauge.help
+    for family in ProcessCollector(registry=CollectorRegistry()).collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield name, family.type, family.documentation
+
+
+def row(when: str, family: Family) -> list[str]:
+    """One metric. A summary and a histogram have further samples, with suffixes."""
+    assert family.samples, family.name
+    labels = sorted({label for sample in family.samples for label in sample.labels})
+    suffixes = sorted({sample.suffix for sample in family.samples if sample.suffix})
+    name = code(family.name) + "".join(f", {code(suffix)}" for suffix in suffixes)
+    return [name, family.kind, ", ".join(map(code, labels)), when, text(family.help)]
