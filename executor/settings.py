@@ -91,25 +91,25 @@ class ExecutorSettings(MetricsSettings):
     )
     inbox_bytes_max: int = setting(
         256 << 20,
-        help="Bytes of steps' requests that wait in this process for their turn; while they are more, and can run, the "
-        "rest stays in Redis.",
+        help="Bytes of steps' requests that wait in this process for their turn. While there are more, and some of "
+        "them can run, the rest stays in Redis.",
         unit="bytes",
         group="Step loop",
         minimum=1,
     )
     batch_limit_s: float = setting(
         0.0,
-        help="A model's call (a batch, or a state that is restored) that takes longer has hung: the executor gives its "
-        "lease up, so that others take over at once, and ends, because a thread cannot be stopped; whoever started it "
-        "starts it again. It must be longer than any model's batch may ever take. 0: off.",
+        help="A model's call (a batch, or a state that is restored) that takes longer has hung. Then the executor "
+        "gives its lease up, so that others take over at once, and ends, because a thread cannot be stopped. Whoever "
+        "started the executor starts it again. The limit must be longer than any batch may ever take. 0: off.",
         unit="s",
         group="Step loop",
         minimum=0.0,
     )
     drain_timeout_s: float = setting(
         10.0,
-        help="Time to finish the running batch and hand sequences over when told to stop; half of it is for sequences "
-        "whose state only their model has, which go on here until they end and are lost then.",
+        help="Time to finish the running batch and hand sequences over when told to stop. Sequences whose state only "
+        "their model has go on here for half of it; those that have not ended then are lost.",
         unit="s",
         group="Step loop",
         minimum=0.0,

@@ -175,9 +175,9 @@ class GatewaySettings(MetricsSettings):
     )
     memory_max: int = setting(
         0,
-        help="What the gateway's process may take of memory; near it the connections that keep most of it lose their "
-        "calls, at it requests are refused with 503 / UNAVAILABLE. 0: half of what the machine, or the container, has. "
-        "The bounds below whose default is 0 are shares of it.",
+        help="Memory that the gateway's process may take. Near this bound the connections that keep most memory lose "
+        "their calls; at the bound requests are refused with 503 / UNAVAILABLE. 0: half of what the machine, or the "
+        "container, has. Other bounds whose default is 0 are shares of this one.",
         unit="bytes",
         group="Bounds",
         minimum=0,
@@ -207,9 +207,9 @@ class GatewaySettings(MetricsSettings):
     )
     http_max_connections: int = setting(
         0,
-        help="Connections of the HTTP port at once. At the bound the one that has been without a request for longest "
-        "is closed for a new one; where there is none, new ones hear 503, but for health. 0: half of the open files "
-        "that the system allows (ulimit -Hn), at most 4096.",
+        help="Connections of the HTTP port at once. At the bound a new connection takes the place of the one that has "
+        "been without a request for longest. Where all have requests, new ones are answered 503, but for health "
+        "checks. 0: half of the open files that the system allows (ulimit -Hn), at most 4096.",
         group="Bounds",
         minimum=0,
     )
@@ -229,7 +229,7 @@ class GatewaySettings(MetricsSettings):
     )
     exit_timeout_secs: float = setting(
         25.0,
-        help="How long what was accepted may take to be answered once the gateway is told to stop. Triton's default is "
+        help="How long accepted requests may take to be answered once the gateway is told to stop. Triton's default is "
         "30, after which orchestrators kill.",
         unit="s",
         group="Health",
@@ -237,8 +237,8 @@ class GatewaySettings(MetricsSettings):
     )
     strict_readiness: bool = setting(
         default=False,
-        help="Say ready only while every model is: none that failed, none on its way. Triton does so by default; of a "
-        "mesh one broken model would take every gateway out of its load balancer.",
+        help="The gateway is ready only while every model is ready: no model failed, and none is being loaded. Triton "
+        "does so by default; here one broken model would take every gateway of the mesh out of its load balancer.",
         group="Health",
     )
     cache_config: str = setting(
@@ -256,9 +256,9 @@ class GatewaySettings(MetricsSettings):
     )
     max_bytes_in_flight: int = setting(
         0,
-        help="Bytes of HTTP bodies that are being received, of what decoding them and gRPC messages takes, and of the "
-        "input tensors of requests that wait for an answer, together; beyond it callers get 503 / UNAVAILABLE. Redis "
-        "holds those that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
+        help="Bytes of requests, together: HTTP bodies that are being received, what decoding bodies and gRPC messages "
+        "takes, and the input tensors of requests that wait for an answer. Beyond it callers get 503 / UNAVAILABLE. "
+        "Redis holds the requests that wait, too. 0: a quarter of --memory-max, at most 1 GiB.",
         unit="bytes",
         group="Bounds",
         minimum=0,
@@ -279,12 +279,15 @@ class GatewaySettings(MetricsSettings):
         minimum=0,
     )
     sequence_inflight_max: int = setting(
-        1024, help="Accepted, unanswered steps of one sequence, over all gateways.", group="Bounds", minimum=1
+        1024,
+        help="Accepted, unanswered steps of one sequence, over all gateways. A step beyond it is refused.",
+        group="Bounds",
+        minimum=1,
     )
     backlog_max: int = setting(
         10_000,
-        help="Sequences of one model and shard that wait for their first slot, over all gateways; beyond it a START is "
-        "refused.",
+        help="Sequences of one model and shard that wait for their first slot, and stateless requests of one model "
+        "version that wait, over all gateways. Beyond it a START, or a stateless request, is refused.",
         group="Bounds",
         minimum=1,
     )

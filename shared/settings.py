@@ -96,16 +96,16 @@ class MeshSettings:
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
         help="Redis or Valkey of the mesh: redis://[user:password@]host[:port][/db], rediss:// over TLS, or "
-        "unix:///path; behind Sentinels redis+sentinel://[user:password@]host,host,.../service[/db], with what is for "
-        "the Sentinels alone as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes (docs/redis.md).",
+        "unix:///path. Behind Sentinels: redis+sentinel://[user:password@]host,host,.../service[/db]; what is for the "
+        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes (docs/redis.md).",
         unit="url",
         group="Mesh",
         secret=True,
     )
     redis_timeout_ms: int = setting(
         10_000,
-        help="How long Redis may take to answer; then the connection counts as lost, and another is made. What is sent "
-        "gets a second for each MiB on top.",
+        help="How long Redis may take to answer. After that the connection counts as lost, and another one is made. "
+        "Redis has one second more for each MiB that is sent.",
         unit="ms",
         group="Mesh",
         minimum=100,
@@ -122,7 +122,7 @@ class MeshSettings:
     )
     tombstone_seconds: int = setting(
         60,
-        help="How long the mesh remembers that a sequence ended or expired, to tell late steps so.",
+        help="How long the mesh remembers a sequence that is over, so that late steps hear why.",
         unit="s",
         group="Mesh",
         minimum=1,

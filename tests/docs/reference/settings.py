@@ -56,7 +56,7 @@ def row(name: str, kind: Any, default: Any, meaning: Meaning) -> list[str]:
     spelled = [*made.opts, *made.secondary_opts, *variables_of(made)]
     return [
         "<br>".join(map(code, spelled)),
-        kind_text(kind) + (", secret" if meaning.secret else ""),
+        {"url": "URL", "file": "file"}.get(meaning.unit, kind_text(kind)) + (", secret" if meaning.secret else ""),
         {"bytes": "bytes", "ms": "ms", "s": "s"}.get(meaning.unit, ""),
         "required" if meaning.required else default_text(default, meaning),
         bounds(meaning),
