@@ -14,7 +14,7 @@ from shared.configuration.schema import ConfigMessage
 from shared.contract.errors import ConfigError
 
 
-class Served(NamedTuple):
+class ServedField(NamedTuple):
     """A field that has an effect here.
 
     meaning  what it means, in one or two sentences
@@ -25,161 +25,171 @@ class Served(NamedTuple):
     default: str = ""
 
 
-_TENSOR_FIELDS: dict[str, Served] = {
-    "name": Served("Name of the tensor."),
-    "data_type": Served("Type of its elements, for instance `TYPE_FP32`."),
-    "dims": Served("Its shape without the batch dimension; -1 for a size that varies."),
-    "reshape.shape": Served("The shape that the model itself wants, without the batch dimension.", "`dims`"),
-    "is_shape_tensor": Served("Refused with Triton's message: only TensorRT has shape tensors.", "false"),
-    "is_non_linear_format_io": Served("Refused with Triton's message: only TensorRT has such formats.", "false"),
+_TENSOR_FIELDS: dict[str, ServedField] = {
+    "name": ServedField("Name of the tensor."),
+    "data_type": ServedField("Type of its elements, for instance `TYPE_FP32`."),
+    "dims": ServedField("Its shape without the batch dimension; -1 for a size that varies."),
+    "reshape.shape": ServedField("The shape that the model itself wants, without the batch dimension.", "`dims`"),
+    "is_shape_tensor": ServedField("Refused with Triton's message: only TensorRT has shape tensors.", "false"),
+    "is_non_linear_format_io": ServedField("Refused with Triton's message: only TensorRT has such formats.", "false"),
 }
 
-SERVED: dict[str, Served] = {
-    "name": Served("Name of the model; it must be the directory's.", "the directory's name"),
-    "platform": Served("Triton's older way to name a backend, for instance `pytorch_libtorch`.", "the backend's"),
-    "backend": Served("`pytorch` or `python`.", "told by `platform`, or by the files in the version directory"),
-    "version_policy.latest.num_versions": Served(
+SERVED: dict[str, ServedField] = {
+    "name": ServedField("Name of the model; it must be the directory's.", "the directory's name"),
+    "platform": ServedField("Triton's older way to name a backend, for instance `pytorch_libtorch`.", "the backend's"),
+    "backend": ServedField("`pytorch` or `python`.", "told by `platform`, or by the files in the version directory"),
+    "version_policy.latest.num_versions": ServedField(
         "Serve so many of the newest versions.", "1, where no policy is chosen"
     ),
-    "version_policy.all": Served("Serve every version.", "not chosen"),
-    "version_policy.specific.versions": Served("Serve these versions.", "not chosen"),
-    "max_batch_size": Served("Rows that one execution takes at most. 0: tensors have no batch dimension.", "0"),
-    "default_model_filename": Served(
+    "version_policy.all": ServedField("Serve every version.", "not chosen"),
+    "version_policy.specific.versions": ServedField("Serve these versions.", "not chosen"),
+    "max_batch_size": ServedField("Rows that one execution takes at most. 0: tensors have no batch dimension.", "0"),
+    "default_model_filename": ServedField(
         "The model's file in the version directory.", "`model.pt`, `model.pt2` or `model.py`, whichever is there"
     ),
-    "metric_tags": Served(
+    "metric_tags": ServedField(
         "Further labels of the model's metrics, by name; each label begins with an underscore.", "none"
     ),
-    "model_metrics.metric_control.metric_identifier.family": Served("Histogram whose buckets are chosen."),
-    "model_metrics.metric_control.histogram_options.buckets": Served(
+    "model_metrics.metric_control.metric_identifier.family": ServedField("Histogram whose buckets are chosen."),
+    "model_metrics.metric_control.histogram_options.buckets": ServedField(
         "Upper bounds of its buckets, rising. A histogram that is not named has 100, 500, 2000 and 5000 ms."
     ),
-    "parameters": Served("Texts by name. The table of parameters says which ones the mesh reads.", "none"),
+    "parameters": ServedField("Texts by name. The table of parameters says which ones the mesh reads.", "none"),
     **{f"input.{name}": served for name, served in _TENSOR_FIELDS.items()},
-    "input.allow_ragged_batch": Served("Rows of different shapes may share a batch.", "false"),
-    "input.optional": Served("A request may leave the tensor out.", "false"),
+    "input.allow_ragged_batch": ServedField("Rows of different shapes may share a batch.", "false"),
+    "input.optional": ServedField("A request may leave the tensor out.", "false"),
     **{f"output.{name}": served for name, served in _TENSOR_FIELDS.items()},
-    "output.label_filename": Served("File with the names of classes, for the classification extension.", "none"),
-    "batch_input.kind": Served("What the tensor tells of the batch's rows, for instance `BATCH_ELEMENT_COUNT`."),
-    "batch_input.target_name": Served("Tensors of the model that get the value."),
-    "batch_input.data_type": Served("`TYPE_INT32` or `TYPE_FP32`."),
-    "batch_input.source_input": Served("The input whose rows are described."),
-    "batch_output.target_name": Served("Outputs that come for the whole batch and are cut into rows."),
-    "batch_output.kind": Served("Always `BATCH_SCATTER_WITH_INPUT_SHAPE`.", "`BATCH_SCATTER_WITH_INPUT_SHAPE`"),
-    "batch_output.source_input": Served("The input whose shapes say how the outputs are cut."),
-    "dynamic_batching.preferred_batch_size": Served(
+    "output.label_filename": ServedField("File with the names of classes, for the classification extension.", "none"),
+    "batch_input.kind": ServedField("What the tensor tells of the batch's rows, for instance `BATCH_ELEMENT_COUNT`."),
+    "batch_input.target_name": ServedField("Tensors of the model that get the value."),
+    "batch_input.data_type": ServedField("`TYPE_INT32` or `TYPE_FP32`."),
+    "batch_input.source_input": ServedField("The input whose rows are described."),
+    "batch_output.target_name": ServedField("Outputs that come for the whole batch and are cut into rows."),
+    "batch_output.kind": ServedField("Always `BATCH_SCATTER_WITH_INPUT_SHAPE`.", "`BATCH_SCATTER_WITH_INPUT_SHAPE`"),
+    "batch_output.source_input": ServedField("The input whose shapes say how the outputs are cut."),
+    "dynamic_batching.preferred_batch_size": ServedField(
         "Sizes at which a batch is run at once, without waiting for more requests.", "`max_batch_size`"
     ),
-    "dynamic_batching.max_queue_delay_microseconds": Served(
+    "dynamic_batching.max_queue_delay_microseconds": ServedField(
         "How long a request may wait for others to share its batch.", "0"
     ),
-    "dynamic_batching.preserve_ordering": Served("Answers leave in the order in which requests arrived.", "false"),
-    "dynamic_batching.priority_levels": Served("Number of priority levels; level 1 is served first. 0: none.", "0"),
-    "dynamic_batching.default_priority_level": Served(
+    "dynamic_batching.preserve_ordering": ServedField("Answers leave in the order in which requests arrived.", "false"),
+    "dynamic_batching.priority_levels": ServedField(
+        "Number of priority levels; level 1 is served first. 0: none.", "0"
+    ),
+    "dynamic_batching.default_priority_level": ServedField(
         "Level of requests that name none.", "none; required with levels"
     ),
-    "dynamic_batching.default_queue_policy.timeout_action": Served(
+    "dynamic_batching.default_queue_policy.timeout_action": ServedField(
         "What becomes of a request that waits too long. `REJECT`: it fails. `DELAY`: it runs after the punctual ones.",
         "`REJECT`",
     ),
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": Served(
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": ServedField(
         "How long a request may wait. 0: for ever.", "0"
     ),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": Served(
+    "dynamic_batching.default_queue_policy.allow_timeout_override": ServedField(
         "A request may lower that time by its own `timeout`.", "false"
     ),
-    "dynamic_batching.default_queue_policy.max_queue_size": Served(
+    "dynamic_batching.default_queue_policy.max_queue_size": ServedField(
         "Requests that may wait; further ones are refused. 0: as many as `--backlog-max` allows.", "0"
     ),
-    "dynamic_batching.priority_queue_policy": Served(
+    "dynamic_batching.priority_queue_policy": ServedField(
         "Queue policies by level, each with the fields of `default_queue_policy`.", "`default_queue_policy`"
     ),
-    "dynamic_batching.default_batch_size": Served("Dialect: one more preferred size.", "none"),
-    "dynamic_batching.timeout_action": Served(
+    "dynamic_batching.default_batch_size": ServedField("Dialect: one more preferred size.", "none"),
+    "dynamic_batching.timeout_action": ServedField(
         "Dialect: `timeout_action` of the default queue policy. `TIMEOUT_REJECT` means `REJECT`, `TIMEOUT_COMPLETE` "
         "means `DELAY`.",
         "none",
     ),
-    "sequence_batching.direct.max_queue_delay_microseconds": Served(
+    "sequence_batching.direct.max_queue_delay_microseconds": ServedField(
         "How long a step may wait for others to share its batch.", "0"
     ),
-    "sequence_batching.direct.minimum_slot_utilization": Served(
+    "sequence_batching.direct.minimum_slot_utilization": ServedField(
         "Share of the slots (0 to 1) that must have a step before a batch runs within that time.", "0"
     ),
-    "sequence_batching.oldest.max_candidate_sequences": Served(
+    "sequence_batching.oldest.max_candidate_sequences": ServedField(
         "Sequences that one instance holds at once.", "0: `max_batch_size`, at least 1"
     ),
-    "sequence_batching.oldest.preferred_batch_size": Served(
+    "sequence_batching.oldest.preferred_batch_size": ServedField(
         "Sizes at which a batch is run at once, without waiting for more steps.", "`max_batch_size`"
     ),
-    "sequence_batching.oldest.max_queue_delay_microseconds": Served(
+    "sequence_batching.oldest.max_queue_delay_microseconds": ServedField(
         "How long a step may wait for others to share its batch.", "0"
     ),
-    "sequence_batching.oldest.preserve_ordering": Served("Answers leave in the order in which steps arrived.", "false"),
-    "sequence_batching.max_sequence_idle_microseconds": Served(
+    "sequence_batching.oldest.preserve_ordering": ServedField(
+        "Answers leave in the order in which steps arrived.", "false"
+    ),
+    "sequence_batching.max_sequence_idle_microseconds": ServedField(
         "A sequence without a step for so long expires.", "1000000"
     ),
-    "sequence_batching.control_input.name": Served("Tensor that the batcher makes; clients do not send it."),
-    "sequence_batching.control_input.control.kind": Served(
+    "sequence_batching.control_input.name": ServedField("Tensor that the batcher makes; clients do not send it."),
+    "sequence_batching.control_input.control.kind": ServedField(
         "What it tells the model: `CONTROL_SEQUENCE_START`, `_READY`, `_END` or `_CORRID`.", "`CONTROL_SEQUENCE_START`"
     ),
-    "sequence_batching.control_input.control.int32_false_true": Served("Its two values, as INT32.", "none"),
-    "sequence_batching.control_input.control.fp32_false_true": Served("Its two values, as FP32.", "none"),
-    "sequence_batching.control_input.control.bool_false_true": Served("Its two values, as BOOL.", "none"),
-    "sequence_batching.control_input.control.data_type": Served(
+    "sequence_batching.control_input.control.int32_false_true": ServedField("Its two values, as INT32.", "none"),
+    "sequence_batching.control_input.control.fp32_false_true": ServedField("Its two values, as FP32.", "none"),
+    "sequence_batching.control_input.control.bool_false_true": ServedField("Its two values, as BOOL.", "none"),
+    "sequence_batching.control_input.control.data_type": ServedField(
         "Type of the tensor with the correlation id: an integer type or `TYPE_STRING`.", "none; required with `_CORRID`"
     ),
-    "sequence_batching.iterative_sequence": Served(
+    "sequence_batching.iterative_sequence": ServedField(
         "A request may take several passes of the model, until the model says that it is done.", "false"
     ),
-    "sequence_batching.state.input_name": Served("Tensor by which the model gets the state."),
-    "sequence_batching.state.output_name": Served("Tensor by which it gives the next state."),
-    "sequence_batching.state.data_type": Served("Type of its elements."),
-    "sequence_batching.state.dims": Served("Its shape without the batch dimension; -1 for a size that varies."),
-    "sequence_batching.state.initial_state.name": Served("Name of the initial state."),
-    "sequence_batching.state.initial_state.data_type": Served("The state's type."),
-    "sequence_batching.state.initial_state.dims": Served("The state's shape, without -1."),
-    "sequence_batching.state.initial_state.zero_data": Served(
+    "sequence_batching.state.input_name": ServedField("Tensor by which the model gets the state."),
+    "sequence_batching.state.output_name": ServedField("Tensor by which it gives the next state."),
+    "sequence_batching.state.data_type": ServedField("Type of its elements."),
+    "sequence_batching.state.dims": ServedField("Its shape without the batch dimension; -1 for a size that varies."),
+    "sequence_batching.state.initial_state.name": ServedField("Name of the initial state."),
+    "sequence_batching.state.initial_state.data_type": ServedField("The state's type."),
+    "sequence_batching.state.initial_state.dims": ServedField("The state's shape, without -1."),
+    "sequence_batching.state.initial_state.zero_data": ServedField(
         "The state begins with zeros.", "this or `data_file` is required"
     ),
-    "sequence_batching.state.initial_state.data_file": Served(
+    "sequence_batching.state.initial_state.data_file": ServedField(
         "File under `initial_state/` in the model's directory with which the state begins.",
         "this or `zero_data` is required",
     ),
-    "sequence_batching.state.use_same_buffer_for_input_output": Served(
+    "sequence_batching.state.use_same_buffer_for_input_output": ServedField(
         "What the model writes into the input is the next state, where it returns none.", "false"
     ),
-    "sequence_batching.state.name": Served("Dialect: one tensor, in and out.", "none"),
-    "sequence_batching.reusable_batch.max_size": Served("Dialect: `oldest.max_candidate_sequences`.", "0"),
-    "sequence_batching.reusable_batch.candidate_batch_size": Served("Dialect: `oldest.preferred_batch_size`.", "none"),
-    "sequence_batching.default_batch_size": Served("Dialect: one more preferred size of the oldest strategy.", "none"),
-    "sequence_batching.timeout_action": Served(
+    "sequence_batching.state.name": ServedField("Dialect: one tensor, in and out.", "none"),
+    "sequence_batching.reusable_batch.max_size": ServedField("Dialect: `oldest.max_candidate_sequences`.", "0"),
+    "sequence_batching.reusable_batch.candidate_batch_size": ServedField(
+        "Dialect: `oldest.preferred_batch_size`.", "none"
+    ),
+    "sequence_batching.default_batch_size": ServedField(
+        "Dialect: one more preferred size of the oldest strategy.", "none"
+    ),
+    "sequence_batching.timeout_action": ServedField(
         "Dialect: what becomes of a step that waits for a slot longer than its own `timeout`. `TIMEOUT_REJECT`: it "
         "fails with its sequence. `TIMEOUT_COMPLETE`: it is served late.",
         "`TIMEOUT_REJECT`",
     ),
-    "instance_group.name": Served("Name of the group.", "the model's name and the group's number"),
-    "instance_group.kind": Served("`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`.", "`KIND_AUTO`: GPUs where there are any"),
-    "instance_group.count": Served("Instances in each executor, with `KIND_GPU` for each GPU.", "1"),
-    "instance_group.gpus": Served("Indexes of GPUs.", "with `KIND_GPU`: all"),
-    "instance_group.profile": Served("Refused with Triton's message: only TensorRT has profiles.", "none"),
-    "model_transaction_policy.stateful_model_policy.timeout_action": Served(
+    "instance_group.name": ServedField("Name of the group.", "the model's name and the group's number"),
+    "instance_group.kind": ServedField(
+        "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`.", "`KIND_AUTO`: GPUs where there are any"
+    ),
+    "instance_group.count": ServedField("Instances in each executor, with `KIND_GPU` for each GPU.", "1"),
+    "instance_group.gpus": ServedField("Indexes of GPUs.", "with `KIND_GPU`: all"),
+    "instance_group.profile": ServedField("Refused with Triton's message: only TensorRT has profiles.", "none"),
+    "model_transaction_policy.stateful_model_policy.timeout_action": ServedField(
         "Dialect: the policy alone makes the model a sequence model of the oldest strategy, idle after ten minutes. "
         "`DESCRIBE`: the state of a sequence that expires is described in the log.",
         "none",
     ),
-    "model_warmup.name": Served("Name of the sample, for messages.", "none"),
-    "model_warmup.batch_size": Served("Requests in the sample's batch. 0: the sample is skipped.", "0"),
-    "model_warmup.inputs": Served(
+    "model_warmup.name": ServedField("Name of the sample, for messages.", "none"),
+    "model_warmup.batch_size": ServedField("Requests in the sample's batch. 0: the sample is skipped.", "0"),
+    "model_warmup.inputs": ServedField(
         "Tensors by name, each with `data_type`, `dims` and one of `zero_data`, `random_data` and `input_data_file` (a "
         "file under `warmup/` in the model's directory).",
         "none",
     ),
-    "model_warmup.count": Served("How often each instance runs the sample before it is ready.", "1"),
+    "model_warmup.count": ServedField("How often each instance runs the sample before it is ready.", "1"),
     # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
-    "optimization.input_pinned_memory.enable": Served("Buffers of inputs may be pinned.", "true"),
-    "optimization.output_pinned_memory.enable": Served("Buffers of outputs may be pinned.", "true"),
-    "response_cache.enable": Served(
+    "optimization.input_pinned_memory.enable": ServedField("Buffers of inputs may be pinned.", "true"),
+    "optimization.output_pinned_memory.enable": ServedField("Buffers of outputs may be pinned.", "true"),
+    "response_cache.enable": ServedField(
         "Equal requests are answered from the response cache, where gateways have one (`--cache-config`). Not for "
         "sequence models.",
         "false",

@@ -22,7 +22,7 @@ from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
-from shared.statistics.tally import Reason, failure, statistics_of
+from shared.statistics.tally import FailureReason, failure, statistics_of
 from shared.store.waiting_line import TAKEOVER_CAUSES
 from tests.docs.reference.markdown import code, page, table, text
 
@@ -54,7 +54,7 @@ def families(
     config = ModelConfig(
         "m", "python", "", 8, (), (), sequence_batching=batching, parameters=more, response_cache=cache
     )
-    statistics = [statistics_of("m", "1", failure(Reason.OTHER, total_ns=1))]
+    statistics = [statistics_of("m", "1", failure(FailureReason.OTHER, total_ns=1))]
     seen = Observed([REPORT], {})
     models = shown(statistics, {"m": ModelRecord(config, "{}", ("1",))}, seen)
     return [*inference_families(models, metrics or MetricsConfig()), *hardware_families(seen)]
@@ -96,7 +96,7 @@ def metrics() -> str:
         table(HEAD, models),
         f"`cause` of a takeover: {', '.join(map(code, TAKEOVER_CAUSES))}. The owner had died, was leaving in order, or "
         "lives on and gave its slot up.",
-        f"`reason` of a failure: {', '.join(map(code, Reason))}.",
+        f"`reason` of a failure: {', '.join(map(code, FailureReason))}.",
         "## The response cache, machines, Redis",
         table(HEAD, mesh),
         "## One gateway",
