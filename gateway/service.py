@@ -1,12 +1,14 @@
 """The gateway's composition root: builds the parts, serves both protocols, and stops without losing an answer.
 
-Background tasks: `dispatch` sends, `replies` reads, `heartbeat` keeps the reply streams alive, `orphans` tells of
-sequences that were left, `catalog` watches the mesh. If one of them fails the whole gateway ends: it holds nothing but
-waiting callers, and another one takes over.
+`running_core` starts the background tasks. The main ones: `dispatch` sends requests to Redis, `replies` reads the
+answers, `heartbeat` keeps the reply streams alive, `orphans` tells Redis of sequences whose client has left, `catalog`
+watches the mesh. If a task fails, the whole gateway ends. That loses no state: a gateway holds only waiting requests,
+and clients go on through another gateway.
 
-Stopping: not ready any more, and the ports close. What arrives on the connections there are is served, new sequences
-too, while callers are told to go elsewhere; each connection is closed when it has nothing to do. After the grace those
-who still wait are told that nothing is known of their request.
+How a gateway stops: it reports that it is not ready, and closes its ports to new connections. Requests on connections
+that are open are served, also those that begin a sequence, but clients are told to go elsewhere. Each connection is
+closed when it has nothing to do. When the grace is over, the requests that still wait fail with an error that says that
+their outcome is unknown.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import Tracing, setup
 
 LAST_WORD_S = 1.0
-"""How long an error that ends the grace may take to reach its callers."""
+"""At the end of the grace the waiting requests fail. This is how long their errors may take to reach the clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningPorts:
-    """The ports that a gateway really listens on."""
+    """The ports that a gateway listens on; where a setting is 0, the port that the system chose."""
 
     http_port: int
     grpc_port: int
@@ -85,7 +87,7 @@ class ListeningPorts:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What both protocols use."""
+    """The parts that both protocols use."""
 
     inference: Inference
     catalog: Catalog
@@ -110,11 +112,12 @@ async def serve(
     """Runs a gateway until it is told to stop.
 
     on_ready  called when every port is open
-    grace_s   in place of the setting `exit_timeout_secs`
+    grace_s   replaces the setting `exit_timeout_secs`
     """
     settings = settings.bounded()
     name = settings.name_of("gateway")
     keys = Keyspace(settings.key_prefix, settings.shards)
+    # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
     async with joined(settings.redis_url, keys, name=name):
         pass
     tracing = setup("gateway", name)
@@ -130,10 +133,10 @@ async def serve(
 async def running_core(
     settings: GatewaySettings, name: str, keys: Keyspace, tracing: Tracing, tasks: Tasks
 ) -> AsyncGenerator[Core]:
-    """The core with its background tasks; on leaving they end, and this gateway's keys go."""
+    """Runs the core with its background tasks. On leaving, the tasks end and this gateway's keys are removed."""
 
     def open_client(run: ServerRun) -> Redis:
-        # Nothing is repeated by the connection itself: whether a request may be sent twice is for `dispatch` to say.
+        # No retries in the client: only `dispatch` knows whether a request may be sent twice.
         timeout_ms = settings.redis_timeout_ms
         return connect(settings.redis_url, retries=0, name=name, timeout_ms=timeout_ms, run=run)
 
@@ -282,12 +285,13 @@ async def _serve_ports(
         await stop.wait()
         core.inference.stopping = True
         logs.info("draining", in_flight=core.inference.in_flight)
-        # Those whose answer has not come by then are told what they can do, in time for it to reach them.
+        # Requests without an answer at the end of the grace fail then. The servers stop LAST_WORD_S later, so that the
+        # errors still reach the clients.
         last_word = asyncio.get_running_loop().call_later(grace_s, core.replies.give_up, "the gateway has stopped")
         await asyncio.gather(grpc.stop(grace_s + LAST_WORD_S), http_server.stop(grace_s + LAST_WORD_S))
         last_word.cancel()
     except BaseException:
-        # A loop has failed, or there was no time for an orderly stop.
+        # A background task has failed, or the process was told to end without a grace.
         core.replies.give_up("the gateway has ended before its time")
         await asyncio.gather(grpc.stop(LAST_WORD_S), http_server.stop(LAST_WORD_S))
         raise
@@ -296,7 +300,7 @@ async def _serve_ports(
 
 
 def gauges_of(core: Core, http: Share) -> list[Gauge]:
-    """This gateway's own numbers."""
+    """The metrics of this gateway process alone."""
     return [
         Gauge(
             "seqmesh_gateway_requests_in_flight",

@@ -1,2 +1,1 @@
-"""What the mesh says about its models: the catalog, metadata, statistics, metrics, and the controls of the v2
-extensions."""
+"""What the mesh knows about its models: the catalog, metadata, statistics, metrics, and the v2 control extensions."""

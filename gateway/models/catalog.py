@@ -1,9 +1,11 @@
-"""What models the mesh has, in which versions, and who serves them: a picture of Redis that is refreshed by polling.
+"""The catalog: which models and versions the mesh has, and which executors serve them. Read from Redis by polling.
 
-A version is READY when a living executor says so in its repository index: one that is unloaded still takes what was
-accepted, but is READY no more. A request may also go to a version whose executors have all died a
-moment ago: its sequences are in Redis and go on with the next executor, so callers see latency and no error. That
-grace ends after `ABSENCE_GRACE_S`, or at once when a living executor says that the model was unloaded.
+A version is READY when a living executor says so in its repository index. An executor that unloads a version still
+finishes the requests that were accepted, but the version is READY no more.
+
+A request may also go to a version whose executors have all died a moment ago. Its sequences are in Redis and go on with
+the next executor, so clients see latency instead of an error. This grace ends after `ABSENCE_GRACE_S`, or at once when
+a living executor says that the model was unloaded.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ from shared.store.redis_client import CONNECTION_LOST
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1
-"""A request for an unknown model may ask for a refresh; not more often than this."""
+"""A request for an unknown model causes a refresh at once, but not more often than this."""
 ABSENCE_GRACE_S = 15.0
-"""A killed executor's lease, its restart and the loading of its models take this long on a small machine."""
+"""How long requests for a version are accepted after its last executor died. On a small machine the end of its lease,
+its restart and the loading of its models take this long."""
 STALE_S = 10.0
 """Without a refresh for this long the gateway says that it is not ready."""
 
 STATE_RANK = {"READY": 4, "LOADING": 3, "UNLOADING": 2, "UNAVAILABLE": 1, "": 0}
-"""Which executor's word counts when they differ about a model version: that of the one that is further."""
+"""Where executors report different states of a model version, the state with the highest rank is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class CatalogView:
 
     ready       model -> versions that a living executor serves, ascending
     repository  every line of the executors' repository indexes, merged
-    unready     versions that are served, but say of themselves at every living executor that they are not ready
+    unready     (model, version) that is served, but whose model says at every living executor that it is not ready
     """
 
     records: Mapping[str, ModelRecord] = field(default_factory=dict[str, ModelRecord])
@@ -76,11 +79,11 @@ class Catalog:
 
     @property
     def view(self) -> CatalogView:
-        """The newest picture."""
+        """The mesh at the last refresh."""
         return self._view
 
     def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
-        """The model and the version that will serve a request: the one asked for, or the highest that is up.
+        """The model and the version that will serve a request: the requested one, or else the highest that is served.
 
         Raises RequestError or UnavailableError with Triton's words.
         """
@@ -95,7 +98,7 @@ class Catalog:
         raise self._lookup_error(model, requested)
 
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
-        """A loaded model and its READY versions (only the one asked for, if one was). Raises like `find`."""
+        """A loaded model and its READY versions; only the requested version, if there is one. Raises like `find`."""
         requested = check_version_text(version)
         record = self._view.records.get(model)
         versions = self._view.ready.get(model, ())
@@ -104,7 +107,7 @@ class Catalog:
         raise self._lookup_error(model, requested)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a living executor serves it, and it does not say that it is not ready.
+        """Whether a living executor serves the model, and the model does not say that it is not ready.
 
         Raises RequestError for a version that is no number.
         """
@@ -115,8 +118,11 @@ class Catalog:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the mesh can serve: Redis answers, and an executor lives (it registers when it has loaded its
-        models). When readiness is strict, also whether no model is being loaded, and none has failed."""
+        """Whether the mesh can serve: Redis answers, and at least one executor is usable.
+
+        An executor registers only when it has loaded its models. With strict readiness, the mesh is also not ready
+        while a model is being loaded or unloaded, or has failed to load.
+        """
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
             return False
         if self._strict_readiness and any(map(is_missing, self._view.repository)):
@@ -128,7 +134,7 @@ class Catalog:
         return any(member.usable for member in self._view.members)
 
     def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
-        """Models and versions that somebody served, and then nobody for so long, as this gateway has seen."""
+        """(model, version) of those that had an executor, and have had none for so long, as seen by this gateway."""
         if self._refreshed_at is None:
             return set()
         return {place for place, since in self._unserved_since.items() if self._refreshed_at - since >= seconds}
@@ -150,14 +156,14 @@ class Catalog:
                 return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
             return UnavailableError(f"{about} version {version} is not at ready state")
         if record is not None and (self._view.ready.get(model) or not self.live_members()):
-            # Whoever has it loaded is being drained, or died.
+            # The executors that have it loaded are being drained, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
 
     # -- refreshing -------------------------------------------------------------------------------------------------
 
     def ask(self, then: Callable[[], None]) -> bool:
-        """Asks for a refresh now; `then` is called once it has been tried. False: the picture is fresh already."""
+        """Asks for a refresh now. `then` is called after it, also if it failed. False: the view is fresh already."""
         if self._refreshed_at is not None and self._clock() - self._refreshed_at < REFRESH_ASKED_S:
             return False
         self._after_refresh.append(then)
@@ -177,7 +183,7 @@ class Catalog:
                     logs.warning("catalog not refreshed", error=str(lost))
             self._call_back()
             try:
-                # While the mesh cannot serve, somebody waits for the first executor.
+                # While no executor is usable, poll more often: clients wait for the first one.
                 async with asyncio.timeout(REFRESH_S if self._is_served else REFRESH_ASKED_S):
                     await self._asked.wait()
             except TimeoutError:
@@ -186,7 +192,7 @@ class Catalog:
     async def refresh(self) -> None:
         """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
         self._asked.clear()
-        # In this order: who is registered has published before.
+        # The order matters: an executor publishes its models before it registers, so every member's models are found.
         members = await self._membership.members()
         records = await self._membership.models()
         self._accept(records, members)
@@ -203,7 +209,7 @@ class Catalog:
         repository = merged_index(live)
         self._extend(now, live)
         if first:
-            # What died before this gateway started is not known; let it count as having died just now.
+            # When these executors died is not known. Count it as now, so that their sequences get the whole grace.
             self._extend(now, [member for member in members if not member.alive])
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
         seen = self._unserved_since.keys() | offers_of(self._view.members) | offers_of(members)
@@ -233,24 +239,27 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
 
 
 def offers_of(members: Sequence[Member]) -> set[tuple[str, str]]:
-    """The models and versions that somebody of these takes requests for, also those that are being unloaded."""
+    """The (model, version) pairs that these executors take requests for, also those that are being unloaded."""
     return {(served.model, served.version) for member in members for served in member.registration.models}
 
 
 def unready_versions(members: Sequence[Member]) -> frozenset[tuple[str, str]]:
-    """Versions of which every executor that has them says that they are not ready."""
+    """The (model, version) pairs that every executor which has them reports as not ready."""
     offers = [served for member in members for served in member.registration.models]
     ready = {(served.model, served.version) for served in offers if served.says_ready}
     return frozenset((served.model, served.version) for served in offers) - ready
 
 
 def is_missing(entry: RepositoryEntry) -> bool:
-    """Whether a model that somebody wanted is not there: it is on its way, or could not be loaded."""
+    """Whether a model is wanted and not there: it is being loaded or unloaded, or could not be loaded."""
     return entry.state in ("LOADING", "UNLOADING") or (entry.state == "UNAVAILABLE" and entry.reason != "unloaded")
 
 
 def merged_index(members: Sequence[Member]) -> tuple[RepositoryEntry, ...]:
-    """One repository index out of every executor's, ordered by model and version."""
+    """Merges the executors' repository indexes into one, ordered by model and version.
+
+    A line about a model without a version is left out where the model also has lines about versions.
+    """
     best: dict[tuple[str, str], RepositoryEntry] = {}
     for member in members:
         for entry in member.registration.repository:

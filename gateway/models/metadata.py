@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shared.contract.model_config import ModelConfig, TensorSpec
 
 SERVER_NAME = "triton"
-"""What clients find in the metadata unless an operator says otherwise: Triton's own examples compare it."""
+"""The default server name in the metadata. It is Triton's, because Triton's own examples compare it."""
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -31,7 +31,7 @@ SHARED_MEMORY_REFUSAL = (
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """A declared tensor as clients see it: `shape` with -1 for the batch dimension, if the model has one."""
+    """A declared tensor as clients see it. `shape` begins with -1 for the batch dimension, if the model has one."""
 
     name: str
     datatype: str

@@ -1,6 +1,7 @@
-"""Metrics as Triton names and labels them (triton-spec 7), made of what was read of the mesh. Pure.
+"""Metrics with Triton's names and labels (triton-spec 7), made from statistics and observations of the mesh. Pure.
 
-prometheus_client renames counters (it insists on the suffix `_total`), so families are written here, in its format.
+prometheus_client insists on the suffix `_total` for counters, which Triton's names do not have. So this module writes
+Prometheus' text format itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MetricLine:
-    """One line. suffix: of the family's name."""
+    """One sample line. suffix: appended to the family's name, such as `_sum`."""
 
     labels: Labels
     value: float
@@ -29,8 +30,6 @@ class MetricLine:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric with its samples."""
-
     name: str
     kind: str
     help: str
@@ -47,7 +46,7 @@ class Family:
 
 
 def escaped(text: str, *, quotes: bool = True) -> str:
-    """A label's value between its quotes, or a help text."""
+    """Escapes a label's value, or with `quotes=False` a help text."""
     plain = text.replace("\\", "\\\\").replace("\n", "\\n")
     return plain.replace('"', '\\"') if quotes else plain
 
@@ -59,7 +58,12 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One READY model version: its labels (model, version, and the tags of its configuration), and what is known."""
+    """Everything that is shown about one READY model version.
+
+    labels   model, version, and the tags of its configuration
+    pending  requests that wait
+    line     sequences of the model that wait for a slot
+    """
 
     labels: Labels
     statistics: ModelStatistics
@@ -70,7 +74,7 @@ class Shown:
 
 
 def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelRecord], observed: Observed) -> list[Shown]:
-    """Everything about each version. A model that several executors have loaded took as long as the slowest."""
+    """Gathers what is shown about each version. Where several executors have loaded it, the slowest load counts."""
     load_seconds: dict[Place, float] = {}
     for report in each_model(observed.reports):
         place = (report.model, report.version)
@@ -94,7 +98,7 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
 
 
 def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[Family]:
-    """Everything about models."""
+    """All families with the labels of a model."""
     families = _counters(models)
     if config.counter_latencies:
         families += [_duration(models, *text) for text in DURATIONS]
@@ -152,7 +156,7 @@ DURATIONS = (
         "compute_output",
     ),
 )
-"""Name, text, and the duration in the statistics."""
+"""Name, help text, and the name of the duration in the statistics."""
 
 SUMMARY_TEXTS = (
     (
@@ -191,7 +195,7 @@ SUMMARY_TEXTS = (
         "cache_miss",
     ),
 )
-"""Name, text, and the durations' name; of the last two only where the model has a response cache."""
+"""Name, help text, and the name of the duration. The last two only for models with a response cache."""
 
 
 def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
@@ -247,7 +251,7 @@ PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]
 
 
 def _paging(models: Sequence[Shown]) -> list[Family]:
-    """Of the models with virtual slots."""
+    """Families of the models with virtual slots."""
     if not models:
         return []
     return [
@@ -257,7 +261,7 @@ def _paging(models: Sequence[Shown]) -> list[Family]:
 
 
 def _takeovers(models: Sequence[Shown]) -> list[Family]:
-    """Of the models with sequences."""
+    """Families of the models with sequences."""
     if not models:
         return []
     taken = [
@@ -278,7 +282,7 @@ def _takeovers(models: Sequence[Shown]) -> list[Family]:
 
 
 def _cache_counters(models: Sequence[Shown]) -> list[Family]:
-    """Of the models with a response cache."""
+    """Families of the models with a response cache."""
     if not models:
         return []
     texts = (
@@ -307,9 +311,10 @@ def _cache_counters(models: Sequence[Shown]) -> list[Family]:
 
 
 def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
-    """Of the response cache, over all models that are READY and all shards; none where there is no cache.
+    """Families of the response cache, over all READY models and all shards; none where there is no cache.
 
-    Triton's `nv_cache_insertion_duration` is left out: an answer is stored by the script that sends it.
+    Triton's `nv_cache_insertion_duration` is left out: the script that sends an answer also stores it, so there is no
+    insertion to be measured by itself.
     """
     cache = observed.cache
     if cache is None:
@@ -363,7 +368,7 @@ def _first_response(models: Sequence[Shown]) -> Family:
 
 
 def first_response_bounds(record: ModelRecord) -> Sequence[float]:
-    """The model's own buckets, or Triton's."""
+    """Upper bounds of the histogram's buckets in ms: the model's own, or Triton's default."""
     return record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
 
 
@@ -386,8 +391,10 @@ GPU_TEXTS: Sequence[tuple[str, str, str, Callable[[GpuReport], float | None]]] =
 
 
 def hardware_families(observed: Observed) -> list[Family]:
-    """The machines of the executors. Several executors on one machine report it once; Triton has no label `host`, for
-    it knows only its own."""
+    """Families of the executors' machines and GPUs. A machine with several executors is shown once.
+
+    The label `host` is the mesh's own: Triton knows only one machine.
+    """
     machines = {report.host: report.machine for report in observed.reports}
     gpus = {gpu.uuid: gpu for report in observed.reports for gpu in report.gpus}
 
@@ -411,14 +418,15 @@ def hardware_families(observed: Observed) -> list[Family]:
 
 
 def unreadable_families(observed: Observed) -> list[Family]:
-    """What could not be read in Redis, by kind of key (`shared.store.reading`); nothing where all could."""
+    """The count of values in Redis that could not be read, by kind of key (`shared.store.reading`); none if all could
+    be read."""
     samples = [MetricLine({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
     text = "Number of values in Redis that could not be read, by kind of key"
     return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
 
 
 def custom_families(observed: Observed) -> list[Family]:
-    """What python models count for themselves, over all executors."""
+    """The families that python models define themselves, added up over all executors."""
     return [
         Family(
             family.name,

@@ -1,7 +1,7 @@
 """The page `/metrics`: Triton's metrics of the mesh's models and machines, and this gateway's own.
 
-Everything `nv_` is the mesh's: every gateway reports the same, so scrape one, or aggregate with `max`.
-`seqmesh_gateway_` is this process alone.
+Metrics with the prefix `nv_` are about the whole mesh: every gateway reports the same, so scrape one gateway, or
+aggregate with `max`. Metrics with the prefix `seqmesh_gateway_` are about this process alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Gauge:
 
 
 class Metrics:
-    """Renders everything that `/metrics` shows."""
-
     def __init__(
         self,
         catalog: Catalog,
@@ -63,7 +61,8 @@ class Metrics:
         ProcessCollector(registry=self._process)
 
     async def render(self) -> bytes:
-        """The page. Without Redis the mesh's part is missing, and the page says so by `seqmesh_gateway_mesh_up` 0."""
+        """The page in Prometheus' text format. Without Redis it has this gateway's metrics only, and
+        `seqmesh_gateway_mesh_up` is 0."""
         try:
             families = await self._mesh()
             up = 1.0

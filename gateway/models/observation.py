@@ -1,7 +1,8 @@
-"""What the mesh is at this moment, for statistics and metrics: executors' reports, and how many requests wait.
+"""Observes the mesh for statistics and metrics: reads the executors' reports, and counts the requests that wait.
 
-A request waits from its acceptance until a model's execution with it begins: with its sequence for a slot (backlog,
-takeover), in a stateless model's queue, or at an executor, which reports it about once a second.
+A request waits from its acceptance until the model begins to execute it. It waits in one of three places: with its
+sequence for a slot (backlog, takeover), in the queue of a stateless model, or at an executor, which reports its waiting
+requests about once a second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What the response caches of all shards hold. size_bytes: what they may; evicted: since they began."""
+    """The response caches of all shards together.
+
+    size_bytes  the most that they may hold
+    bytes       what they hold now
+    evicted     entries evicted since the caches began
+    """
 
     size_bytes: int
     bytes: int
@@ -40,8 +46,13 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look. pending: requests that wait, of every READY version; cache: None where there is none; lines: of the
-    sequence models; unreadable: values that could not be read so far, by kind."""
+    """The result of one observation.
+
+    pending     requests that wait, per READY version
+    cache       None where there is no response cache
+    lines       per sequence model: its sequences that wait for a slot
+    unreadable  values in Redis that could not be read so far, by kind of key
+    """
 
     reports: Sequence[ExecutorReport]
     pending: Mapping[Place, int]
@@ -51,7 +62,7 @@ class Observed:
 
 
 class Observation:
-    """Looks. cache_bytes: what each shard's response cache may hold; 0: there is none."""
+    """Reads the observed values from Redis. cache_bytes: bound of each shard's response cache; 0: no cache."""
 
     def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0) -> None:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
@@ -79,7 +90,7 @@ class Observation:
         return Observed(reports, pending, cache, lines, unreadable)
 
     async def reports(self) -> list[ExecutorReport]:
-        """Of every living executor. Raises redis.ConnectionError when the connection is lost."""
+        """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""
         return await self._reports.read(member.registration.executor for member in self._catalog.live_members())
 
     async def _cache(self) -> CacheUse:
@@ -101,11 +112,11 @@ class Observation:
         return self._catalog.view.records[name].config.sequence_batching is not None
 
     async def _lines(self) -> dict[str, WaitingLine]:
-        """Of the sequences that wait for a slot."""
+        """Per sequence model: its sequences that wait for a slot."""
         return await read_lines(self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.view.ready)])
 
     async def _queued(self) -> Counter[Place]:
-        """Stateless requests that no executor has."""
+        """Stateless requests that no executor has taken yet, per version."""
         ready = self._catalog.view.ready
         places = [(name, version) for name in ready if not self._is_sequence_model(name) for version in ready[name]]
         if not places:
@@ -117,7 +128,7 @@ class Observation:
 
 
 def each_model(reports: Sequence[ExecutorReport]) -> list[ModelReport]:
-    """What all executors tell of their models."""
+    """The parts of all executors' reports that are about a model."""
     return [model for report in reports for model in report.models]
 
 

@@ -1,8 +1,9 @@
-"""The model repository as the protocols see it: the executors' indexes merged, and load and unload for all of them.
+"""The model repository as the protocols see it: the executors' indexes merged, and load and unload on all executors.
 
-A load is a word on a model, kept in Redis (`keyspace.wanted`), and a message to every executor that it is new; it is
-finished when every living one has carried it out, or could not. An executor that dies meanwhile is not waited for; one
-that joins meanwhile finds the word when it starts (`executor.lease.control`).
+To load or unload a model, the gateway writes a `ControlMessage` to Redis (the hash `keyspace.wanted`, one field per
+model) and tells every executor about it through the control stream. The call ends when every living executor has
+carried the message out, or has failed. An executor that dies meanwhile is not waited for. An executor that joins
+meanwhile finds the message when it starts (`executor.lease.control`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
 
 CONTROL_TIMEOUT_S = 300.0
-"""Loading a large model takes minutes; a longer wait means that an executor hangs."""
+"""Loading a large model takes minutes. A longer wait means that an executor hangs."""
 CONTROL_POLL_S = 0.1
 EXPLICIT = "explicit"
 
@@ -35,7 +36,7 @@ class RepositoryControl:
     """Index, load and unload, for both protocols."""
 
     def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
-        """takes_overrides: callers may bring configurations and files, that is, code of their own."""
+        """takes_overrides: clients may send configurations and files, that is, code of their own."""
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self._redis = cast("Any", redis)
         self._keys = keys
@@ -43,7 +44,7 @@ class RepositoryControl:
         self._takes_overrides = takes_overrides
 
     def without_overrides(self) -> RepositoryControl:
-        """The same for callers who may load what lies in the repository, and nothing else."""
+        """The same control for clients that may load only what lies in the repository."""
         return RepositoryControl(self._redis, self._keys, self._catalog, takes_overrides=False)
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
@@ -55,10 +56,10 @@ class RepositoryControl:
         """Loads (or reloads) a model on every executor; returns when it is READY.
 
         config_json  replaces the repository's configuration
-        files        path below the model's directory -> content, instead of the repository's; needs `config_json`
-        raises       RequestError for a wrong name, and for what may not be brought here, UnavailableError when models
-                     are not loaded on request, LoadError with an executor's reason; then what was served before still
-                     is
+        files        path below the model's directory -> content, replaces the repository's files; needs `config_json`
+        raises       RequestError for a wrong name, or overrides that this gateway does not take; UnavailableError when
+                     models are not loaded on request; LoadError with an executor's reason: the executors then still
+                     serve what they served before
         """
         await self._check_mode()
         check_model_name(model)
@@ -79,8 +80,10 @@ class RepositoryControl:
             raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
 
     async def unload(self, model: str) -> None:
-        """Takes a model out of service everywhere; what was accepted is finished. One that is not loaded is no error,
-        as in Triton."""
+        """Takes a model out of service on every executor. Requests that were accepted are finished.
+
+        Unloading a model that is not loaded is no error, as in Triton.
+        """
         await self._check_mode()
         check_model_name(model)
         word = ControlMessage("unload", model)
@@ -98,7 +101,10 @@ class RepositoryControl:
             )
 
     async def _carry_out(self, word: ControlMessage) -> tuple[Sequence[Member], str]:
-        """Tells every executor; returns those that have heard, and the message's id."""
+        """Sends the message to every executor and waits until they have applied it.
+
+        returns  the executors that have applied it, and the id of the message's entry in the control stream
+        """
         encoded = encode(word)
         if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
             raise RequestError(
@@ -120,7 +126,7 @@ class RepositoryControl:
             ) from lost
 
     async def _check_mode(self) -> None:
-        """Raises UnavailableError where nobody loads on request. This comes before all other checks, as in Triton."""
+        """Raises UnavailableError if an executor does not load on request. The first of all checks, as in Triton."""
         try:
             await self._catalog.refresh()
         except CONNECTION_LOST as lost:
@@ -145,16 +151,16 @@ class RepositoryControl:
             )
 
     async def _withdraw(self, word: ControlMessage) -> None:
-        """Takes a word back that could not be carried out, so that executors to come do not try it again."""
+        """Removes a message that could not be carried out, so that executors that start later do not try it again."""
         try:
             if await self._redis.hget(self._keys.wanted, word.model) == encode(word):
                 await self._redis.hdel(self._keys.wanted, word.model)
         except CONNECTION_LOST:
-            # They will try, and fail as the others have: what they serve is the same.
+            # Executors that start later will then try it, and fail as the others have. What they serve is the same.
             return
 
     async def _applied(self, entry: str, word: ControlMessage) -> Sequence[Member]:
-        """Returns when there are living executors, and every one of them has heard the message."""
+        """Waits until every living executor has applied the message, and there is at least one. Returns them."""
         deadline = time.monotonic() + CONTROL_TIMEOUT_S
         while True:
             await self._catalog.refresh()
@@ -192,10 +198,13 @@ def check_files(model: str, files: Mapping[str, bytes], config_json: str) -> Non
 
 
 def decisive_failure(members: Sequence[Member], entry: str, generation: str) -> LoadFailure | None:
-    """Why a message failed: some executor's reason. One without such a model in its repository is no failure, unless
-    none has it: executors need not all have the same models.
+    """Why a message failed: an executor's reason, or None if it did not fail.
 
-    generation  the message's: an executor that started since has found it in what was asked before
+    Executors need not all have the same models. So an executor that has no such model in its repository is no failure,
+    unless none of them has it.
+
+    entry       id of the message's entry in the control stream
+    generation  the message's; an executor that has started since knows the message by it, not by the entry
     """
     ordered = sorted(members, key=lambda member: member.registration.name)
     failures = [
@@ -216,6 +225,6 @@ def behind(members: Sequence[Member], entry: str) -> list[str]:
 
 
 def entry_key(entry: str) -> tuple[int, int]:
-    """A stream entry's id in the order of the stream."""
+    """A stream entry's id as numbers that compare in the order of the stream."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)

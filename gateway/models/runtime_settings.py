@@ -1,6 +1,7 @@
-"""The logging and trace extensions, as both protocols offer them: settings of the whole mesh. (triton-spec 5.8)
+"""The logging and trace extensions of both protocols. Their settings are those of the whole mesh (triton-spec 5.8).
 
-A change is in Redis before it is answered; this gateway applies it at once, the other services within half a second.
+A change is written to Redis before it is answered. This gateway applies it at once, the other services within half a
+second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shared.traces.control import TraceControl
 
 
 class RuntimeSettings:
-    """Reads and changes settings for one gateway. gateway: its name."""
+    """Reads and changes the settings on behalf of clients. gateway: this gateway's name, for the log."""
 
     def __init__(
         self, mesh: StoredSettings, process: ProcessSettings, control: TraceControl, catalog: Catalog, gateway: str
@@ -33,8 +34,11 @@ class RuntimeSettings:
         self._gateway = gateway
 
     async def logs(self, changes: log_settings.Changes, by: str) -> LogSettings:
-        """The log settings after the changes, which may be none. by: the caller's protocol and address, for the log of
-        every process. Raises RequestError, and UnavailableError."""
+        """Makes the changes, which may be none, and returns the log settings after them.
+
+        by      the client's protocol and address, for the log of every process
+        raises  RequestError for a wrong value, UnavailableError without Redis
+        """
         log_settings.check(changes)
         with redis_needed():
             if changes:
@@ -43,7 +47,10 @@ class RuntimeSettings:
         return self._process.logs
 
     async def traces(self, model: str, changes: Mapping[str, list[str] | None], by: str) -> dict[str, list[str]]:
-        """A model's trace settings after the changes, or with model "" those of the mesh. by, raises: as `logs`."""
+        """Makes the changes, and returns a model's trace settings after them; with model "" the mesh's.
+
+        by, raises  as for `logs`
+        """
         if model and model not in self._catalog.view.records:
             raise RequestError(f"Request for unknown model : {model}")
         parsed = trace_settings.parse(changes, exporting=self._control.exporting)
@@ -56,7 +63,7 @@ class RuntimeSettings:
 
 @contextmanager
 def redis_needed() -> Generator[None]:
-    """What Redis does not do is to be tried again later."""
+    """Turns the errors of Redis into UnavailableError."""
     try:
         yield
     except (*CONNECTION_LOST, ResponseError) as lost:

@@ -1,4 +1,4 @@
-"""Statistics of model versions, as both protocols and the metrics report them: the mesh's counts, the same everywhere.
+"""Statistics of model versions, for both protocols and the metrics. They count for the whole mesh, not for a gateway.
 
 Source: triton-spec 5.7.
 """
@@ -17,7 +17,7 @@ from shared.store.totals import Tallies
 
 
 class Statistics:
-    """Reads the counts of what is READY."""
+    """Reads the counts of READY model versions."""
 
     def __init__(self, tallies: Tallies, catalog: Catalog, observation: Observation) -> None:
         self._tallies = tallies
@@ -25,10 +25,11 @@ class Statistics:
         self._observation = observation
 
     async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
-        """Statistics of the READY versions: of one model, of one version of it, or of all, by name and version.
+        """Statistics of one READY version, of all READY versions of a model, or of all models; by name and version.
 
-        Whoever has an answer finds it counted. Raises RequestError for a model or version that is not READY,
-        UnavailableError without Redis.
+        A client that has received an answer finds its request counted.
+
+        raises  RequestError for a model or version that is not READY, UnavailableError without Redis
         """
         loads = self._loads(model, check_version_text(version))
         if not loads:

@@ -1,4 +1,4 @@
-"""Versions of models as callers name them. Pure. Source of the words: triton-spec 5.2."""
+"""Checks the versions that clients request. Pure. Source of the error texts: triton-spec 5.2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_version_text(version: str) -> str:
         return ""
     number = int(version) if VERSION_TEXT.fullmatch(version) else None
     if number is None or number > INT64_MAX:
-        # The detail is the name of the C++ function that would not read it.
+        # Triton's text names the C++ function that failed to parse the number.
         raise RequestError(
             f"failed to get model version from specified version string '{version}' (details: stol), version should be "
             "an integral value > 0"

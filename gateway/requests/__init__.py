@@ -1,2 +1,1 @@
-"""The life of a request, from what a caller sent (`admission`) over its way to Redis (`dispatch`) to its answer
-(`replies`)."""
+"""The life of a request: `admission` checks it, `dispatch` sends it to Redis, `replies` brings its answer."""

@@ -51,7 +51,7 @@ class InferCall(msgspec.Struct, frozen=True):
     parameters       the request's other parameters
     session_id       the `Inference-Session-Id` header or metadata; None when there was none
     trace_headers    the client's `traceparent` and `tracestate`, lower-case names
-    string_problems  of BYTES inputs that were read already (`with_strings_read`), by name
+    string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
     """
 
     model: str
@@ -76,9 +76,9 @@ class Queueing(msgspec.Struct, frozen=True):
 
     level        priority level, lower first; 0 where the model has none
     level_bound  requests that its level may hold
-    timeout_us   how long it may wait
-    delays       what happens then: it runs after the level's others, instead of being refused
-    rows, shape  what it brings to a batch (`shared.contract.batch_shape`)
+    timeout_us   how long the request may wait
+    delays       at the timeout the request goes behind all others of its level, instead of being refused
+    rows, shape  the request's part of a batch (`shared.contract.batch_shape`)
     ordered      answers leave in the order of arrival
     """
 
@@ -95,9 +95,9 @@ class Admitted(msgspec.Struct, frozen=True):
     """A request that may enter the mesh.
 
     sequence     None for a stateless model
-    session_id   the id that this request began a sequence under without having named one; None otherwise
-    queueing     how a stateless request waits; of a sequence's step it says nothing
-    served_late  its timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
+    session_id   the id that the gateway made, when the request begins a sequence and names none; else None
+    queueing     how a stateless request waits; without meaning for a step of a sequence
+    served_late  the request's timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
     """
 
     message: InferMessage
@@ -315,12 +315,12 @@ def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
 
 
 def has_many_strings(call: InferCall) -> bool:
-    """Whether reading them takes longer than an event loop may be kept: then they are read beforehand."""
+    """Whether walking the BYTES inputs takes too long for the event loop. Then the caller walks them in a thread."""
     return any(tensor.datatype == "BYTES" and len(tensor.raw) > STRINGS_BYTES_MAX for tensor in call.inputs)
 
 
 def with_strings_read(call: InferCall) -> InferCall:
-    """The call with what is wrong with its BYTES inputs. For a thread."""
+    """The call with `string_problems` filled in: for each BYTES input what is wrong with it. For a thread."""
     problems = {
         tensor.name: string_problem(tensor.raw, element_count(tensor.shape), tensor.name, call.model)
         for tensor in call.inputs
@@ -361,7 +361,7 @@ def string_problem(raw: bytes, expected: int, name: str, model: str) -> str:
 
 
 def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: int) -> Admitted:
-    # Sequence parameters mean nothing to a stateless model; they reach it as the request's own, as in Triton.
+    # The mesh does not act on sequence parameters here. It passes them on to the model with the request, as in Triton.
     queueing = queueing_of(call, config)
     flags = (START if call.start else 0) | (END if call.end else 0)
     message = _message(call, version, call.correlation_id, queueing.level, arrived_ns, flags=flags)
@@ -369,8 +369,11 @@ def _stateless(call: InferCall, config: ModelConfig, version: str, arrived_ns: i
 
 
 def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
-    """The level that a request's priority means, with that level's policy. Out of range is the default, silently; a
-    request may only lower its level's timeout, and without one there is nothing to lower, as in Triton."""
+    """The queue level of a stateless request, with that level's policy.
+
+    A priority out of range means the default level, without an error. A request's timeout counts only where it is
+    shorter than its level's. Where the level has no timeout, the request's is ignored. All of it as in Triton.
+    """
     rows = rows_of(config, call.inputs)
     batching = config.dynamic_batching
     if batching is None:
@@ -434,7 +437,8 @@ def _step(
         (START if call.start or made is not None else 0)
         # A request of an iterative model is the whole of its sequence, by whatever name (triton-spec 1.10).
         | (END if call.end or batching.iterative else 0)
-        # Who says that steps came before does not begin another sequence where that one is over.
+        # A request with `sequence_step` 2 or more belongs to a sequence that has begun. If that sequence is over, the
+        # step must be refused; IMPLICIT would begin a new sequence with it.
         | (IMPLICIT if (batching.implicit_start or call.session_id is not None) and not continues else 0)
         | (DURABLE if config.recoverable else 0)
         | (PAGEABLE if config.pageable else 0)
@@ -452,8 +456,11 @@ def _step(
 def _own_sequence(
     call: InferCall, config: ModelConfig, version: str, arrived_ns: int, correlation_id: CorrelationId
 ) -> Admitted:
-    """A request without a sequence, of an iterative model: a sequence of one step, begun and ended by the batcher under
-    an id that no client hears of (triton-spec 1.10). Flags that the request came with do not count, as in Triton."""
+    """A request to an iterative model that names no sequence: it becomes a sequence of one step.
+
+    The batcher sets START and END itself; the request's own flags are ignored, as in Triton. The sequence's id is made
+    here, and no client learns it (triton-spec 1.10).
+    """
     flags = START | END | ALONE | (DURABLE if config.recoverable else 0)
     return Admitted(
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=True),
@@ -465,8 +472,8 @@ def _own_sequence(
 def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
     """The correlation id that a request names, by parameter or by session; 0 or "" when it names none.
 
-    A session is a string, except for a model whose CORRID control is an integer: there a decimal session id is read as
-    that integer, so that a client of the session header can talk to such a model at all.
+    A session id is a string. For a model whose CORRID control is an integer, a decimal session id is read as that
+    integer: without this rule no client could use the session header with such a model.
     """
     if call.correlation_id or call.session_id is None:
         if call.correlation_id and call.session_id and str(call.correlation_id) != call.session_id:

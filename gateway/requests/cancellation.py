@@ -1,17 +1,20 @@
-"""Callers who leave before their answer: what they asked for need not run any more (triton-spec 1.8).
+"""Cancels requests whose client has left before the answer (triton-spec 1.8).
 
-A caller leaves by closing the HTTP connection, or by cancelling the RPC or the stream; either way the handler's wait
-ends, and with it the request's future is cancelled. That is the one entry: `watch` sees it, for both protocols.
+A client leaves by closing its HTTP connection, or by cancelling its RPC or its stream. In both protocols this cancels
+the request's future, and `watch` notices that. What happens to the request depends on how far it has come:
 
-    not sent yet              it never is: `dispatch` drops it
-    on its way to Redis       withdrawn as soon as it is known where it went
-    accepted, not running     a step that waits for a slot takes its sequence with it; one in a slot is cancelled when
-                              its turn comes, with all that are behind it; a stateless request leaves its queue
-    running                   it goes on, and nobody hears its answer
+    not sent yet              `dispatch` drops it
+    on its way to Redis       it is withdrawn as soon as Redis has said that it accepted the request
+    accepted, not running     a step of a sequence that waits for a slot ends the whole sequence; a step of a sequence
+                              in a slot is cancelled when its turn comes, with all steps behind it; a stateless request
+                              leaves its queue
+    running                   it runs to its end, and its answer is dropped
 
-Two things are no farewell. A gateway that is stopping cuts connections itself. And a step with a request id or with
-its number (`sequence_step`) can be asked for again: whoever lost a connection would not find the sequence any more. It
-runs, and its reply is kept.
+A cancelled future does not always mean that the client has given up:
+
+- A gateway that is stopping closes connections itself.
+- A step with a request id or a number (`sequence_step`) can be sent again. A client that has only lost its connection
+  must find its sequence as it was, so such a step runs, and its reply is kept.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from gateway.requests.waiting import Answer, PendingRequest
 
 
 class CancellationWatch:
-    """Hands the accepted requests of callers who have left to `withdraw`, those that are not yet to `forget`.
+    """Sees which requests lose their client.
 
-    listens  False while connections may be closed by this gateway itself
+    withdraw  called with a request that Redis has accepted
+    forget    called with a request that Redis has not accepted yet
+    listens   False while this gateway itself may be closing connections
     """
 
     def __init__(
@@ -38,22 +43,23 @@ class CancellationWatch:
         self._forget = forget
         self._listens = listens
 
-    def watch(self, waiting: PendingRequest) -> None:
-        """From now on it is noticed if this request's caller leaves."""
+    def watch(self, pending: PendingRequest) -> None:
+        """Begins to watch the future of this request."""
 
         def ended(future: asyncio.Future[Answer]) -> None:
             if not future.cancelled():
                 return
-            if self._listens() and is_given_up_with_its_caller(waiting):
-                waiting.withdrawn = True
-                if waiting.accepted is not None:
-                    self._withdraw(waiting)
-            if waiting.accepted is None:
-                self._forget(waiting)
+            if self._listens() and is_given_up_with_its_caller(pending):
+                # Set even while the request is on its way: `dispatch` then withdraws it when Redis has accepted it.
+                pending.withdrawn = True
+                if pending.accepted is not None:
+                    self._withdraw(pending)
+            if pending.accepted is None:
+                self._forget(pending)
 
-        waiting.future.add_done_callback(ended)
+        pending.future.add_done_callback(ended)
 
 
-def is_given_up_with_its_caller(waiting: PendingRequest) -> bool:
-    """Whether nobody can ask for it again: a stateless request, or a step without request id and number."""
-    return waiting.admitted.sequence is None or not waiting.repeatable
+def is_given_up_with_its_caller(pending: PendingRequest) -> bool:
+    """Whether the request cannot be sent again: it is stateless, or a step with neither request id nor number."""
+    return pending.admitted.sequence is None or not pending.repeatable

@@ -19,8 +19,8 @@ NOT_CLASSIFIED = ("BOOL", "FP16", "BF16", "BYTES")
 def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[str] = ()) -> Tensor:
     """The output as BYTES elements `value:index` or `value:index:label`, largest value first; equal values by index.
 
-    classes  how many; fewer when the output has fewer
-    labels   by index; "" and what is beyond the end is no label
+    classes  number of elements per row; fewer when a row has fewer values
+    labels   label of each index; "" means none, and so does an index beyond the end
     batched  dim 0 is the batch: each row is classified by itself, and the result is [batch, k] instead of [k]
     raises   RequestError for a datatype that Triton does not classify and for an output that is too large
     """

@@ -1,15 +1,16 @@
 """Sends admitted requests to Redis: everything that gathered during one round trip goes with the next.
 
-One round trip is outstanding at a time, and each carries at most one `submit` and one `enqueue` per shard, so that the
-steps of a sequence are accepted in the order in which they were given to `send`, whatever becomes of a connection or
-of the server's script cache.
+Order. One round trip is under way at a time, and it carries at most one `submit` and one `enqueue` per shard. So Redis
+accepts the steps of a sequence in the order in which `send` got them, even when a connection breaks or the server has
+forgotten its scripts.
 
-A connection that breaks while a round trip is out leaves its outcome unknown. Requests that the mesh can tell from a
-first attempt are sent again, in their place before everything newer; the others fail and say so. A step that is sent
-again says since when it has been on its way: if other steps of its sequence came in meanwhile, its own trace may be
-gone, and it is refused instead of being run twice.
+Lost connections. When the connection breaks during a round trip, its outcome is unknown. A repeatable request
+(`PendingRequest.repeatable`) is sent again, before everything newer; any other request fails, with an error that says
+that the outcome is unknown. A step that is sent again carries the time of its first attempt. If Redis has accepted
+other steps of that sequence since then, the record of the first attempt may be overwritten; Redis then refuses the
+step, because it could otherwise run twice.
 
-Requests whose callers have left are withdrawn in the same way, after what was to be sent.
+Requests whose client has left are withdrawn in the same round trips, after the requests to be sent.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ from shared.store.scripts import Cancellation as CancelledStep
 from shared.store.work_scripts import WorkItem, WorkScripts
 
 PATIENCE_S = 10.0
-"""How long requests wait for Redis to come back (its restart takes about that), before they are told to try later."""
+"""How long requests wait while Redis is away, before they fail with "try again later". A restart takes about this."""
 LATE_PATIENCE_S = 2.0
-"""How long the answer may still come to a step that was sent again too late to be recognised."""
+"""How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What may wait in Redis; beyond it callers are refused.
+    """How much may wait in Redis; requests beyond these bounds are refused.
 
     in_flight_max  accepted, unanswered steps of one sequence
     backlog_max    sequences of one model and shard that wait for their first slot; requests in one work stream
@@ -69,7 +70,7 @@ class Bounds:
 
 
 class CallKind(IntEnum):
-    """What a script call is about. WITHDRAW_..: of callers who have left."""
+    """Which script a call runs. The two WITHDRAW kinds take back requests whose client has left."""
 
     STEPS = auto()
     WORK = auto()
@@ -84,7 +85,7 @@ CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reaso
 
 
 class CallBatch(msgspec.Struct, frozen=True):
-    """What one script call carries: requests of one kind and shard, of withdrawals also of one load of a model."""
+    """The requests of one script call: all of one kind and one shard. Withdrawals are also of one load of a model."""
 
     shard: ShardId
     kind: CallKind
@@ -92,7 +93,10 @@ class CallBatch(msgspec.Struct, frozen=True):
 
 
 class Dispatch:
-    """The queue before Redis and the task that empties it. summaries: whether cache lookups count for them."""
+    """The queues of requests that Redis has not seen yet, and the task that empties them.
+
+    summaries  whether durations of cache lookups are counted for Triton's summary metrics
+    """
 
     def __init__(
         self,
@@ -125,9 +129,9 @@ class Dispatch:
         self.round_trips = 0
         self.sent = 0
 
-    def send(self, waiting: PendingRequest) -> None:
+    def send(self, pending: PendingRequest) -> None:
         """Queues a request for the next round trip."""
-        self._queues[waiting.shard, kind_of(waiting)].append(waiting)
+        self._queues[pending.shard, kind_of(pending)].append(pending)
         self._work.set()
 
     @property
@@ -135,23 +139,24 @@ class Dispatch:
         """Requests that have not been sent yet."""
         return sum(map(len, self._queues.values()))
 
-    def forget(self, waiting: PendingRequest) -> None:
-        """A request's future has ended before it was accepted: if it was not sent, it never will be.
+    def forget(self, pending: PendingRequest) -> None:
+        """Notes that a request's future ended before Redis accepted the request. If it is still queued, it is not sent.
 
-        While Redis is away such ones may be many. They go when they are as many as the others: each costs the same.
+        While Redis is away, many such requests may lie in a queue. The queue is cleaned when half of it may be such:
+        this bounds the queue at twice the live requests, and the cost per request stays constant.
         """
-        place = waiting.shard, kind_of(waiting)
-        queue = self._queues[place]
-        self._left[place] += 1
-        if 2 * self._left[place] >= len(queue):
-            self._left[place] = 0
-            wanted = [one for one in queue if not one.future.done()]
+        key = pending.shard, kind_of(pending)
+        queue = self._queues[key]
+        self._left[key] += 1
+        if 2 * self._left[key] >= len(queue):
+            self._left[key] = 0
+            wanted = [pending for pending in queue if not pending.future.done()]
             queue.clear()
             queue.extend(wanted)
 
-    def withdraw(self, waiting: PendingRequest) -> None:
-        """Gives an accepted request up, with the next round trip."""
-        self._queues[waiting.shard, WITHDRAWALS[kind_of(waiting)]].append(waiting)
+    def withdraw(self, pending: PendingRequest) -> None:
+        """Takes an accepted request back from Redis, with the next round trip."""
+        self._queues[pending.shard, WITHDRAWALS[kind_of(pending)]].append(pending)
         self._work.set()
 
     async def run(self) -> None:
@@ -166,7 +171,7 @@ class Dispatch:
             await self._link.close()
 
     def _take(self) -> list[CallBatch]:
-        """The next round trip's requests; callers who have left meanwhile are left out."""
+        """The next round trip's requests, without those whose client has left."""
         batches: list[CallBatch] = []
         left = False
         for (shard, kind), queue in self._queues.items():
@@ -181,7 +186,7 @@ class Dispatch:
         return batches
 
     async def _deliver(self, batches: Sequence[CallBatch]) -> None:
-        """Sends until every request was accepted, refused or given up."""
+        """Sends until Redis has accepted or refused every request, or the requests have failed."""
         failures = 0
         while batches:
             try:
@@ -196,30 +201,34 @@ class Dispatch:
                 await asyncio.sleep(self._backoff.compute(failures))
 
     async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
-        """One round trip; returns what must be sent again."""
+        """One round trip. Returns the batches that must be sent again."""
         began = time.monotonic()
         try:
             if self._down_since is not None:
                 await self._learn_the_time(batches, self._link)
+                # Asking for the time took a round trip of its own, before the requests left.
                 began = time.monotonic()
             outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], self._link)
         except CONNECTION_LOST as lost:
             for batch in batches:
-                for waiting in batch.waiting:
-                    if waiting.first_sent is None:
-                        waiting.first_sent = began
-                    if not waiting.repeatable:
-                        waiting.failed(unknown_outcome(waiting, "the connection to Redis was lost"))
+                for pending in batch.waiting:
+                    # The first of several lost attempts counts: any of them may have been carried out.
+                    if pending.first_sent is None:
+                        pending.first_sent = began
+                    # Redis may have carried this request out, and a second attempt would not be recognised.
+                    if not pending.repeatable:
+                        pending.failed(unknown_outcome(pending, "the connection to Redis was lost"))
             return self._after_failure(batches, lost)
         self.round_trips += 1
         again: list[CallBatch] = []
         unfit: UnfitServerError | None = None
         for batch, outcome in zip(batches, outcomes, strict=True):
             self.sent += len(batch.waiting)
-            for waiting in batch.waiting:
-                waiting.sent = began
+            for pending in batch.waiting:
+                pending.sent = began
             if isinstance(outcome, UnfitServerError):
-                # For instance a primary that was demoted: nothing was done, and the next connection finds the new one.
+                # For instance a primary that was demoted. It did nothing, so even requests that are not repeatable may
+                # be sent again; the next connection finds the new primary.
                 unfit = outcome
                 again.append(batch)
             elif isinstance(outcome, Exception):
@@ -232,31 +241,34 @@ class Dispatch:
         return again
 
     async def ask_again(self, redis: Redis, lost: Collection[ShardId]) -> None:
-        """Makes sure that a server which was restarted, and may hold older data, still owes every accepted request its
-        answer; for before anything else is sent there.
+        """Checks every accepted request against a server that was restarted, and may have lost its newest data.
 
-        What can be recognised is sent again, in its order: it is known, or accepted once more. Of other steps the
-        record is asked; their callers are told when they are not there.
-        lost    shards whose replies may be gone
-        raises  one of CONNECTION_LOST: then all of it is to be done again
+        Call it before anything else is sent to that server. Repeatable requests are sent again, in their order: the
+        server knows them already, or accepts them once more. For any other step its sequence's record is read: if the
+        record does not show the step, its client gets an error.
+
+        lost    shards whose reply streams were lost: replies may have been lost with them
+        raises  one of CONNECTION_LOST; then `ask_again` must be called again
         """
-        waiting = [one for one in self._replies.waiting if one.accepted is not None and not one.withdrawn]
+        requests = [
+            pending for pending in self._replies.waiting if pending.accepted is not None and not pending.withdrawn
+        ]
         link = Link(redis)
         try:
             await link.connect()
-            await self._send_again([one for one in waiting if one.repeatable], link)
-            await self._tell_forgotten([one for one in waiting if not one.repeatable], lost, link)
+            await self._send_again([pending for pending in requests if pending.repeatable], link)
+            await self._tell_forgotten([pending for pending in requests if not pending.repeatable], lost, link)
         finally:
             await link.close()
 
-    async def _send_again(self, waiting: Sequence[PendingRequest], link: Link) -> None:
+    async def _send_again(self, requests: Sequence[PendingRequest], link: Link) -> None:
         queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {}
-        for one in waiting:
-            if one.first_sent is None:
-                one.first_sent = one.sent
-            queues.setdefault((one.shard, kind_of(one)), deque()).append(one)
+        for pending in requests:
+            if pending.first_sent is None:
+                pending.first_sent = pending.sent
+            queues.setdefault((pending.shard, kind_of(pending)), deque()).append(pending)
         while queues:
-            batches = [CallBatch(*place, taken) for place, queue in queues.items() if (taken := _take_unsent(queue))]
+            batches = [CallBatch(*key, taken) for key, queue in queues.items() if (taken := _take_unsent(queue))]
             await self._learn_the_time(batches, link)
             outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], link)
             for batch, outcome in zip(batches, outcomes, strict=True):
@@ -266,22 +278,25 @@ class Dispatch:
                     self._refused(batch, outcome)
                 else:
                     self._settle(batch, outcome)
-            queues = {place: queue for place, queue in queues.items() if queue}
+            queues = {key: queue for key, queue in queues.items() if queue}
 
-    async def _tell_forgotten(self, waiting: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
-        asked = [("HMGET", self._keys.sequence(sequence_of(one)).record, BIRTH, ACCEPTED) for one in waiting]
-        for one, record in zip(waiting, await link.exchange(asked) if asked else (), strict=True):
+    async def _tell_forgotten(self, requests: Sequence[PendingRequest], lost: Collection[ShardId], link: Link) -> None:
+        asked = [("HMGET", self._keys.sequence(sequence_of(pending)).record, BIRTH, ACCEPTED) for pending in requests]
+        for pending, record in zip(requests, await link.exchange(asked) if asked else (), strict=True):
             if isinstance(record, Exception):
                 raise record
-            assert one.accepted is not None
+            assert pending.accepted is not None
             birth, newest = record
-            step: int | None = value_of(self._keys.sequence(sequence_of(one)).record, newest or b"0", int)
-            known = text_of(birth or b"") == one.accepted.birth and step is not None and step >= one.accepted.step
-            if not known or one.shard in lost:
-                one.failed(unknown_outcome(one, "Redis was restarted and has lost data"))
+            step: int | None = value_of(self._keys.sequence(sequence_of(pending)).record, newest or b"0", int)
+            # The birth tells this sequence from a later one under the same id. A step below the newest was accepted.
+            known = (
+                text_of(birth or b"") == pending.accepted.birth and step is not None and step >= pending.accepted.step
+            )
+            if not known or pending.shard in lost:
+                pending.failed(unknown_outcome(pending, "Redis was restarted and has lost data"))
 
     def _refused(self, batch: CallBatch, refusal: Exception) -> None:
-        """Redis is there and does not do it. That it is full is no news with every request."""
+        """Fails a batch that Redis answered with an error. A full Redis is logged once, not with every batch."""
         if not isinstance(refusal, OutOfMemoryError):
             logs.error("redis refused a script", error=str(refusal))
             _fail(batch, f"Redis refused the request: {refusal}")
@@ -293,60 +308,67 @@ class Dispatch:
 
     def _settle(self, batch: CallBatch, outcomes: Sequence[Any]) -> None:
         if batch.kind not in WITHDRAWALS:
+            # This batch was a withdrawal itself. Its clients have left, so nobody needs the outcome.
             return
         if self._full_since is not None:
             logs.info("redis has room again", full_s=round(time.monotonic() - self._full_since, 3))
             self._full_since = None
-        for waiting, outcome in zip(batch.waiting, outcomes, strict=True):
+        for pending, outcome in zip(batch.waiting, outcomes, strict=True):
             if batch.kind is CallKind.STEPS:
-                self._settle_step(waiting, outcome)
+                self._settle_step(pending, outcome)
             elif isinstance(outcome, bytes):
-                waiting.span.accepted(0)
-                self._replies.deliver(waiting.token.encode(), outcome, self._keys.cache(waiting.shard).entries)
+                # The response cache had the answer.
+                pending.span.accepted(0)
+                self._replies.deliver(pending.token.encode(), outcome, self._keys.cache(pending.shard).entries)
             elif outcome:
-                waiting.span.accepted(0)
-                self._accepted(waiting, Accepted())
+                pending.span.accepted(0)
+                self._accepted(pending, Accepted())
             else:
-                waiting.failed(UnavailableError(with_id(waiting.call.request_id, "Exceeds maximum queue size")))
+                pending.failed(UnavailableError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
 
-    def _settle_step(self, waiting: PendingRequest, outcome: Submitted) -> None:
+    def _settle_step(self, pending: PendingRequest, outcome: Submitted) -> None:
         if outcome.code is SubmitCode.LATE:
-            # If its first attempt was answered, the answer is about to be read, on another connection.
-            asyncio.get_running_loop().call_later(LATE_PATIENCE_S, waiting.failed, refusal(waiting, outcome))
+            # The first attempt may have been accepted. Its answer then comes over the connection of `Replies`, which
+            # may be behind this one. `failed` does nothing if the answer has come by then.
+            asyncio.get_running_loop().call_later(LATE_PATIENCE_S, pending.failed, refusal(pending, outcome))
             return
         if outcome.code < 0:
-            waiting.failed(refusal(waiting, outcome))
+            pending.failed(refusal(pending, outcome))
             return
-        if waiting.user is not None:
-            waiting.user.used(waiting)
+        if pending.user is not None:
+            pending.user.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
-        waiting.span.accepted(outcome.step, repeated=repeated)
+        pending.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:
-            record = self._keys.sequence(sequence_of(waiting)).record
-            self._replies.deliver(waiting.token.encode(), outcome.extra, record)
+            record = self._keys.sequence(sequence_of(pending)).record
+            self._replies.deliver(pending.token.encode(), outcome.extra, record)
         else:
-            self._accepted(waiting, Accepted(text_of(outcome.extra), outcome.step))
+            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step))
 
-    def _accepted(self, waiting: PendingRequest, place: Accepted) -> None:
-        waiting.accepted = place
-        if waiting.withdrawn:
-            self.withdraw(waiting)
+    def _accepted(self, pending: PendingRequest, accepted: Accepted) -> None:
+        pending.accepted = accepted
+        # The client left while the request was on its way to Redis.
+        if pending.withdrawn:
+            self.withdraw(pending)
 
     async def _learn_the_time(self, batches: Sequence[CallBatch], link: Link) -> None:
-        """The clock of Redis against this process's, when something is sent again. It was read a moment ago, so a time
-        that is reckoned by it is rather too early than too late: what came in since then is not overlooked."""
-        if any(waiting.first_sent is not None for batch in batches for waiting in batch.waiting):
+        """Reads the clock of Redis, if one of the requests is sent again.
+
+        The answer is a moment old when it arrives, so a time computed from it is slightly too early, never too late.
+        That errs on the safe side: no step that came in since the first attempt is overlooked.
+        """
+        if any(pending.first_sent is not None for batch in batches for pending in batch.waiting):
             ((seconds, microseconds),) = await link.exchange([("TIME",)])
             self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
     def _after_failure(self, batches: Sequence[CallBatch], lost: BaseException) -> Sequence[CallBatch]:
-        """What is still worth sending again; nothing when Redis has been away for too long."""
+        """The batches that are worth sending again; none when Redis has been away for longer than PATIENCE_S."""
         now = time.monotonic()
         if self._down_since is None:
             self._down_since = now
             logs.warning("redis lost, requests wait", error=str(lost))
         wanted = [(batch, self._still_wanted(batch)) for batch in batches]
-        wanted_batches = [CallBatch(batch.shard, batch.kind, waiting) for batch, waiting in wanted if waiting]
+        wanted_batches = [CallBatch(batch.shard, batch.kind, requests) for batch, requests in wanted if requests]
         if now - self._down_since < PATIENCE_S:
             return wanted_batches
         for batch in wanted_batches:
@@ -354,14 +376,15 @@ class Dispatch:
         return ()
 
     def _still_wanted(self, batch: CallBatch) -> list[PendingRequest]:
-        """Of what was not answered: callers who have left want nothing but to be withdrawn."""
+        """The batch's requests that still need an answer. Requests whose client has left are withdrawn or dropped."""
         if batch.kind not in WITHDRAWALS:
             return batch.waiting
-        for waiting in batch.waiting:
-            # A stateless request may lie in its queue although it is not known; it is found there by its token.
-            if waiting.withdrawn and waiting.first_sent is not None and batch.kind is CallKind.WORK:
-                self.withdraw(waiting)
-        return [waiting for waiting in batch.waiting if not waiting.future.done()]
+        for pending in batch.waiting:
+            # The lost attempt may have put a stateless request into its queue. A withdrawal needs no more than its
+            # token, so it is sent on suspicion. A step could not be named without its birth and number.
+            if pending.withdrawn and pending.first_sent is not None and batch.kind is CallKind.WORK:
+                self.withdraw(pending)
+        return [pending for pending in batch.waiting if not pending.future.done()]
 
     def _back(self) -> None:
         if self._down_since is not None:
@@ -372,7 +395,7 @@ class Dispatch:
         match batch.kind:
             case CallKind.STEPS:
                 return self._scripts.submit(
-                    [self._submission(waiting) for waiting in batch.waiting],
+                    [self._submission(pending) for pending in batch.waiting],
                     shard=batch.shard,
                     backlog_max=self._bounds.backlog_max,
                     in_flight_max=self._bounds.in_flight_max,
@@ -380,53 +403,53 @@ class Dispatch:
                 )
             case CallKind.WORK:
                 return self._stateless.enqueue(
-                    [self._item(waiting) for waiting in batch.waiting],
+                    [self._item(pending) for pending in batch.waiting],
                     bound=self._bounds.backlog_max,
                     summaries=self._summaries,
                 )
             case CallKind.WITHDRAW_STEPS:
                 return self._scripts.cancel(
-                    [self._withdrawn(waiting) for waiting in batch.waiting],
+                    [self._withdrawn(pending) for pending in batch.waiting],
                     shard=batch.shard,
                     reply=CANCELLED_STEP,
                     feed_max=self._bounds.backlog_max,
                 )
             case CallKind.WITHDRAW_WORK:
-                tokens = [waiting.token for waiting in batch.waiting]
+                tokens = [pending.token for pending in batch.waiting]
                 return self._stateless.withdraw(model_load(batch.waiting[0]), self._gateway, tokens, reply=CANCELLED)
 
-    def _withdrawn(self, waiting: PendingRequest) -> CancelledStep:
-        assert waiting.accepted is not None
-        birth, step = waiting.accepted
-        model = waiting.admitted.message.model
-        return CancelledStep(sequence_of(waiting), model, birth, step, self._gateway, waiting.token)
+    def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
+        assert pending.accepted is not None
+        birth, step = pending.accepted
+        model = pending.admitted.message.model
+        return CancelledStep(sequence_of(pending), model, birth, step, self._gateway, pending.token)
 
-    def _submission(self, waiting: PendingRequest) -> Submission:
-        message, call = waiting.admitted.message, waiting.call
+    def _submission(self, pending: PendingRequest) -> Submission:
+        message, call = pending.admitted.message, pending.call
         return Submission(
-            sequence=sequence_of(waiting),
-            flags=waiting.admitted.flags,
-            digest=step_digest(call.request_id, waiting.admitted.flags, call.inputs),
+            sequence=sequence_of(pending),
+            flags=pending.admitted.flags,
+            digest=step_digest(call.request_id, pending.admitted.flags, call.inputs),
             expected_step=call.expected_step,
             model=message.model,
             version=message.version,
             gateway=self._gateway,
-            token=waiting.token,
-            timeout_us=0 if waiting.admitted.served_late else call.timeout_us,
+            token=pending.token,
+            timeout_us=0 if pending.admitted.served_late else call.timeout_us,
             message=encode(message),
-            since_ms=self._since_ms(waiting),
+            since_ms=self._since_ms(pending),
         )
 
-    def _since_ms(self, waiting: PendingRequest) -> int:
-        return -1 if waiting.first_sent is None else int(waiting.first_sent * 1000 + self._redis_ahead_ms)
+    def _since_ms(self, pending: PendingRequest) -> int:
+        return -1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms)
 
-    def _item(self, waiting: PendingRequest) -> WorkItem:
-        message, queueing = waiting.admitted.message, waiting.admitted.queueing
+    def _item(self, pending: PendingRequest) -> WorkItem:
+        message, queueing = pending.admitted.message, pending.admitted.queueing
         return WorkItem(
             message.model,
             message.version,
             self._gateway,
-            waiting.token,
+            pending.token,
             encode(message),
             level=queueing.level,
             level_bound=queueing.level_bound,
@@ -435,35 +458,34 @@ class Dispatch:
             rows=queueing.rows,
             shape=queueing.shape,
             ordered=queueing.ordered,
-            lookup=lookup_of(message, waiting.record),
+            lookup=lookup_of(message, pending.record),
         )
 
 
-def kind_of(waiting: PendingRequest) -> CallKind:
-    """By which script a request is sent."""
-    return CallKind.WORK if waiting.admitted.sequence is None else CallKind.STEPS
+def kind_of(pending: PendingRequest) -> CallKind:
+    """Which script a request is sent by: stateless requests by `enqueue`, steps by `submit`."""
+    return CallKind.WORK if pending.admitted.sequence is None else CallKind.STEPS
 
 
-def sequence_of(waiting: PendingRequest) -> SequenceId:
-    """The sequence of a step."""
-    assert waiting.admitted.sequence is not None
-    return waiting.admitted.sequence
+def sequence_of(pending: PendingRequest) -> SequenceId:
+    assert pending.admitted.sequence is not None
+    return pending.admitted.sequence
 
 
-def model_load(waiting: PendingRequest) -> ModelLoad:
-    """What a request is counted for."""
-    message = waiting.admitted.message
-    return ModelLoad(message.model, message.version, waiting.record.generation)
+def model_load(pending: PendingRequest) -> ModelLoad:
+    """The load of a model version under which the request is counted."""
+    message = pending.admitted.message
+    return ModelLoad(message.model, message.version, pending.record.generation)
 
 
 def _take_unsent(queue: deque[PendingRequest]) -> list[PendingRequest]:
     taken: list[PendingRequest] = []
     size = 0
     while queue and len(taken) < SCRIPT_STEPS_MAX and size < SCRIPT_BYTES_MAX:
-        waiting = queue.popleft()
-        if not waiting.future.done():
-            taken.append(waiting)
-            size += sum(len(tensor.raw) for tensor in waiting.call.inputs)
+        pending = queue.popleft()
+        if not pending.future.done():
+            taken.append(pending)
+            size += sum(len(tensor.raw) for tensor in pending.call.inputs)
     return taken
 
 
@@ -476,5 +498,5 @@ def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:
 
 
 def _fail(batch: CallBatch, message: str) -> None:
-    for waiting in batch.waiting:
-        waiting.failed(UnavailableError(message))
+    for pending in batch.waiting:
+        pending.failed(UnavailableError(message))

@@ -1,6 +1,6 @@
-"""Headers (HTTP) and metadata (gRPC) that an operator wants to reach the model, as parameters of its requests. Pure.
+"""Forwards HTTP headers and gRPC metadata to the model, as parameters of the request. Pure.
 
-Source: triton-spec 5.3, header forwarding.
+The operator chooses the names by a pattern. Source: triton-spec 5.3, header forwarding.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ RESERVED_PREFIX = "triton_"
 
 
 def forwarded(pairs: Iterable[tuple[str, str]], pattern: re.Pattern[str]) -> dict[str, str]:
-    """The headers whose names the pattern finds. Names are as servers see them: lower case.
+    """The headers whose names match the pattern.
 
-    raises  RequestError for a name that means something as a parameter
+    pairs   names and values; names in lower case, as both servers give them
+    raises  RequestError for a name that already has a meaning as a parameter
     """
     found: dict[str, str] = {}
     for name, value in pairs:

@@ -1,7 +1,7 @@
-"""The one way into the mesh for an inference request, whatever protocol brought it.
+"""The one way into the mesh for an inference request, for both protocols.
 
-`submit` is synchronous up to the place in the queue: two calls made one after the other are accepted in that order,
-which is what keeps a stream's steps in order. Everything that can go wrong is the future's exception.
+`submit` puts a request into the queue before it returns, without awaiting anything. So two requests that are submitted
+one after the other are accepted in that order; this keeps the steps of a stream in order.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class Inference:
     """Admits requests, sends them on and gives a future for each.
 
     submit(call) -> asyncio.Future[Answer]
-        Never raises: every failure is the future's MeshError. Cancelling the future means that the caller has left:
-        its entry goes at once, and what was accepted is given up (`gateway.requests.cancellation`).
-        Who cancels several does it in one turn of the loop: what is queued behind a step that is given up could be sent
-        in between, and run without it.
-    connection() -> Connection
-        To be given to `submit` with each request of one stream, and to be ended with it (`gateway.requests.orphans`).
-    room
-        For the bytes of requests that are still being received.
+        Never raises: every failure is the future's MeshError. Cancelling the future means that the client has left;
+        a request that Redis has accepted is then withdrawn (`gateway.requests.cancellation`).
+        Cancel several futures within one turn of the event loop. Otherwise the steps behind a cancelled step could be
+        sent in between, and would run without it.
+    connection() -> ConnectionSequences
+        One per stream: give it to `submit` with each request of the stream, and call its `end` when the stream ends
+        (`gateway.requests.orphans`).
+    budget
+        The bytes that requests in flight may take, also while they are still being received.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class Inference:
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
         self._cache = cache
-        # Requests for a model that is unknown as yet; those behind one of them for the same model wait with it.
+        # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
+        # model wait behind them, so that the order of acceptance stays the order of arrival.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
         self._held_models: set[str] = set()
         self.stopping = False
-        """Connections may be closed by this gateway itself: who is gone then has not given up."""
+        """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
         self._cancellation = CancellationWatch(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
 
     @property
@@ -85,7 +87,7 @@ class Inference:
         return len(self._replies) + len(self._held)
 
     def connection(self) -> ConnectionSequences:
-        """A connection that carries requests. While this gateway stops its end means nothing: see above."""
+        """The sequences of a new connection. While this gateway stops, the connection's end leaves no orphans."""
 
         def tell(orphan: Orphan) -> None:
             if not self.stopping:
@@ -96,7 +98,7 @@ class Inference:
     def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
         """Puts a request in the queue of the next round trip; the order of calls is the order of acceptance.
 
-        connection  that it came over; None: one that carries this request only
+        connection  the connection that the request came over; None for one that carries only this request
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         size = sum(len(tensor.raw) for tensor in call.inputs)
@@ -121,7 +123,10 @@ class Inference:
         return future
 
     def _check_size(self, call: InferCall, size: int) -> None:
-        """Redis cuts who sends it a larger value, and everything that was sent with it."""
+        """Refuses a request that Redis would not take.
+
+        Redis closes a connection that sends it a larger value. All other requests of that round trip would fail too.
+        """
         if size > self._request_bytes_max:
             raise RequestError(
                 f"the inputs of the request to model '{call.model}' have {size} bytes, and Redis, through which they "
@@ -141,7 +146,8 @@ class Inference:
                 raise
             self._send(call, record, version, future, connection)
         except MeshError as error:
-            # Its frames hold the call and the future, which holds the error.
+            # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
+            # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
             future.set_exception(error.released())
 
     def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None) -> None:
@@ -149,7 +155,7 @@ class Inference:
         self._held_models.add(call.model)
 
     def _release(self) -> None:
-        """The catalog was refreshed: whoever waited for that is decided now, in order."""
+        """The catalog was refreshed: takes the held requests in, in their order. They are not held a second time."""
         held, self._held = self._held, deque()
         self._held_models.clear()
         for call, future, connection in held:
@@ -174,14 +180,15 @@ class Inference:
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted, future)
-        waiting = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
-        self._replies.expect(waiting)
+        pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
+        self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
-            waiting.user = connection or self._connection_of(future)
-        self._cancellation.watch(waiting)
+            pending.user = connection or self._connection_of(future)
+        self._cancellation.watch(pending)
+        # The gateway's own limit applies only to requests that came without a timeout.
         if self._timeout_ms and not call.timeout_us:
-            self._limit(waiting)
-        self._dispatch.send(waiting)
+            self._limit(pending)
+        self._dispatch.send(pending)
 
     def _connection_of(self, future: asyncio.Future[Answer]) -> ConnectionSequences:
         connection = self.connection()
@@ -193,14 +200,14 @@ class Inference:
         future.add_done_callback(ended)
         return connection
 
-    def _limit(self, waiting: PendingRequest) -> None:
+    def _limit(self, pending: PendingRequest) -> None:
         def expire() -> None:
-            waiting.failed(unknown_outcome(waiting, f"no answer came within {self._timeout_ms} ms"))
-            if waiting.accepted is None:
-                self._dispatch.forget(waiting)
+            pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
+            if pending.accepted is None:
+                self._dispatch.forget(pending)
 
         timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, expire)
-        waiting.future.add_done_callback(lambda _: timer.cancel())
+        pending.future.add_done_callback(lambda _: timer.cancel())
 
     def _traced(self, call: InferCall, admitted: Admitted, future: asyncio.Future[Answer]) -> tuple[Admitted, StepSpan]:
         message = admitted.message

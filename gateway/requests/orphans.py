@@ -1,14 +1,14 @@
-"""Sequences whose connection is gone before their END (model parameter `orphan_grace_microseconds`).
+"""Orphans: sequences whose connection is gone before their END (model parameter `orphan_grace_microseconds`).
 
-A connection is a gRPC stream, or one unary call or HTTP request that is still without its answer. It is gone when it
-breaks, when its caller cancels it, and also when a stream is closed in order: its sequences may go on over any other
-connection, but a client that is not there cannot end them. A gateway that stops cuts its connections itself, and its
-clients come back elsewhere: that counts for nothing.
+A connection here is a gRPC stream, or one unary call or HTTP request that has no answer yet. It is gone when it breaks,
+when the client cancels it, and also when the client closes a stream in order. The sequences of a lost connection may go
+on over any other one; but if the client is dead, nobody will end them, so they get a shorter idle time. A gateway that
+stops closes its connections itself, and its clients go on through another gateway: this makes no orphans.
 
-Each connection notes, of the sequences that it has not ended, the latest step that the mesh accepted from it. Whether
-somebody else has used the sequence since then is for the script to say (`orphan.lua`). It is told after the step was
-accepted, so this needs no order with what `gateway.requests.dispatch` sends, and it may be late, or never happen: then
-the sequence has its whole idle time, as without the parameter.
+A connection remembers, for each of its open sequences, the latest step that the mesh accepted over it. The script
+`orphan.lua` compares: if another connection has used the sequence since, the sequence is no orphan. Redis is told of an
+orphan only after it has accepted that step, so no order with `gateway.requests.dispatch` is needed. If the message is
+late or never sent, the sequence has its whole idle time, as without the parameter.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_
 from shared.store.scripts import Orphan, Scripts
 
 NOTED_MAX = 16_384
-"""Open sequences of one connection that are noted, about 200 bytes each; of more, those used least recently are not."""
+"""Open sequences that one connection remembers, about 200 bytes each. Beyond it the least recently used is dropped."""
 UNTOLD_MAX = 65_536
-"""Orphans that Redis is still to be told of; of more, those that were to be told first are not."""
+"""Orphans that wait to be told to Redis. Beyond it the oldest is dropped."""
 
 
 class ConnectionSequences:
-    """The open sequences of one connection. orphaned: gets them when it is gone."""
+    """The open sequences of one connection. orphaned: called with each of them when the connection is gone."""
 
     def __init__(self, orphaned: Callable[[Orphan], None]) -> None:
         self._orphaned = orphaned
         self._open: dict[SequenceId, Orphan] = {}
         self._gone = False
 
-    def used(self, waiting: PendingRequest) -> None:
+    def used(self, pending: PendingRequest) -> None:
         """The mesh has accepted this step of a sequence, or knew it."""
-        sequence, grace_ms = waiting.admitted.sequence, waiting.record.config.orphan_grace_ms
+        sequence, grace_ms = pending.admitted.sequence, pending.record.config.orphan_grace_ms
         assert sequence is not None, "only steps of sequences have a user"
+        # Removed and put in again below: the dict is thereby ordered by last use.
         self._open.pop(sequence, None)
-        if waiting.admitted.flags & StepFlag.END:
+        if pending.admitted.flags & StepFlag.END:
             return
-        orphan = Orphan(sequence, waiting.call.model, waiting.token, grace_ms)
+        orphan = Orphan(sequence, pending.call.model, pending.token, grace_ms)
         if self._gone:
             self._orphaned(orphan)
             return
@@ -59,7 +60,7 @@ class ConnectionSequences:
             del self._open[next(iter(self._open))]
 
     def end(self) -> None:
-        """It is gone. What is accepted of it from now on is an orphan's at once."""
+        """The connection is gone: its sequences are orphans. So is each whose step is accepted only after this."""
         self._gone = True
         for orphan in self._open.values():
             self._orphaned(orphan)
@@ -67,7 +68,7 @@ class ConnectionSequences:
 
 
 class Orphans:
-    """Tells Redis of orphans, in the background."""
+    """The task that tells Redis of orphans."""
 
     def __init__(self, scripts: Scripts, keys: Keyspace, gateway: GatewayId) -> None:
         self._scripts = scripts
@@ -100,7 +101,7 @@ class Orphans:
                 await asyncio.sleep(backoff.compute(failures))
 
     async def _tell_now(self, orphans: Sequence[Orphan]) -> None:
-        """One round trip. Raises one of CONNECTION_LOST: then it is all to be told again."""
+        """One round trip. Raises one of CONNECTION_LOST; then all of the orphans must be told again."""
         shards: dict[ShardId, list[Orphan]] = {}
         for orphan in orphans:
             shards.setdefault(self._keys.shard_of(orphan.sequence), []).append(orphan)

@@ -1,7 +1,7 @@
-"""Going over to another run of the server: after a restart, or a failover.
+"""Goes over to another run of the Redis server, after a restart or a failover.
 
-Until this gateway has made sure of what its callers wait for, nothing is sent to it: what was accepted comes first, in
-its order, then what has gathered meanwhile.
+The gateway's connections are bound to one run: they refuse to talk to another one until `ServerRun.agree`. So nothing
+new reaches the new run before the requests that the old one had accepted were checked against it, in their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.store.server_run import ServerRun
 
 
 class RestartRecovery:
-    """The task that does so. open_client: makes a client whose connections are bound to a run."""
+    """The task that goes over. open_client: makes a client whose connections are bound to a run."""
 
     def __init__(
         self, open_client: Callable[[ServerRun], Redis], run: ServerRun, replies: Replies, dispatch: Dispatch
@@ -55,5 +55,6 @@ class RestartRecovery:
             await self._dispatch.ask_again(redis, lost)
         finally:
             await redis.aclose()
+        # Only now do the gateway's own connections accept the new run, and `dispatch` goes on.
         self._run.agree(run.bound)
         logs.info("going on with another run of redis", waiting=len(self._replies), reply_streams_lost=len(lost))

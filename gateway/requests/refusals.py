@@ -1,4 +1,4 @@
-"""What a caller is told when the script `submit` refuses a step. Triton's words first, then what only a mesh knows."""
+"""The errors for steps that the script `submit` refuses: Triton's words first, then what only the mesh knows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STORIES = {
 
 
 def named(call: InferCall) -> str:
-    """What the caller calls the request."""
+    """The request by the name that its client gave it: its request id or its step number."""
     return f"request {call.request_id}" if call.request_id else f"step {call.expected_step}"
 
 
-def refusal(waiting: PendingRequest, outcome: Submitted) -> SequenceError:
+def refusal(pending: PendingRequest, outcome: Submitted) -> SequenceError:
     """The error for a refused step: reason, last committed step, and a text that names model, sequence and remedy."""
-    model, sequence = waiting.call.model, waiting.admitted.message.correlation_id
+    model, sequence = pending.call.model, pending.admitted.message.correlation_id
     match outcome.code:
         case SubmitCode.BACKLOG_FULL:
             full = f"model '{model}' has as many live sequences as it may"
@@ -60,7 +60,7 @@ def refusal(waiting: PendingRequest, outcome: Submitted) -> SequenceError:
             )
         case SubmitCode.ANSWERED:
             return SequenceError(
-                f"{named(waiting.call)} of sequence {sequence} of model '{model}' was answered, and its answer is "
+                f"{named(pending.call)} of sequence {sequence} of model '{model}' was answered, and its answer is "
                 f"kept no longer; it does not run again. The sequence's last step was {outcome.step}",
                 Reason.ANSWERED,
                 outcome.step,
@@ -75,7 +75,7 @@ def refusal(waiting: PendingRequest, outcome: Submitted) -> SequenceError:
         case SubmitCode.WRONG_STEP:
             return SequenceError(
                 f"sequence {sequence} of model '{model}' expects step {text_of(outcome.extra)} next, but the request "
-                f"is step {waiting.call.expected_step}",
+                f"is step {pending.call.expected_step}",
                 Reason.WRONG_STEP,
                 outcome.step,
             )
@@ -86,6 +86,6 @@ def refusal(waiting: PendingRequest, outcome: Submitted) -> SequenceError:
             )
             story = STORIES.get(code)
             if story:
-                remedy = waiting.record.config.loss_remedy if code is SubmitCode.LOST else ""
+                remedy = pending.record.config.loss_remedy if code is SubmitCode.LOST else ""
                 text += f" ({story.format(last=outcome.step)}{remedy and f'; {remedy}'})"
             return SequenceError(text, REASONS[code], outcome.step)

@@ -1,11 +1,11 @@
-"""Waiting callers by token, and the one blocking read that brings their replies.
+"""The requests that wait for a reply, by token, and the one blocking read that brings the replies.
 
-Each shard has a reply stream of this gateway. It exists before the first request is sent and has a TTL that a
-heartbeat renews: scripts append only to a stream that exists, so a dead gateway costs nothing. What has been read is
-trimmed. A reply whose caller has left is dropped.
+This gateway has one reply stream in each shard. The stream is made before the first request is sent, and a heartbeat
+renews its TTL. Scripts append only to a stream that exists, so replies to a dead gateway take no memory. Entries that
+were read are trimmed. A reply whose client has left is dropped.
 
-When a stream's TTL ran out nevertheless (this process was frozen, or Redis lost its data), replies have been lost:
-its callers are told so instead of being left to wait.
+A stream's TTL may run out while the gateway lives: this process was frozen, or Redis lost its data. Replies were then
+lost, and the requests that waited for them fail with an error that says so.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_
 HEARTBEAT_S = 5.0
 """Far below the streams' TTL, so that one lost beat does no harm."""
 READ_BLOCK_MS = 2_000
-"""A read without news ends after this; only then a changed position is seen."""
+"""How long a read waits for entries. A stream that was made again meanwhile is read only with the next read."""
 READ_ENTRIES_MAX = 256
 """Per stream and read: an entry holds a whole batch's replies."""
 TRIM_AFTER_BYTES = 4 << 20
-"""Read entries are removed when they are so many bytes, on the back of the next read: Redis holds them until then."""
+"""The entries that were read are trimmed, together with the next read, when they are this large. Until then Redis
+holds them."""
 ENTRY_BYTES = 64 << 10
-"""What an entry counts besides its replies: of small ones 64 go at once."""
+"""Added to each entry's size in that sum, so that small entries are trimmed at the latest when they are 64."""
 
 
 class Replies:
-    """The callers who wait, and their replies as they come."""
+    """The requests that wait for a reply, and the tasks that read replies and keep the reply streams alive."""
 
     def __init__(self, redis: Redis, keys: Keyspace, gateway: GatewayId, *, where: str = "") -> None:
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
@@ -62,32 +63,32 @@ class Replies:
 
     @property
     def waiting(self) -> list[PendingRequest]:
-        """Those who wait now."""
+        """The requests that wait for a reply."""
         return list(self._waiting.values())
 
     def token(self) -> str:
         """A token that this gateway has not used before."""
         return format(next(self._tokens), "x")
 
-    def expect(self, waiting: PendingRequest) -> None:
-        """From now on its reply finds the caller; its entry goes when the future ends, however it ends."""
-        key = waiting.token.encode()
-        self._waiting[key] = waiting
-        waiting.future.add_done_callback(lambda _: self._waiting.pop(key, None))
+    def expect(self, pending: PendingRequest) -> None:
+        """Begins to wait for the request's reply. The entry is removed when the future ends, however it ends."""
+        key = pending.token.encode()
+        self._waiting[key] = pending
+        pending.future.add_done_callback(lambda _: self._waiting.pop(key, None))
 
     def deliver(self, token: bytes, raw: bytes, key: str) -> None:
-        """Hands a reply to its caller, or drops it. key: where it was read."""
-        waiting = self._waiting.pop(token, None)
-        if waiting is not None:
-            waiting.answered(raw, key)
+        """Hands a reply to its request, or drops it when nobody waits for it. key: the Redis key it was read from."""
+        pending = self._waiting.pop(token, None)
+        if pending is not None:
+            pending.answered(raw, key)
 
     def give_up(self, cause: str) -> None:
-        """Tells everybody who waits that the outcome of the request is not known."""
-        for waiting in self.waiting:
-            waiting.failed(unknown_outcome(waiting, cause))
+        """Fails every waiting request: its outcome is not known. cause: begins the error's text."""
+        for pending in self.waiting:
+            pending.failed(unknown_outcome(pending, cause))
 
     async def open(self) -> None:
-        """Makes the reply streams; must have happened before the first request is sent."""
+        """Makes the reply streams. Must end before the first request is sent."""
         await self._create(list(self._streams), self._redis)
         await self._beat(self._redis)
 
@@ -99,7 +100,7 @@ class Replies:
         return gone
 
     async def close(self) -> None:
-        """Removes this gateway's keys; where Redis cannot be reached, their TTL does."""
+        """Removes this gateway's keys. Where Redis cannot be reached, their TTL removes them."""
         await self._link.close()
         with contextlib.suppress(*CONNECTION_LOST):
             await self._redis.unlink(self._keys.gateway(self._gateway))
@@ -169,7 +170,7 @@ class Replies:
             self._positions[stream.encode()] = entry
 
     async def _beat(self, redis: Any) -> list[ShardId]:
-        """Renews every TTL; returns the shards whose stream is gone."""
+        """Renews every TTL. Returns the shards whose stream is gone."""
         shards = list(self._streams)
         async with redis.pipeline(transaction=False) as pipe:
             for shard in shards:
@@ -179,33 +180,36 @@ class Replies:
                     pipe.xtrim(stream, minid=_after(self._positions[stream]), approximate=False)
             pipe.set(self._keys.gateway(self._gateway), self._where, px=REPLY_STREAM_TTL_MS)
             self._untrimmed.clear()
+            # `alive` also holds the replies to the trims, after those to the PEXPIREs: the `zip` below takes only the
+            # first.
             *alive, shown = await pipe.execute(raise_on_error=False)
         if isinstance(shown, ResponseError):
-            # A Redis without memory; it has renewed the TTLs nevertheless.
+            # A full Redis refuses the SET, but has renewed the TTLs: PEXPIRE takes no memory.
             logs.warning("sign of life not written", error=str(shown))
         return [shard for shard, exists in zip(shards, alive, strict=False) if not exists]
 
     async def _recover(self, gone: Sequence[ShardId]) -> None:
         """Makes lost streams again, and tells the callers whose replies may have been lost with them."""
         logs.error("reply streams were lost, waiting callers are told", shards=len(gone), waiting=len(self))
-        lost = [waiting for waiting in self._waiting.values() if waiting.shard in gone]
+        # Listed before the streams exist again: the reply of a request that is sent after that is not lost.
+        lost = [pending for pending in self._waiting.values() if pending.shard in gone]
         await self._create(gone, self._redis)
-        for waiting in lost:
-            waiting.failed(unknown_outcome(waiting, "the gateway lost its replies"))
+        for pending in lost:
+            pending.failed(unknown_outcome(pending, "the gateway lost its replies"))
 
 
-def unknown_outcome(waiting: PendingRequest, cause: str) -> UnavailableError:
-    """The error of a request that may or may not have been carried out, with what the caller can do about it."""
-    if waiting.admitted.sequence is None:
-        return UnavailableError(f"{cause} while the request to model '{waiting.call.model}' was open: send it again")
+def unknown_outcome(pending: PendingRequest, cause: str) -> UnavailableError:
+    """The error of a request that may or may not have been carried out. It says what the client can do about it."""
+    if pending.admitted.sequence is None:
+        return UnavailableError(f"{cause} while the request to model '{pending.call.model}' was open: send it again")
     remedy = (
         "send the step again with the same request id and sequence_step: it will not run twice"
-        if waiting.repeatable
+        if pending.repeatable
         else "give every step a request id, or its number as parameter 'sequence_step', and it can be sent again safely"
     )
     return UnavailableError(
-        f"{cause}: it is not known whether the step of sequence {waiting.admitted.message.correlation_id} of model "
-        f"'{waiting.call.model}' was accepted; {remedy}"
+        f"{cause}: it is not known whether the step of sequence {pending.admitted.message.correlation_id} of model "
+        f"'{pending.call.model}' was accepted; {remedy}"
     )
 
 

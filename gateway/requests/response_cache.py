@@ -1,6 +1,6 @@
-"""Which requests the response cache may answer: those of stateless models that have it enabled, if there is a cache.
+"""Which requests the response cache may answer: requests to stateless models that enable it, if there is a cache. Pure.
 
-The look into it is part of being queued, and so of the same round trip (`shared.store.work_scripts`). Pure.
+The cache is looked up by the script that queues the request, so it costs no round trip (`shared.store.work_scripts`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shared.store.work_scripts import Lookup
 
 @dataclass(frozen=True, slots=True)
 class ResponseCache:
-    """What this gateway knows of the cache. size_bytes: what each shard may hold; 0: there is no cache."""
+    """The response cache as this gateway was configured. size_bytes: bound of each shard's part; 0: no cache."""
 
     size_bytes: int = 0
 
     def admitted(self, admitted: Admitted, record: ModelRecord) -> Admitted:
-        """The stateless request, with what its answer may be stored for."""
+        """The stateless request, marked with its cache key if its answer may be stored."""
         message = admitted.message
         if not self.size_bytes or message.version not in record.cache_scopes:
             return admitted
@@ -34,7 +34,7 @@ NO_CACHE = ResponseCache()
 
 
 def lookup_of(message: InferMessage, record: ModelRecord) -> Lookup | None:
-    """Where its answer may be; None for a request that is not looked up."""
+    """Where the answer to this request may be stored; None for a request that is not looked up."""
     if not message.cache_key:
         return None
     name = entry_name(record.cache_scopes[message.version], record.generation, message.cache_key)

@@ -1,5 +1,8 @@
-"""Ids for sequences whose client named none: of the dialect (docs/triton/dialect.md), and of iterative models
-(triton-spec 1.10)."""
+"""Makes ids for sequences that the client did not name.
+
+Such sequences exist in the mesh's dialect of implicit starts (docs/triton/dialect.md) and in iterative models
+(triton-spec 1.10).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error codes to the status of each protocol: the one table for both (triton-spec 5.2)."""
+"""Maps error codes to the status of each protocol (triton-spec 5.2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ GRPC_STATUS: dict[Code, str] = {
 
 
 def http_error(error: MeshError) -> tuple[int, dict[str, str | int]]:
-    """Status and JSON body of an error; a sequence's error also says why, which step was its last, and what to do."""
+    """Status and JSON body of an error. The body of a SequenceError also has the reason, the sequence's last step, and
+    what the client can do."""
     body: dict[str, str | int] = {"error": error.message}
     if isinstance(error, SequenceError):
         body |= error.facts

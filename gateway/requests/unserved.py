@@ -1,8 +1,8 @@
-"""Gives up stateless requests that nobody will take, as no executor is left that knows of their model version.
+"""Fails stateless requests of a model version that no living executor has.
 
-What comes too late for a version that was unloaded is refused by the executors that had it, while one of them lives
-(`executor.lease.serving`); this is for when none does: all were lost, for good. What waits for a slot is the
-scheduler's.
+When a version is unloaded, its executors refuse the requests that come too late (`executor.lease.serving`). That needs
+a living executor; this module is for the case that all of them were lost for good. Sequences that wait for a slot are
+the scheduler's business.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shared.process import logs
 
 LOOK_S = 1.0
 PATIENCE_S = 60.0
-"""Four times what executors that were killed need to be back: better late than refused."""
+"""Four times what a killed executor needs to be back (`ABSENCE_GRACE_S`): a late answer is better than a refusal."""
 
 
 class Unserved:
-    """Looks for such requests.
+    """The task that looks for such requests.
 
-    waiting   those of this gateway
-    withdraw  takes one out of its queue
-    patience_s  how long a version may be served by nobody
+    waiting     gives the requests of this gateway that wait for a reply
+    withdraw    takes a request out of its queue in Redis
+    patience_s  how long a version may be without an executor
     """
 
     def __init__(
@@ -48,31 +48,31 @@ class Unserved:
             self.look()
 
     def look(self) -> int:
-        """Answers those that nobody will; how many."""
+        """Fails the requests that no executor will take. Returns how many."""
         gone = self._catalog.unserved_for(self._patience_s)
         if not gone:
             return 0
-        lost = [waiting for waiting in self._waiting() if is_stateless(waiting) and place_of(waiting) in gone]
-        for waiting in lost:
-            self._give_up(waiting)
+        lost = [pending for pending in self._waiting() if is_stateless(pending) and place_of(pending) in gone]
+        for pending in lost:
+            self._give_up(pending)
         return len(lost)
 
-    def _give_up(self, waiting: PendingRequest) -> None:
-        """It hears what a request would hear that came now."""
-        model, version = place_of(waiting)
+    def _give_up(self, pending: PendingRequest) -> None:
+        """Fails the request with the error that a new request to this version would get now."""
+        model, version = place_of(pending)
         try:
             self._catalog.find(model, version)
         except MeshError as error:
             logs.warning("request given up", model=model, version=version, cause=error.message)
-            self._withdraw(waiting)
-            waiting.failed(error)
+            self._withdraw(pending)
+            pending.failed(error)
 
 
-def is_stateless(waiting: PendingRequest) -> bool:
-    """Whether it waits in a queue of stateless work."""
-    return waiting.accepted is not None and waiting.admitted.sequence is None
+def is_stateless(pending: PendingRequest) -> bool:
+    """Whether the request is stateless, and Redis has accepted it."""
+    return pending.accepted is not None and pending.admitted.sequence is None
 
 
-def place_of(waiting: PendingRequest) -> tuple[str, str]:
-    """Its model and version."""
-    return waiting.admitted.message.model, waiting.admitted.message.version
+def place_of(pending: PendingRequest) -> tuple[str, str]:
+    """The request's model and version."""
+    return pending.admitted.message.model, pending.admitted.message.version

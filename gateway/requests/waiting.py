@@ -1,6 +1,6 @@
-"""One caller who waits for an answer, from admission to the future's end.
+"""One request that waits for its answer, from its admission until its future ends.
 
-The future is the caller's. Whatever ends it (an answer, an error, the caller leaving) ends it once; later news of the
+The protocol's handler awaits the future. An answer, an error or the client's leaving ends it, once. Later news of the
 same request is dropped.
 """
 
@@ -23,14 +23,14 @@ from shared.traces.tracing import NO_STEP, StepSpan
 class Answer(msgspec.Struct, frozen=True):
     """A successful inference.
 
-    message        the executor's reply; its outputs are the ones asked for, in the order of the configuration
+    message        the executor's reply; its outputs are the requested ones, in the order of the configuration
     model          the record that the request was checked against
     version        the version that ran
-    request_id     as the caller gave it, "" for none
-    session_id     what to put into `Inference-Session-Id`: the caller's, or the one that was made; None for neither
+    request_id     as the client gave it, "" for none
+    session_id     value of `Inference-Session-Id`: the client's own, or the one that the gateway made; else None
     sequence_step  the step's number since START; 0 for a stateless model
-    parameters     the response's parameters: the model's own, and `sequence_id` of a sequence that the server named,
-                   `sequence_step` where the request numbered its steps
+    parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence, and
+                   `sequence_step` if the request numbered its step
     """
 
     message: ReplyMessage
@@ -43,16 +43,20 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Accepted(NamedTuple):
-    """What the mesh calls a request that it has accepted. birth: of its sequence; both empty for a stateless one."""
+    """What Redis said when it accepted a request; empty for a stateless one.
+
+    birth  tells the sequence from earlier and later ones under the same id
+    step   the step's number since START
+    """
 
     birth: str = ""
     step: int = 0
 
 
 class User(Protocol):
-    """Who sends the steps of sequences (`gateway.requests.orphans`)."""
+    """The connection that steps of sequences come over (`gateway.requests.orphans`)."""
 
-    def used(self, waiting: PendingRequest) -> None:
+    def used(self, pending: PendingRequest) -> None:
         """The mesh has accepted this step, or knew it."""
         ...
 
@@ -60,13 +64,13 @@ class User(Protocol):
 class PendingRequest:
     """A request on its way.
 
-    token       its name in reply streams, unique within this gateway's life
-    user        wants to know when it is accepted; None: nobody does
-    span        records what happens to it, if it is traced
-    accepted    set when Redis has said so
-    withdrawn   its caller has left, and it is to be given up
-    sent        when it was sent last; seconds, monotonic
-    first_sent  when it was first sent, if the answer to that was lost; likewise
+    token       the request's name in reply streams, unique within this gateway's life
+    user        its `used` is called when Redis has accepted the request; None: not needed
+    span        records what happens to the request, if it is traced
+    accepted    what Redis said when it accepted the request; None before
+    withdrawn   the client has left, and the request is to be taken back
+    sent        when it was last sent; seconds, monotonic clock
+    first_sent  when it was first sent, if the outcome of that attempt is unknown; seconds, monotonic clock
     """
 
     __slots__ = (
@@ -110,14 +114,14 @@ class PendingRequest:
 
     @property
     def repeatable(self) -> bool:
-        """Whether sending it again cannot make the model run twice on one sequence.
+        """Whether the request may be sent twice and still has one effect.
 
-        The mesh knows a step by its request id or its number, and a stateless request leaves nothing behind.
+        The mesh recognises a step by its request id or its number. A stateless request changes no state.
         """
         return self.admitted.sequence is None or bool(self.call.request_id) or self.call.expected_step is not None
 
     def answered(self, raw: bytes, key: str) -> None:
-        """The encoded reply has come. key: where it was read."""
+        """Ends the future with the encoded reply. key: the Redis key that it was read from, for the log."""
         if self.future.done():
             return
         self.span.replied()
@@ -133,7 +137,7 @@ class PendingRequest:
             self.future.set_result(self._answer(message))
 
     def failed(self, error: MeshError) -> None:
-        """There will be no answer."""
+        """Ends the future with an error, unless it has ended already."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -158,17 +162,17 @@ class PendingRequest:
 
 
 def error_of(message: ReplyMessage) -> MeshError:
-    """The error that an executor (or the scheduler) answered with, as the family that says what the caller can do."""
+    """The error in a reply of an executor or of the scheduler. Its class says what the client can do."""
     error = _error_of(message)
     error.accepted = True
     return error
 
 
-def unreadable_answer(waiting: PendingRequest) -> MeshError:
-    """The error of a request whose answer is there, and is none that this gateway can read."""
-    request = f"a request to model '{waiting.call.model}'"
-    if waiting.admitted.sequence is not None:
-        request = f"a step of sequence {waiting.admitted.message.correlation_id} of model '{waiting.call.model}'"
+def unreadable_answer(pending: PendingRequest) -> MeshError:
+    """The error of a request whose reply this gateway cannot decode."""
+    request = f"a request to model '{pending.call.model}'"
+    if pending.admitted.sequence is not None:
+        request = f"a step of sequence {pending.admitted.message.correlation_id} of model '{pending.call.model}'"
     error = MeshError(f"{request} was answered, but its answer cannot be read: the log names the key", Code.INTERNAL)
     error.accepted = True
     return error
