@@ -1,4 +1,4 @@
-"""`python -m scheduler`: one scheduler process. `python -m scheduler healthcheck`: does the one of that name live?"""
+"""`python -m scheduler` runs a scheduler; `python -m scheduler healthcheck` says whether the one of that name lives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEALTHCHECK = "healthcheck"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a scheduler to its end, or checks one; returns the process's exit code."""
+    """Runs a scheduler to its end, or checks one. Returns the process's exit code."""
     lifecycle.end_when_told()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == [HEALTHCHECK]:
@@ -26,14 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Gives sequences to executors. One scheduler leads each model, the others stand by.",
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("scheduler"))
-    # Imported here because it takes a while, in which a stop is to be heard.
+    # Imported here because it takes a while: a signal to stop must be heard during it.
     from scheduler.service import serve  # noqa: PLC0415
 
     return lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop))
 
 
 def check_health(arguments: Sequence[str]) -> int:
-    """0 when the scheduler with these settings' name has shown itself within its lease, else 1."""
+    """The exit code: 0 when the scheduler with the name in these settings is alive, else 1."""
     settings = parse_settings(
         SchedulerSettings,
         arguments,

@@ -1,7 +1,7 @@
-"""What the log says of paged sequences that expire, where their model asks for it (`timeout_action: DESCRIBE`).
+"""Describes paged sequences that expire, for the log, where their model asks for it (`timeout_action: DESCRIBE`).
 
-Of a sequence in a slot its executor says it. A paged one has no executor: its state is its checkpoint, which goes with
-it, so it is read before.
+The executor describes a sequence that expires in a slot. A paged sequence has no executor: its state is its checkpoint.
+The checkpoint is removed when the sequence expires, so it is read before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.store.reading import value_of
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The last step of a sequence, and what state it left: each tensor's name, datatype, shape, mean and norm."""
+    """The last step of a sequence and its state after that: each tensor's name, datatype, shape, mean and norm."""
 
     last_step: int
     state: str
@@ -32,9 +32,9 @@ class Description:
 async def paged_descriptions(
     redis: Redis, keys: Keyspace, membership: Membership, model: str, sequences: Iterable[SequenceId]
 ) -> Mapping[SequenceId, Description]:
-    """Of those of the sequences that are paged, if the model asks for it; another one's may be of any time.
+    """Descriptions of the paged ones among the sequences, if the model asks for it; else none.
 
-    Raises one of `CONNECTION_LOST`.
+    Sequences in a slot are left out: their checkpoint may be older than their state. Raises one of `CONNECTION_LOST`.
     """
     looked_at = list(sequences)
     if not looked_at or not _is_asked_for(await membership.model(model)):

@@ -1,7 +1,7 @@
-"""Actions of the core, carried out in Redis, in their order; what became of them goes back as events.
+"""Carries out the core's actions in Redis, in their order, and returns their outcomes as events.
 
-Runs of assignments travel together, one script call per shard and all calls in one round trip. Nothing is repeated
-here: a lost connection ends the leader's turn, and its state is rebuilt from what Redis then holds.
+Consecutive assignments travel together: one script call per shard, and all calls in one round trip. Nothing is retried
+here. A lost connection ends the leader, and a new one rebuilds its state from what Redis then holds.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from shared.store.scripts import Assignment, Call, Rejection, Scripts, VacateCod
 from shared.traces.tracing import SpanName, Tracing
 
 WANT_SLOTS_TTL_MS = 2000
-"""How long commits go on to free slots for a leader that is not heard of any more."""
+"""How long commits go on to free slots after the leader last asked for them. The leader asks again every tick."""
 LATEST_MS = 1 << 53
-"""What scripts can count."""
+"""Largest integer that Lua's numbers (doubles) count exactly. A deadline beyond it is spoilt."""
 RECLAIM_COUNT = 256
-"""Sequences or inbox entries that one call of a takeover moves: a script holds Redis up for a few us for each."""
+"""Sequences or inbox entries that one call of a takeover moves. A script blocks Redis for a few us for each."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -57,7 +57,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class MeshAccess:
-    """What a performer works with: one Redis, its names, its scripts. No call is repeated by the connection."""
+    """One Redis with its keys and scripts. Its client is made without retries."""
 
     redis: Redis
     keys: Keyspace
@@ -67,9 +67,9 @@ class MeshAccess:
 
 
 class EffectPerformer:
-    """Carries out what the leader of one model, in one term, has decided.
+    """Carries out the actions of the leader of one model in one term.
 
-    tombstone_ms  how long the record of a sequence that is over stays
+    tombstone_ms  how long the record of a sequence that is over stays in Redis
     """
 
     def __init__(self, mesh: MeshAccess, model: str, term: Term, *, tombstone_ms: int) -> None:
@@ -90,9 +90,9 @@ class EffectPerformer:
     async def perform(self, actions: Sequence[Action]) -> list[Event]:
         """Carries the actions out, in order.
 
-        returns  what became of them
-        raises   redis.ResponseError that begins with FENCED when a newer leader exists, CONNECTION_LOST; then some of
-                 the actions may have been carried out
+        returns  their outcomes
+        raises   redis.ResponseError that begins with FENCED when a newer leader exists; one of CONNECTION_LOST. In both
+                 cases some of the actions may have been carried out
         """
         events: list[Event] = []
         for kind, run in groupby(actions, key=_kind):
@@ -109,8 +109,10 @@ class EffectPerformer:
         return events
 
     async def acknowledge(self, entries: Iterable[tuple[ShardId, bytes]], kind: StreamKind) -> None:
-        """Removes entries of one of the model's streams: what they said has been acted upon, or says nothing. Raises
-        ResponseError FENCED."""
+        """Removes entries of one of the model's streams that were acted upon, or cannot be read.
+
+        Raises ResponseError FENCED when a newer leader exists.
+        """
         by_shard: dict[ShardId, list[bytes]] = defaultdict(list)
         for shard, entry in entries:
             by_shard[shard].append(entry)
@@ -142,8 +144,11 @@ class EffectPerformer:
     # -- slots ----------------------------------------------------------------------------------------------------
 
     async def _place(self, actions: Sequence[Action]) -> list[Event]:
-        """Slots that are wanted, given and asked for. What is wanted is said first: a sequence that is asked afterwards
-        and has a step in flight gives its slot up when that is done."""
+        """Carries out a run of `WantSlots`, `Assign` and `Vacate`.
+
+        `WantSlots` go first: a sequence that is then asked for its slot while a step is in flight is paged by the
+        commit of that step.
+        """
         await self._want([action for action in actions if isinstance(action, WantSlots)])
         assigns = self._chunks((a for a in actions if isinstance(a, Assign)), lambda assign: assign.sequence)
         vacates = self._chunks((a for a in actions if isinstance(a, Vacate)), lambda vacate: vacate.sequence)
@@ -161,9 +166,10 @@ class EffectPerformer:
         return told + await self._vacated(asked, replies[len(assigned) :])
 
     async def _want(self, wants: Sequence[WantSlots]) -> None:
-        """Every shard has its share of what is wanted; the last word on a version counts."""
+        """Writes how many slots are wanted, an equal share to each shard. The last of several for a version counts."""
         commands: list[Sequence[Any]] = []
         for want in wants:
+            # Rounded up, so that the shares together are at least what is wanted.
             share = -(-want.count // self._keys.shards)
             for shard in self._keys.shard_ids():
                 key = self._keys.wanted_slots(shard, self._model, want.version)
@@ -241,11 +247,14 @@ class EffectPerformer:
     # -- takeover -------------------------------------------------------------------------------------------------
 
     async def _take_over(self, executor: ExecutorId, only: tuple[str, ...] = ()) -> None:
-        """Every sequence of the model from the executor, then the steps from its inbox; that they come in this order
-        is what makes it complete: after the first part no step is put there any more.
+        """Takes every sequence of the model from the executor, then moves on the steps in its inbox.
+
+        The order matters: `submit` puts steps only into the inbox of the sequence's owner. Once the executor owns no
+        sequence, no step can come in behind the one that was drained last.
         """
         begin = time.monotonic()
-        # What an unloaded version leaves is nobody's loss, nor is what is handed over in order.
+        # `lost` decides what clients and metrics are told. Taking sequences of an unloaded version, or of an executor
+        # that leaves in order, is no loss.
         lost = not only and not await self._mesh.membership.is_leaving(executor)
         sequences = await self._reclaim(executor, only, lost=lost)
         steps = await self._drain(executor, alive=bool(only))
@@ -281,7 +290,7 @@ class EffectPerformer:
         return total
 
     async def _drain(self, executor: ExecutorId, *, alive: bool) -> int:
-        """Looks at every entry of the executor's inboxes once; returns how many were moved on."""
+        """Goes through every entry of the executor's inboxes once. Returns how many were moved on."""
         moved, after = 0, dict.fromkeys(self._keys.shard_ids(), "0-0")
         while after:
             calls = [
@@ -294,9 +303,12 @@ class EffectPerformer:
         return moved
 
     async def _forget(self, executor: ExecutorId) -> bool:
-        """Removes a dead executor's registration and inboxes; False while a leader of another model still needs them.
+        """Removes a dead executor's registration and inboxes.
 
-        Without owned sequences nothing is put into the inboxes any more, and draining empties them.
+        returns  False if the executor has its lease again, or still owns sequences of some model
+
+        Steps are put only into the inbox of a sequence's owner. So once it owns no sequence, draining empties the
+        inboxes for good.
         """
         models = {text_of(name) for name in await self._redis.hkeys(self._keys.models)} | {self._model}
         pipe = self._redis.pipeline(transaction=False)
@@ -314,7 +326,7 @@ class EffectPerformer:
     # -- idle sequences -------------------------------------------------------------------------------------------
 
     async def _look(self, now_ms: int) -> int | None:
-        """Ends the idle sequences that are due; returns the earliest deadline that there was."""
+        """Ends the idle sequences that are due. Returns the earliest deadline that was found."""
         shards = self._keys.shard_ids()
         firsts = await self._exchange(
             [("ZRANGE", self._keys.deadlines(shard, self._model), 0, 0, "WITHSCORES") for shard in shards]
@@ -324,10 +336,15 @@ class EffectPerformer:
         return min(deadlines.values(), default=None)
 
     async def _expire(self, shards: Sequence[ShardId], now_ms: int) -> None:
-        """Ends those that are due. Each one looked at is ended, or gets a later deadline, or none."""
+        """Ends the due sequences of these shards.
+
+        The script ends each sequence that it looks at, or gives it a later deadline, or removes its deadline. So the
+        loop ends: no sequence is found due twice.
+        """
         while shards:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]
+            # Read before the script runs, which removes the checkpoints.
             states = await paged_descriptions(
                 self._mesh.redis, self._keys, self._mesh.membership, self._model, looked_at
             )
@@ -342,6 +359,7 @@ class EffectPerformer:
             shards = [shard for shard, sequences in due.items() if len(sequences) >= SCRIPT_STEPS_MAX]
 
     async def _due(self, shards: Iterable[ShardId], now_ms: int) -> dict[ShardId, list[SequenceId]]:
+        # The second range holds spoilt deadlines that no clock reaches: such a sequence would never be looked at.
         asked = [(shard, *times) for shard in shards for times in (("-inf", now_ms), (f"({LATEST_MS}", "+inf"))]
         replies = await self._exchange(
             [
@@ -370,7 +388,7 @@ class EffectPerformer:
     def _chunks(
         self, items: Iterable[Item], sequence_of: Callable[[Item], SequenceId]
     ) -> list[tuple[ShardId, list[Item]]]:
-        """Items by shard, in order, in pieces that one script call may carry."""
+        """The items by shard, in their order, in pieces that one script call may carry."""
         by_shard: dict[ShardId, list[Item]] = defaultdict(list)
         for item in items:
             by_shard[self._keys.shard_of(sequence_of(item))].append(item)
@@ -381,7 +399,7 @@ class EffectPerformer:
         ]
 
     async def _run(self, calls: Sequence[Call[T]]) -> list[T]:
-        """The calls in one round trip; raises the first error among their outcomes."""
+        """Makes the calls in one round trip. Raises the first error among their outcomes."""
         if not calls:
             return []
         outcomes: list[T] = []
@@ -393,7 +411,7 @@ class EffectPerformer:
         return outcomes
 
     async def _exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Plain commands in one round trip; raises the first error among their replies."""
+        """Sends plain commands in one round trip. Raises the first error among their replies."""
         if not commands:
             return []
         await self._link.connect()
@@ -405,13 +423,14 @@ class EffectPerformer:
 
 
 def _due_ms(score: bytes) -> int:
-    """A deadline; one that no clock will ever tell is due."""
+    """A deadline in ms. A spoilt one, which no clock reaches, counts as due."""
     at_ms = float(score)
     return int(at_ms) if 0 <= at_ms <= LATEST_MS else 0
 
 
 def _kind(action: Action) -> type[Action]:
-    """What is carried out together: giving slots and asking for them do not wait for each other."""
+    """The key by which a run of actions is carried out together. Assign, Vacate and WantSlots need no order among them,
+    so they are one kind."""
     return Assign if isinstance(action, Vacate | WantSlots) else type(action)
 
 

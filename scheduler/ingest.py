@@ -1,6 +1,6 @@
-"""What Redis says, as events of the core: stream entries, and the list of executors as it was polled.
+"""Turns what was read from Redis into events of the core: stream entries, and the polled list of executors. Pure.
 
-Reads the `starts` and `feed` streams of one model; never removes anything from them.
+The entries are those of the `starts` and `feed` streams of one model. `scheduler.effects` removes them.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class StreamEntry:
 
 
 ANY_VERSION = ""
-"""Version of a line of a repository index that is about the model as a whole."""
+"""The version in a repository index line that is about the whole model."""
 
 Offers = Mapping[ExecutorId, tuple[OfferedVersion, ...] | None]
 """What each registered executor offers of one model; None when it is dead or leaving."""
 
 
 def sources(keys: Keyspace, model: str) -> dict[str, Source]:
-    """The streams of a model by key, the feed of a shard before its starts: free slots first."""
+    """The streams of a model by key. Each shard's feed comes before its starts, so that freed slots are known first."""
     streams: dict[str, Source] = {}
     for shard in keys.shard_ids():
         streams[keys.feed(shard, model)] = Source(StreamKind.FEED, shard)
@@ -68,12 +68,13 @@ def sources(keys: Keyspace, model: str) -> dict[str, Source]:
 
 
 def stream_events(entries: Sequence[StreamEntry], keys: Keyspace, model: str) -> tuple[list[Event], list[StreamEntry]]:
-    """Events of entries that were read together: those that free slots, then those that want one, by their turn.
+    """The events of entries that were read together.
 
-    Shards are read one after the other; without this the younger of two sequences could come first. Whose wait had
-    ended before it was heard of is left out.
+    Events that free slots come first, then sequences that want a slot, in the order of their turn, then the rest. The
+    shards' entries come one shard after the other, so without sorting a younger sequence could come before an older. A
+    sequence whose wait has ended in the same read is left out.
 
-    returns  the events, and the entries that cannot be read: they were counted, and nobody waits by them
+    returns  the events, and the entries that cannot be read; those are counted, and no sequence waits by them
     """
     events: dict[StreamKind, list[Event]] = {kind: [] for kind in StreamKind}
     unreadable: list[StreamEntry] = []
@@ -89,13 +90,14 @@ def stream_events(entries: Sequence[StreamEntry], keys: Keyspace, model: str) ->
     gone = {event.entry for event in overs if isinstance(event, WaitEnded)}
     waits = [event for event in starts if isinstance(event, SequenceWaits) and event.entry not in gone]
     waits.sort(key=lambda event: (MOVING_RANK if event.moving else WAITING_RANK, event.entry))
+    # Both are about sequences that may only now have come in, so they follow the waits. Wishes go last.
     news = [event for event in starts if not isinstance(event, SequenceWaits)]
     news.sort(key=lambda event: isinstance(event, MoveWished))
     return [*overs, *waits, *news], unreadable
 
 
 def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLowered | MoveWished:
-    """An entry of the starts stream. Raises one of `FAILURES`."""
+    """The event of an entry of the starts stream. Raises one of `FAILURES`."""
     match entry.fields[b"k"]:
         case b"d":
             event: SequenceWaits | PatienceLowered | MoveWished = patience_lowered(entry)
@@ -111,7 +113,10 @@ def started(entry: StreamEntry, keys: Keyspace) -> SequenceWaits | PatienceLower
 
 
 def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
-    """An entry of the feed (`release` in common.lua; cancel.lua and expire.lua for one that waits for a slot)."""
+    """The event of an entry of the feed.
+
+    Written by `release` in common.lua; for a sequence that waits for a slot by cancel.lua and expire.lua.
+    """
     sequence = SequenceId(entry.fields[b"q"].decode())
     kind = entry.fields[b"k"].decode()
     cause = f"feed {entry.entry.decode()}@{entry.source.shard}"
@@ -121,7 +126,7 @@ def over(entry: StreamEntry) -> SequenceOver | WaitEnded:
 
 
 def patience_lowered(entry: StreamEntry) -> PatienceLowered:
-    """News in the starts stream of a sequence that waits in it (`lower_deadline` in submit.lua)."""
+    """An entry that lowers the deadline of a waiting sequence (`lower_deadline` in submit.lua)."""
     return PatienceLowered(
         sequence=SequenceId(entry.fields[b"q"].decode()),
         entry=parse_entry(entry.fields[b"b"], entry.source.shard),
@@ -131,14 +136,14 @@ def patience_lowered(entry: StreamEntry) -> PatienceLowered:
 
 
 def move_wished(entry: StreamEntry) -> MoveWished:
-    """An operator's wish (`seqmesh move`)."""
+    """An entry with an operator's wish (`seqmesh move`)."""
     place = parse_entry(entry.entry, entry.source.shard)
     to = entry.fields[b"x"].decode()
     return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, place, f"wish {place}")
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:
-    """An entry of the starts stream (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
+    """An entry by which a sequence waits (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
     place = parse_entry(entry.entry, entry.source.shard)
     check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(
@@ -153,13 +158,13 @@ def waiting(entry: StreamEntry) -> SequenceWaits:
 
 
 def parse_entry(entry: bytes, shard: ShardId) -> Entry:
-    """A stream entry's id with its shard."""
+    """An entry's id with its shard, comparable by age."""
     ms, _, number = entry.partition(b"-")
     return Entry(int(ms), int(number), shard)
 
 
 def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[OfferedVersion, ...] | None]:
-    """What the registered executors offer of a model."""
+    """What each registered executor offers of a model; None for one that is dead or leaving."""
     return {
         member.registration.executor: tuple(
             OfferedVersion(
@@ -175,7 +180,7 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Offe
 
 
 def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) -> tuple[str, ...]:
-    """Those of the versions that were unloaded: some living executor says so, and none serves or loads it."""
+    """The unloaded ones among the versions: a living executor says so, and none serves or loads them."""
     living = [member.registration for member in members if member.alive]
     offered = {served.version for one in living for served in one.models if served.model == model}
     lines = [line for one in living for line in one.repository if line.model == model]
@@ -191,7 +196,10 @@ def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) ->
 
 
 def member_events(before: Offers, after: Offers) -> list[Event]:
-    """What changed between two polls, by executor: losses first. One that is not registered any more is lost."""
+    """The changes between two polls: lost executors first, then new and changed ones, each by id.
+
+    An executor is lost when it is dead, leaving, or not registered any more.
+    """
     lost: list[Event] = [
         ExecutorLost(executor, f"lost {executor}")
         for executor in sorted({*before, *after})

@@ -1,7 +1,7 @@
-"""One model's leader at work: what is read becomes events, the core decides, the actions are performed.
+"""The leader of one model: turns what was read into events, lets the core decide, and carries the actions out.
 
-All of it happens in one task, one turn after the other, so that results of actions are always heard before anything
-that followed from them. A leader that meets an error it cannot judge stops; the service builds a new one from Redis.
+It works in one task, one turn after the other. So the outcome of an action is always taken in before any event that
+followed from it. A leader that meets an unexpected error ends; `scheduler.service` builds a new one from Redis.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shared.process import logs
 from shared.store.membership import Member
 
 MAILBOX_MAX = 8_192
-"""Entries read and not yet taken in; beyond it the model's streams are not read. They are bounded themselves."""
+"""Entries that were read and not yet taken in. At this bound the model's streams are not read; they have bounds too."""
 
 
 class Leader:
     """The leader of one model in one term.
 
-    check  examine the whole state after every turn
-    sweep  look over every sequence first (`scheduler.sweep`)
+    check  check the whole state's invariants after every turn
+    sweep  go over every sequence's record before leading (`scheduler.sweep`)
     """
 
     def __init__(
@@ -66,21 +66,28 @@ class Leader:
     # -- what the service tells it --------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, str]:
-        """The streams to be read, with the last entry that was; none while there is too much to do."""
+        """The streams to be read, each with the last entry that was read.
+
+        Empty before the rebuild is done, and while the mailbox is full.
+        """
         ready = self._since < float("inf") and len(self._mailbox) < MAILBOX_MAX
         return self._positions if ready else {}
 
     def deliver(self, stream: str, entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> None:
-        """Entries of one of its streams, in order."""
+        """Takes entries of one of the leader's streams, in order, into the mailbox."""
         source = self._sources[stream]
         self._positions[stream] = entries[-1][0].decode()
         self._mailbox += [StreamEntry(source, entry, fields) for entry, fields in entries]
         self._wake.set()
 
     def observe(self, members: Sequence[Member], now_ms: int, asked_at: float) -> None:
-        """The executors at `asked_at` (the loop's clock) and the time in Redis. Older news than its own is no news.
+        """Takes the polled executors and the time in Redis.
 
-        members  the same list as before, if nothing has changed: where nothing can come of it, the leader is not woken
+        A poll that was asked for before the leader's own first one is ignored. The leader is woken only if something
+        can come of the poll.
+
+        members   the very same list object as before, if no executor has changed
+        asked_at  when the poll was sent, by the event loop's clock
         """
         if asked_at < self._since:
             return
@@ -90,15 +97,17 @@ class Leader:
             self._wake.set()
 
     def close(self) -> None:
-        """It leads no more: it ends after its present turn, also when its task's cancellation is lost on the way."""
+        """Ends the leader after its present turn, even if its task's cancellation gets lost."""
         self._closed = True
         self._wake.set()
 
     # -- its task -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Leads until it is closed or cancelled, or raises: CONNECTION_LOST, ResponseError (FENCED: another leads),
-        IllegalMoveError or BrokenInvariantError (a mistake of ours).
+        """Leads until it is closed or cancelled.
+
+        raises  CONNECTION_LOST; ResponseError (FENCED: another scheduler leads); IllegalMoveError or
+                BrokenInvariantError, which are mistakes in this code
         """
         try:
             await self._rebuild()
@@ -114,8 +123,8 @@ class Leader:
         if self._sweep:
             await sweep(self._mesh, self.model, self.term)
         self._offers = offers(await self._mesh.membership.members(), self.model)
-        # What was asked for before this was heard may be older, whichever was asked for first: an executor that is not
-        # in it yet would count as lost for ever.
+        # A poll of `watch` that was sent before this moment may be older than the leader's own, whichever was sent
+        # first. An executor that is missing in the older one would count as lost, and no move leads back from LOST.
         heard_at = asyncio.get_running_loop().time()
         events = await rebuilt(self._mesh.redis, self._mesh.keys, self.model, self._offers)
         await self._carry_out([*self._decide(events), *drain_all(self.state)])
@@ -136,14 +145,16 @@ class Leader:
         events, unreadable = stream_events(mailbox, self._mesh.keys, self.model)
         if polled and members is not None:
             current = offers(members, self.model)
-            # Losses before starts: nobody is sent to an executor that is known to be gone.
+            # Losses go before starts, so that no sequence is assigned to an executor that is known to be gone.
             events = [*member_events(self._offers, current), *events, *self._withdrawn(members)]
             events.append(Tick(now_ms, f"tick {now_ms}"))
             self._offers = current
         actions = self._decide([ClockRead(now_ms), *events])
         await self._carry_out(actions)
-        # What came of actions, or came in between two ticks, is for the next tick to look at.
+        # Actions, or entries that came between two ticks, may have made work for the next tick: do not skip it.
         self._is_stirred = not polled or bool(actions)
+        # Feed entries are removed once they are acted upon. A starts entry is removed by the script that gives its
+        # sequence a slot or ends its wait: until then it is the backlog, from which a new leader rebuilds.
         await self._performer.acknowledge(_entries(mailbox, StreamKind.FEED), StreamKind.FEED)
         await self._performer.acknowledge(_entries(unreadable, StreamKind.STARTS), StreamKind.STARTS)
         if self._check:

@@ -1,9 +1,10 @@
-"""Who leads which model: a lease per model, with a term that only grows.
+"""Leadership: which scheduler leads which model. One lease per model, with a term that only grows.
 
-A leader renews all of its leases in one call; a standby asks for all of them in the same way, so it takes over
-within a lease after a leader's death, and at once after a leader that gave its leases back. That a leader which was
-asleep does no harm when it wakes is not this module's doing: every script of a scheduler carries its term, and Redis
-refuses one that is older than the newest it has seen (`fence` in common.lua).
+A scheduler renews the leases that it holds, and asks for all others, in one call. So a standby leads within a lease
+after the leader's death, and at once after a leader has given its leases back.
+
+A leader that was frozen may wake up after its lease has ended. This module does not prevent that. Every script of a
+scheduler carries its term, and Redis refuses a term older than the newest that it has seen (`fence` in common.lua).
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ FREE = Term(0)
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What one round brought: models that are led from now on, with the term, models that are led no more, and what
-    Redis refused to say."""
+    """The result of one round of asking for leases.
+
+    gained   models that are led from now on -> term
+    lost     models that are not led any more
+    refused  models for which Redis returned an error
+    """
 
     gained: dict[str, Term]
     lost: list[str]
@@ -45,9 +50,9 @@ class Leadership:
         self.terms: dict[str, Term] = {}
 
     async def contend(self, models: Iterable[str]) -> Contest:
-        """Renews what is held and asks for the rest.
+        """Renews the leases that are held and asks for all others.
 
-        Raises one of `redis_client.CONNECTION_LOST`; what is held then stays held until `expired` says otherwise.
+        Raises one of `redis_client.CONNECTION_LOST`; the leases then count as held until `expired`.
         """
         asked_at = self._clock()
         terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}
@@ -65,6 +70,7 @@ class Leadership:
                 contest.refused[name] = outcome
             else:
                 self._count(name, outcome, contest)
+        # Counted from when the call was sent: Redis renewed the leases at that time or later, never earlier.
         if contest.refused.keys().isdisjoint(self.terms):
             self._held_until = asked_at + self._lease_ms / 1000
         return contest
@@ -77,22 +83,25 @@ class Leadership:
             contest.lost.append(model)
 
     def expired(self) -> bool:
-        """Whether the leases may have ended since they were last renewed: then nobody knows who leads."""
+        """Whether the leases may have ended since they were last renewed. Another scheduler may then lead."""
         return bool(self.terms) and self._clock() >= self._held_until
 
     def drop(self, model: str, term: Term) -> None:
-        """Forgets the lease of a term without giving it back: it is another's, or will end by itself."""
+        """Forgets the lease of a term without giving it back: another scheduler has it, or it will end by itself."""
         if self.terms.get(model) == term:
             del self.terms[model]
 
     def drop_all(self) -> list[str]:
-        """`drop` for every model; returns them."""
+        """Forgets every lease. Returns the models."""
         models = sorted(self.terms)
         self.terms.clear()
         return models
 
     async def resign(self) -> None:
-        """Gives every lease back, so that a standby leads at once; also those that were asked for and not heard of."""
+        """Gives every lease back, so that a standby leads at once.
+
+        Also leases that were asked for without an answer: Redis may have granted them.
+        """
         terms = dict.fromkeys(sorted(self._unheard), FREE) | self.terms
         calls = [self._scripts.resign(model, self._scheduler, term=term) for model, term in terms.items()]
         self.terms.clear()

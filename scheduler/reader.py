@@ -1,7 +1,7 @@
-"""One blocking read over the streams of every model that this scheduler leads, on a connection of its own.
+"""One blocking read over the streams of all models that this scheduler leads, on a connection of its own.
 
-Streams are only read here; entries go to their leader, which also knows from where to read on. A leader that is
-replaced takes its places in the streams with it: what was read for it is lost with it, and read again.
+The entries are delivered to their leader, which keeps the positions in its streams. A leader that is replaced takes
+its positions with it: the new leader reads the streams from their beginning.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from scheduler.leader import Leader
 from shared.store.link import Link
 
 ENTRIES_PER_STREAM = 512
-"""Most entries of one stream in one read."""
+"""Entries of one stream that one read returns at most."""
 BLOCK_MS = 1000
-"""How long a read waits for entries when it is for every leader."""
+"""How long a read waits for entries when every leader can be read for."""
 
 
 class StreamReader:
@@ -29,10 +29,11 @@ class StreamReader:
         self._reading: asyncio.Timeout | None = None
 
     async def read(self, leaders: Iterable[Leader], *, tick_ms: int) -> bool:
-        """Waits for entries and delivers them; False at once when there is nothing to read.
+        """Waits for entries and delivers them.
 
-        tick_ms  for how long it waits at most while some leader is not ready to be read for
-        Raises one of `redis_client.CONNECTION_LOST`; the next read then begins where this one did.
+        tick_ms  how long to wait at most while a leader is not ready to be read for
+        returns  False at once when there is no stream to be read
+        raises   one of `redis_client.CONNECTION_LOST`; the next read then begins where this one did
         """
         owners: dict[str, Leader] = {}
         places: list[str] = []
@@ -47,6 +48,7 @@ class StreamReader:
         if not owners:
             return False
         command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *places)
+        # Never runs out by itself; `look_again` makes it run out at once.
         self._reading = reading = asyncio.timeout(None)
         try:
             async with reading:
@@ -66,7 +68,7 @@ class StreamReader:
         return True
 
     def look_again(self) -> None:
-        """There is another leader: the read that is under way, which knows nothing of it, ends now."""
+        """Ends the read that is under way, because a new leader's streams are not in it."""
         if self._reading is not None:
             self._reading.reschedule(0)
             self._reading = None

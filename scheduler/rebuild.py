@@ -1,9 +1,10 @@
-"""A leader's state from Redis, when it begins to lead and after it has lost the connection.
+"""Rebuilds a leader's state from Redis, when it begins to lead and after it has lost the connection.
 
-First the fence: from then on no other scheduler changes anything of the model, only clients and executors do, and
-what they do comes through the streams. Then the live sequences, from the executors' owned sets and the records. The
-backlog is the starts stream itself, which the leader reads from its beginning, as it does the feed: entries there that
-are older than this picture carry epochs it does not know, and change nothing.
+1. The fence is raised. From then on no other scheduler changes anything of the model. Clients and executors do, but
+   what they change comes through the streams.
+2. The live sequences are read, from the executors' owned sets and the sequences' records.
+3. The backlog is not read here: it is the starts stream itself. The leader reads it from its beginning, and so the
+   feed. Feed entries that are older than the rebuilt state carry epochs that it does not know, and change nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from shared.store.redis_client import redis_now_ms
 from shared.store.scripts import Scripts
 
 RECORDS_PER_READ = 512
-"""Records asked for in one round trip."""
+"""Sequence records that are read in one round trip."""
 FIELDS_READ = (STATE, OWNER, VERSION, INSTANCE, SLOT, EPOCH)
-"""Of each record."""
+"""Fields that are read of each record."""
 
 
 async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) -> None:
-    """Makes every older leader's scripts refuse, in every shard. Raises ResponseError FENCED if this one is older."""
+    """Makes Redis refuse the scripts of every older leader, in every shard.
+
+    Done by a script call that expires nothing: any script with a newer term raises the fence. Raises ResponseError
+    FENCED if this leader is the older one.
+    """
     calls = [scripts.expire((), shard=shard, model=model, term=term, tombstone_ms=0) for shard in keys.shard_ids()]
     for outcome in await scripts.run_all(calls):
         if isinstance(outcome, Exception):
@@ -39,11 +44,11 @@ async def raise_fence(scripts: Scripts, keys: Keyspace, model: str, term: Term) 
 
 
 async def rebuilt(redis: Redis, keys: Keyspace, model: str, offers: Offers) -> list[Event]:
-    """Events that bring an empty state to what Redis holds; to be taken in before any entry of the streams.
+    """The events that bring an empty state to what Redis holds. Take them in before any entry of the streams.
 
     Sequences of lost executors are not among them: they come back through the starts stream when they are reclaimed.
     """
-    # The time comes first: from now on a lost executor's registration stays for the policy's time.
+    # The time is the first event: a lost executor's registration then stays for the policy's time from now on.
     now_ms = await redis_now_ms(redis)
     events: list[Event] = [Tick(now_ms, "rebuild"), *member_events({}, offers)]
     serving = [executor for executor, versions in sorted(offers.items()) if versions is not None]
@@ -54,14 +59,14 @@ async def rebuilt(redis: Redis, keys: Keyspace, model: str, offers: Offers) -> l
 async def owned_sequences(
     redis: Redis, keys: Keyspace, model: str, executors: Iterable[ExecutorId]
 ) -> list[SequenceId]:
-    """Every sequence of the model that one of the executors owns; by executor, shard and name."""
+    """Every sequence of the model that one of the executors owns, by executor, shard and name."""
     names = [keys.owned(shard, executor, model) for executor in executors for shard in keys.shard_ids()]
     replies = await _pipelined(redis, [("SMEMBERS", name) for name in names])
     return [SequenceId(text_of(sequence)) for members in replies for sequence in sorted(members)]
 
 
 async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -> list[SequenceFound]:
-    """The slots that those of the sequences hold which are live."""
+    """The slots of the live ones among the sequences. A record that cannot be read is counted and left out."""
     events: list[SequenceFound] = []
     for begin in range(0, len(sequences), RECORDS_PER_READ):
         chunk = sequences[begin : begin + RECORDS_PER_READ]

@@ -1,12 +1,12 @@
 """The scheduler's composition root and its loops.
 
-    contend   renews the leases of the models it leads, asks for the others; starts and stops leaders
-    server    begins anew when Redis was restarted
-    watch     every tick: who is in the mesh, what time it is in Redis
+    contend   renews the leases of the models that it leads, asks for the others; starts and stops leaders
+    server    drops all leadership when Redis was restarted or replaced, so that it begins again from there
+    watch     every tick: polls the executors and the time in Redis for the leaders
     read      one blocking read for all leaders (`scheduler.reader`)
-    lead      per model: a `Leader`, made anew from Redis whenever it fails
+    lead      per model: runs a `Leader`, and builds a new one from Redis whenever it fails
 
-All that a scheduler knows can be found again in Redis: each of them may be killed at any moment.
+A scheduler has no state of its own: all that it knows is in Redis. So it may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.tracing import setup
 
 ROUNDS_PER_LEASE = 6
-"""How often in a lease's time it is renewed, or asked for: a few lost rounds must not cost the lease."""
+"""How often per lease's time a lease is renewed or asked for: a few lost rounds must not cost the lease."""
 RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 2.0
-"""Pauses after a failure: doubled each time, up to the last."""
+"""Pauses after failures in a row: the first, doubled each time, up to the last."""
 FORGET_LEASES = 2
-"""Leases for which an empty executor's registration stays: by then every leader has seen its lease end."""
+"""How long an empty executor's registration stays, in leases: by then every leader has seen the executor's end."""
 
 
 async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
@@ -76,7 +76,7 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
 
 
 async def is_healthy(settings: SchedulerSettings) -> bool:
-    """Whether the scheduler of these settings' name has renewed its sign of life within its lease."""
+    """Whether the scheduler with the name in these settings has renewed its sign of life within its lease."""
     keys = Keyspace(settings.key_prefix, settings.shards)
     redis = connect(settings.redis_url, retries=0)
     try:
@@ -127,7 +127,10 @@ class Scheduler:
         self._loops.append(self._tasks.start(self._follow_server(), name="server"))
 
     async def stop(self) -> None:
-        """Stops everything, then gives the leases back: a standby leads at once, and nobody decides meanwhile."""
+        """Stops the loops and the leaders, then gives the leases back, so that a standby leads at once.
+
+        In this order no leader of this scheduler can still act while the standby leads.
+        """
         await end([*self._loops, *self._leading.values()])
         await self._reader.close()
         try:
@@ -139,8 +142,11 @@ class Scheduler:
     # -- loops ----------------------------------------------------------------------------------------------------
 
     async def _repeat(self, name: str, turn: Callable[[], Awaitable[None]], pause_s: float, block_s: float) -> None:
-        """A loop that outlives Redis: its turns are repeated, less often while they fail. A turn that takes longer
-        than a lease (a Redis that does not answer), and than it is meant to wait there, counts as failed.
+        """Runs a loop that goes on when Redis fails: its turns are repeated, with longer pauses while they fail.
+
+        A turn that takes longer than a lease fails, because Redis does not answer.
+
+        block_s  how long a turn may wait in Redis by design; comes on top
         """
         failures = 0
         while True:
@@ -174,7 +180,7 @@ class Scheduler:
                 self._mesh.keys.scheduler(self._name), sign, px=max(self._settings.lease_ms, 1000)
             )
         except ResponseError as error:
-            # A Redis without memory needs schedulers more than ever: they end what is idle.
+            # A full Redis refuses this write. The scheduler goes on: it ends idle sequences, which frees memory.
             logs.warning("sign of life not written", cause=error)
 
     async def _watch(self) -> None:
@@ -197,13 +203,14 @@ class Scheduler:
             await asyncio.sleep(self._settings.tick_ms / 1000)
 
     async def _follow_server(self) -> None:
-        """After a restart of Redis, or a failover: whoever leads on does so from what is there now."""
+        """After a restart of Redis or a failover: stops all leaders. New ones rebuild from what is there now."""
         while True:
             await self._run.changed.wait()
             leading = list(self._leading.values())
             for model in self._leadership.drop_all():
                 self._stop_leading(model, "Redis was restarted or replaced")
-            # One of them that acted there, in a term that is given a second time, would not be refused.
+            # The old leaders must have ended before connections to the new server open. If the server has lost its
+            # newest data, it may give out the same term a second time, and would not refuse an old leader of that term.
             await end(leading)
             self._run.agree(self._run.met)
 
@@ -241,7 +248,7 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001 - a fault of ours in one model's state must not end the others'
                 logs.error("leader failed, rebuilding", error, model=model, term=term)
             finally:
-                # A cancelled task ends late: its successor may already have put its own leader there.
+                # A cancelled task may end after its successor has begun and put its own leader there.
                 if self.leaders.get(model) is leader:
                     del self.leaders[model]
             failures = failures + 1 if self._clock() - begin < RETRY_LAST_S else 1
@@ -254,12 +261,12 @@ class Scheduler:
         self._leading.pop(model).cancel()
 
     def _give_up_expired(self) -> None:
-        """Without news from Redis for a lease's time somebody else may lead: waits until it is known who does."""
+        """Stops all leaders when the leases could not be renewed in time: another scheduler may lead by now."""
         if self._leadership.expired():
             for model in self._leadership.drop_all():
                 self._stop_leading(model, "not renewed in time")
 
 
 def retry_s(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """The pause in seconds after so many failures in a row."""
     return min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** min(failures - 1, 10))

@@ -1,9 +1,11 @@
-"""What was lost with a key that could not be read, and held what is many sequences': made again from their records.
+"""Repairs the mesh after a key that many sequences share could not be read, from the sequences' own records.
 
-A key of another type is removed by whoever meets it (`shared.store.mending`, common.lua): an inbox with the steps on
-their way, the list of who waits or who owns what, the times at which to look for idle sequences. The records know all
-of it but the steps. So a scheduler watches the counts of such keys; when one has grown, the leaders look over every
-sequence of their models (`sweep.lua`), and begin anew from Redis.
+Such keys are: an inbox with steps on their way, the streams and sets that say which sequences wait and which executor
+owns them, and the deadlines of idle sequences. A key of the wrong type is removed by the process or script that meets
+it (`shared.store.mending`, common.lua), and counted. The sequences' records hold all that was in it, except the steps.
+
+A scheduler watches these counts. When one has grown, the leaders go over every sequence of their models (`sweep.lua`),
+and rebuild their state from Redis.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts, text_of
 
 SHARED_BY_SEQUENCES = ("starts", "feed", "inbox", "owned", "deadlines", "parked")
-"""Kinds of keys that can be made again from the records, or without which steps are missing."""
+"""Kinds of keys that many sequences share."""
 PAUSE_S = 5.0
-"""Between two sweeps: each goes over every key of the mesh."""
+"""Shortest pause between two sweeps, each of which goes over every key of the mesh."""
 KEYS_PER_SCAN = 1000
 
 
 class SpoiltKeys:
-    """Watches the counts."""
+    """Watches the counts of removed keys."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
@@ -37,7 +39,7 @@ class SpoiltKeys:
         self._looked_at = 0.0
 
     async def found(self) -> bool:
-        """Whether any was removed since this was said last. Raises one of `CONNECTION_LOST`."""
+        """Whether a key was removed since the last call that looked. Raises one of `CONNECTION_LOST`."""
         if time.monotonic() - self._looked_at < PAUSE_S:
             return False
         counts = await read_counts(self._redis, self._keys)
@@ -47,7 +49,7 @@ class SpoiltKeys:
 
 
 async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
-    """Looks over every sequence of a model. Raises ResponseError FENCED, one of `CONNECTION_LOST`."""
+    """Goes over every sequence of a model. Raises ResponseError FENCED, or one of `CONNECTION_LOST`."""
     looked_at = 0
     for shard in mesh.keys.shard_ids():
         prefix = f"{mesh.keys.base(shard)}seq:"
@@ -60,5 +62,5 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
 
 
 def escaped(text: str) -> str:
-    """A text as a pattern for itself."""
+    """A pattern of Redis that matches only this text."""
     return "".join(f"\\{character}" if character in "*?[]\\^" else character for character in text)

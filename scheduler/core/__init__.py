@@ -1,1 +1,1 @@
-"""The scheduler's decisions for one model: plain code over (state, event), no Redis, no clock, no chance."""
+"""The scheduler's decisions for one model: plain functions of state and event. No Redis, no clock, no randomness."""

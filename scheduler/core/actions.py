@@ -1,4 +1,4 @@
-"""What the scheduler of one model wants done. Actions are carried out in the order in which they are given."""
+"""Actions: what the core wants done in Redis. `scheduler.effects` carries them out in the order in which they come."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Give a sequence this slot. Its outcome comes back as `Assigned`.
+    """Give a sequence this slot. The outcome comes back as `Assigned`.
 
-    entry   its place in the starts stream; tells this wait from another one of the same sequence
-    moving  its state comes from another executor
-    paged   it had given up its slot: its state comes from its checkpoint
+    entry   the sequence's entry in the starts stream; tells this wait from another wait of the same sequence
+    moving  the sequence's state comes from another executor
+    paged   the sequence had given up its slot, and its state comes from its checkpoint
     """
 
     sequence: SequenceId
@@ -28,7 +28,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Vacate:
-    """Page a sequence that holds this slot, if no step of it is in flight. `Vacated` says whether it was."""
+    """Page the sequence in this slot, if no step of it is in flight. `Vacated` says whether it was paged."""
 
     sequence: SequenceId
     place: SlotAddress
@@ -38,8 +38,11 @@ class Vacate:
 
 @dataclass(frozen=True, slots=True)
 class WantSlots:
-    """Have so many sequences of the version paged by the commits that leave them without a step; for a while, or until
-    it is said again."""
+    """Let commits page sequences of a version, until so many slots are free.
+
+    A commit that leaves a sequence without a further step then pages it. The request expires after a short time, and a
+    later one for the same version replaces it.
+    """
 
     version: str
     count: int
@@ -50,9 +53,10 @@ class WantSlots:
 class Reclaim:
     """Take sequences of the model away from an executor, then move the steps in its inbox on (`Drain`).
 
-    The sequences come back as `SequenceWaits`, moving; when all are taken, `Reclaimed` does.
+    Each sequence comes back as a moving `SequenceWaits`. When all are taken, `Reclaimed` comes back, unless `only` is
+    given.
 
-    only  those of these versions, which it serves no more; (): every sequence
+    only  take sequences of these versions only, which the executor serves no more; (): every sequence
     """
 
     executor: ExecutorId
@@ -62,7 +66,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Move the steps of an executor's inbox that are not its own any more to where they belong."""
+    """Move the steps in an executor's inbox whose sequences it does not own any more to where they belong."""
 
     executor: ExecutorId
     cause: str = ""
@@ -70,7 +74,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Remove a lost executor's registration, if it owns nothing of any model any more; then `Forgotten` comes."""
+    """Remove a lost executor's registration, if it owns no sequence of any model. If so, `Forgotten` comes back."""
 
     executor: ExecutorId
     cause: str = ""
@@ -78,7 +82,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """End a sequence that waits in this place: each of its steps gets this message, UNAVAILABLE."""
+    """End a sequence that waits at this entry. Each of its steps is answered with this message, UNAVAILABLE."""
 
     sequence: SequenceId
     entry: Entry
@@ -89,8 +93,10 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class LookForExpired:
-    """Look at the sequences whose deadline is not after `now_ms`, and end those whose idle marker is gone. What
-    was found comes back as `Looked`."""
+    """End the idle sequences: of those whose deadline is not after `now_ms`, the ones whose idle marker is gone.
+
+    The earliest deadline that was found comes back as `Looked`.
+    """
 
     now_ms: int
     cause: str = ""
@@ -98,11 +104,12 @@ class LookForExpired:
 
 @dataclass(frozen=True, slots=True)
 class MoveOut:
-    """Take a sequence out of its slot on an executor that lives, if it is between two steps and its state is in Redis.
-    What became of it comes back as `MovedOut`; then the sequence itself comes back as `SequenceWaits`, moving.
+    """Take a sequence out of its slot on a living executor, if it is between two steps and its state is in Redis.
 
-    epoch     in which it was seen there; NO_EPOCH: it is to get a slot though it is paged
-    executor  its owner; None if it is paged
+    `MovedOut` says whether it was taken. If so, the sequence then comes back as a moving `SequenceWaits`.
+
+    epoch     the sequence's epoch in that slot; NO_EPOCH for a paged sequence, which has no slot and is to get one
+    executor  the sequence's owner; None for a paged sequence
     """
 
     sequence: SequenceId
@@ -113,7 +120,7 @@ class MoveOut:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Remove a wish: it came true, cannot come true, or took too long. entry: its place in the starts stream."""
+    """Remove a wish that was fulfilled, cannot be, or took too long. entry: the wish's entry in the starts stream."""
 
     sequence: SequenceId
     entry: Entry

@@ -1,8 +1,8 @@
-"""The backlog: sequences that wait for a slot. Moving ones come before all others, and older before younger.
+"""The backlog: sequences that wait for a slot. Moving sequences come first, then all others; older before younger.
 
-A paged sequence that comes back waits among the new ones, by the age of its step: so neither can starve the other. The
-bounds are not here: `submit` refuses a START when too many wait that have not begun, or too many live; and there are
-never more moving sequences than slots.
+A paged sequence that has a new step waits among the new sequences, by the age of that step. So neither kind can starve
+the other. The backlog needs no bound of its own: `submit` refuses a START when too many sequences wait for their first
+slot or too many are live, and there are never more moving sequences than slots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.contract.ids import SequenceId, ShardId
 
 
 class Entry(NamedTuple):
-    """A place in the starts streams. Compares by age: Redis clock (ms), sequence within the ms, then shard."""
+    """An entry of a starts stream. Compares by age: Redis clock (ms), number within the ms, then shard."""
 
     ms: int
     number: int
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class BacklogEntry(NamedTuple):
-    """One sequence in line; compares by its turn."""
+    """One waiting sequence. Compares by its turn."""
 
     rank: int
     entry: Entry
@@ -33,17 +33,18 @@ class BacklogEntry(NamedTuple):
 
 
 MOVING_RANK = 0
-"""Before all others: its owner was lost, and it held a slot until now."""
+"""For a moving sequence, before all others: it held a slot until its owner was lost."""
 WAITING_RANK = 1
 
 COMPACT_SLACK = 64
-"""Withdrawn sequences that a line may carry along, beyond as many as are really in it."""
+"""The heap may hold this many withdrawn sequences more than it holds waiting ones, before it is built again."""
 
 
 class Backlog:
-    """Sequences of one version, in line.
+    """The waiting sequences of one version.
 
-    Withdrawals from the middle only mark; what is marked goes when it comes up, or when it is more than half.
+    A withdrawal leaves its entry in the heap, because finding it there would cost a search. The entry is dropped when
+    it comes to the top, or when the withdrawn ones are more than half of the heap.
     """
 
     def __init__(self) -> None:
@@ -57,25 +58,24 @@ class Backlog:
         return sequence in self._members
 
     def add(self, sequence: SequenceId, entry: Entry, *, moving: bool) -> None:
-        """Puts a sequence in line."""
         assert sequence not in self._members
         waiting = BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
         self._members[sequence] = waiting
         heappush(self._line, waiting)
 
     def withdraw(self, sequence: SequenceId) -> None:
-        """Takes a sequence out of the line, wherever it stands."""
+        """Takes a sequence out, wherever it stands."""
         del self._members[sequence]
         if len(self._line) > 2 * len(self._members) + COMPACT_SLACK:
             self._line = list(self._members.values())
             heapify(self._line)
 
     def first(self) -> SequenceId | None:
-        """Whose turn it is."""
+        """The sequence whose turn it is; None if none waits."""
         while self._line and self._members.get(self._line[0].sequence) != self._line[0]:
             heappop(self._line)
         return self._line[0].sequence if self._line else None
 
     def in_order(self) -> list[BacklogEntry]:
-        """Everybody, next first."""
+        """All waiting sequences, next first."""
         return sorted(self._members.values())

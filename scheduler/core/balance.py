@@ -1,14 +1,15 @@
-"""Sequences that change their executor though theirs lives: because load is uneven, or because an operator wishes it.
+"""Moves sequences between living executors: to even out their load, or because an operator wishes it.
 
-Both go the same way. `MoveOut` takes a sequence out of its slot if Redis finds it between two steps, and its state in
-Redis; what became of that comes back as `MovedOut`. A sequence that was taken comes back through the starts stream,
-moving, like one of a lost executor, and gets a slot by the same rules. One that was not (a step was in flight, or its
-state is nowhere else) is asked again later, less and less often.
+Both kinds of moves go the same way. `MoveOut` takes a sequence out of its slot if, in Redis, the sequence is between
+two steps and its state is checkpointed; `MovedOut` says whether that was so. A sequence that was taken comes back
+through the starts stream as a moving one, like a sequence of a lost executor, and gets a slot by the same rules. A
+sequence that was not taken (a step was in flight, or only its executor has its state) is tried again later, less and
+less often.
 
-Load is even when nobody is above the share that placement itself keeps to (`Ring.share`), so nothing that is moved from
-an executor comes back to it. What is moved is what lies above that share, and no more than there is room for below it:
-the fewest that will do. Who prefers another executor by the ring goes first, because a newcomer is the one that they
-would have been given to.
+Load is even when no executor is above its share (`Ring.share`). Placement keeps to the same share, so a sequence that
+is moved away from an executor does not come back to it. Only the sequences above the share are moved, and only as many
+as other executors have room for below it. Sequences that prefer another executor by the ring go first: when an executor
+has just joined, these are the ones that it would have been given.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from scheduler.core.state import NO_EPOCH, LeaderState, Sequence, SequencePhase,
 from shared.contract.ids import ExecutorId, SequenceId
 
 UNEVEN_MS = 1000
-"""Load must have been uneven for so long before anything is moved: ends and starts often make up for it."""
+"""Load must have been uneven for this long before a sequence is moved: ends and starts often even it out."""
 MOVES_MAX = 64
-"""Sequences of a version that may be on their way at once: others' steps wait behind them for a moment."""
+"""Sequences of a version that may be underway at once: moving sequences get slots before all others, which wait."""
 UNDERWAY_MS = 5000
-"""A sequence that was moved out and has not come back by then was ended by somebody else on its way."""
+"""A sequence that was moved out and has not come back after this was ended on its way, for instance by its client."""
 ASK_AGAIN_MS, ASK_AGAIN_MAX_MS = 100, 10_000
-"""After so long a sequence that could not be taken is asked for again; twice as long after each time."""
+"""First and longest pause before a sequence that could not be taken is tried again; doubled after each attempt."""
 WISH_MS = 30_000
-"""How long a wish is pursued: a sequence that is never between two steps stays where it is."""
+"""How long a wish is pursued. A sequence that is never between two steps in that time stays where it is."""
 WISHES_MAX = 1024
-"""Wishes that are pursued at once; beyond it they are dismissed."""
+"""Wishes that are pursued at once; a wish beyond it is dismissed."""
 
 
 def time_passed(state: LeaderState, cause: str) -> list[Action]:
-    """What is to be taken out of its slot now."""
+    """The moves to be tried now, for wishes and for uneven load."""
     forget_lost(state)
     wished = [action for sequence in list(state.wishes) for action in pursue(state, sequence, cause)]
     return wished + level(state, cause)
 
 
 def forget_lost(state: LeaderState) -> None:
-    """Sequences that were moved out so long ago that they will not come back."""
+    """Drops sequences from `underway` that were moved out so long ago that they will not come back."""
     for sequence, (_, since_ms) in list(state.underway.items()):
         if state.now_ms - since_ms >= UNDERWAY_MS:
             del state.underway[sequence]
@@ -52,7 +53,7 @@ def forget_lost(state: LeaderState) -> None:
 
 
 def level(state: LeaderState, cause: str) -> list[Action]:
-    """Takes from executors above their share what those below it have room for."""
+    """Takes sequences from executors above their share, as many as the executors below it have room for."""
     actions: list[Action] = []
     for version, ring in sorted(state.rings.items()):
         underway = sum(of_version == version for of_version, _ in state.underway.values())
@@ -67,14 +68,14 @@ def level(state: LeaderState, cause: str) -> list[Action]:
 
 
 def surplus_of(ring: Ring, underway: int) -> dict[ExecutorId, int]:
-    """By how many sequences executors are above their share, once those underway have arrived somewhere."""
+    """By how many sequences each executor is above its share. The share counts sequences underway as arrived."""
     loads = ring.loads()
     share = ring.share(sum(loads.values()) + underway)
     return {executor: load - share for executor, load in sorted(loads.items()) if load > share}
 
 
 def room_of(ring: Ring, underway: int) -> int:
-    """How many sequences the executors below their share can take, beside those underway."""
+    """How many sequences the executors below their share can take, after the sequences underway have arrived."""
     loads = ring.loads()
     share = ring.share(sum(loads.values()) + underway)
     free = sum(max(0, min(share, ring.tables[executor].size) - load) for executor, load in loads.items())
@@ -82,7 +83,7 @@ def room_of(ring: Ring, underway: int) -> int:
 
 
 def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> list[Sequence]:
-    """Sequences to be taken: as many from each executor as it has too many."""
+    """The sequences to be taken: from each executor as many as its surplus."""
     taken: list[Sequence] = []
     for executor, count in surplus.items():
         held = [state.sequences[name] for _, name in ring.tables[executor].holders()]
@@ -93,13 +94,12 @@ def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> li
 
 
 def move_out(sequence: Sequence, cause: str) -> MoveOut:
-    """The action for a live sequence."""
     assert sequence.place is not None
     return MoveOut(sequence.sequence, sequence.epoch, sequence.place.executor, cause)
 
 
 def kept(state: LeaderState, sequence: Sequence) -> None:
-    """It could not be taken."""
+    """A sequence could not be taken: notes when to try again."""
     sequence.ask_after_ms = state.now_ms + min(ASK_AGAIN_MAX_MS, ASK_AGAIN_MS << min(sequence.times_kept, 16))
     sequence.times_kept += 1
 
@@ -108,7 +108,7 @@ def kept(state: LeaderState, sequence: Sequence) -> None:
 
 
 def wish(state: LeaderState, sequence: SequenceId, to: ExecutorId | None, entry: Entry, cause: str) -> list[Action]:
-    """An operator wants a sequence elsewhere. A later wish takes the place of an earlier one."""
+    """Takes in an operator's wish. It replaces an earlier wish for the same sequence."""
     earlier = state.wishes.pop(sequence, None)
     actions: list[Action] = [Dismiss(sequence, earlier.entry, cause)] if earlier and earlier.entry != entry else []
     if len(state.wishes) >= WISHES_MAX:
@@ -118,7 +118,10 @@ def wish(state: LeaderState, sequence: SequenceId, to: ExecutorId | None, entry:
 
 
 def pursue(state: LeaderState, sequence: SequenceId, cause: str) -> list[Action]:
-    """One attempt: take it out of its slot, if there is another for it; or give the wish up."""
+    """One attempt at a wish: takes the sequence out of its slot if there is another slot for it.
+
+    Dismisses a wish that took too long, or whose sequence is already on the wished executor.
+    """
     wished = state.wishes[sequence]
     if state.now_ms >= wished.until_ms:
         return dismissed(state, sequence, cause)
@@ -139,8 +142,11 @@ def pursue(state: LeaderState, sequence: SequenceId, cause: str) -> list[Action]
 
 
 def page_in(state: LeaderState, sequence: SequenceId, wished: Wish, cause: str) -> list[Action]:
-    """Who holds no slot is paged, or over: Redis knows. It gets one on the executor that the wish names; without a name
-    there is nothing to do before its next step."""
+    """One attempt at a wish for a sequence that holds no slot.
+
+    Such a sequence is paged or over; only Redis knows which. If the wish names an executor, the sequence is to be paged
+    in there. If it names none, the wish is dismissed: the sequence gets a slot with its next step anyway.
+    """
     rings = state.rings.values()
     tables = [table for ring in rings if wished.to and (table := ring.tables.get(wished.to)) is not None]
     if not tables:
@@ -153,14 +159,14 @@ def page_in(state: LeaderState, sequence: SequenceId, wished: Wish, cause: str) 
 
 
 def dismissed(state: LeaderState, sequence: SequenceId, cause: str) -> list[Action]:
-    """A wish that came true, or cannot."""
+    """Removes a wish that was fulfilled or cannot be."""
     state.underway.pop(sequence, None)
     wished = state.wishes.pop(sequence, None)
     return [Dismiss(sequence, wished.entry, cause)] if wished is not None else []
 
 
 def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: ExecutorId | None) -> SlotTable | None:
-    """Where a wish leads: the executor that it names, if that has room, or any other with room."""
+    """The slots that fulfil a wish: those of the executor that it names, or else of any but `avoid`. None if full."""
     ring = state.ring(sequence.version)
     if wished.to is None:
         found = ring.choose(sequence.sequence, avoid=avoid)
@@ -170,7 +176,11 @@ def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: Execu
 
 
 def placement(state: LeaderState, sequence: Sequence) -> tuple[SlotTable | None, list[Action]]:
-    """The slots from which a sequence in line gets one, as it is wished if it is; and what that wish's end asks for."""
+    """The table from which a waiting sequence gets its slot, or None if every table is full.
+
+    A wish that has moved the sequence out decides, if its target has room; the wish is then over. The second value is
+    the action that removes it.
+    """
     wished = state.wishes.get(sequence.sequence)
     if wished is not None and wished.left is not None:
         table = target(state, sequence, wished, avoid=wished.left)

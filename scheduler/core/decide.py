@@ -1,7 +1,7 @@
-"""The one way in: an event changes the state and gives actions. Everything here is a plain function of the two.
+"""`decide`: the one entry into the core. An event changes the state and returns actions.
 
-Actions come in the order in which they must happen: what is taken from an executor is taken before its slots are given
-to others. Events that are late or repeated are recognised by entry and epoch and change nothing.
+Actions come in the order in which they must be carried out: sequences are taken from an executor before its slots are
+given to others. A late or repeated event is recognised by its entry or its epoch, and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ from scheduler.core.state import (
 from shared.contract.ids import ExecutorId, SequenceId
 
 PAGED = "p"
-"""Kind of a `SequenceOver` (`commit.lua`)."""
+"""Kind of a `SequenceOver`: the sequence was paged (`commit.lua`)."""
 UNREADABLE = "u"
-"""Likewise (`lose` in common.lua): every epoch of the sequence up to this one is over."""
+"""Kind of a `SequenceOver`: the sequence's record could not be read (`lose` in common.lua), so its epoch is not known.
+The event has the newest epoch of the shard: every epoch of the sequence up to it is over."""
 EXPIRED = "x"
-"""Kind of a `WaitEnded` (`expire.lua`)."""
+"""Kind of a `WaitEnded`: the idle time was over (`expire.lua`)."""
 LOOK_MS_MAX = 10_000
-"""How often idle sequences are looked for at least, whatever is known of their deadlines."""
+"""Longest pause between two looks for idle sequences, whatever is known of their deadlines."""
 
 
 def decide(state: LeaderState, event: Event) -> list[Action]:
     """Takes one event in.
 
-    returns  what is to be done now, in this order; may be empty
-    raises   IllegalMoveError when the state contradicts itself: then it must be rebuilt
+    returns  the actions to be carried out now, in this order; may be empty
+    raises   IllegalMoveError when the state contradicts itself; it must then be rebuilt from Redis
     """
     match event:
         case SequenceWaits():
@@ -101,14 +102,15 @@ def decide(state: LeaderState, event: Event) -> list[Action]:
 
 
 def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
-    """Into the backlog, and out of it if there is room."""
+    """Puts a sequence into the backlog. If a slot is free, it gets one at once."""
     actions: list[Action] = []
     state.underway.pop(event.sequence, None)
     known = state.sequences.get(event.sequence)
     if known is not None:
         if known.entry is not None and event.entry <= known.entry:
             return []
-        # Redis lets an id wait only when it holds no slot: its earlier life is over, we have just not heard of it yet.
+        # Redis lets a sequence wait only when it holds no slot. So its earlier life is over, and the event that says so
+        # is still to come.
         actions = end(state, known, "superseded", event.cause)
     sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.returning)
     state.sequences[event.sequence] = sequence
@@ -120,18 +122,21 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
 
 
 def patience_lowered(state: LeaderState, event: PatienceLowered) -> list[Action]:
-    """A sequence that waits in that place goes at this time, if it still waits then."""
+    """Notes the earlier time at which a waiting sequence is refused, if it still waits at that entry."""
     if expiry.is_waiting(state, event.sequence, event.entry):
         expiry.watch(state, event.sequence, event.entry, event.deadline_ms)
     return []
 
 
 def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
-    """It leaves the line. If a slot is just being given to it, Redis will say that it does not wait any more."""
+    """Takes a sequence out of the backlog that waits no longer.
+
+    While it is ASSIGNING nothing is done: `Assigned` with epoch 0 will say that it did not wait any more.
+    """
     how = "expired" if event.kind == EXPIRED else "cancelled"
     sequence = state.sequences.get(event.sequence)
     if sequence is None:
-        # Taken out of its slot to be moved, and over before it was seen in the line.
+        # It was moved out, and is over before its entry in the starts stream was read.
         state.underway.pop(event.sequence, None)
         return []
     if sequence.entry != event.entry or (sequence.phase, how) not in SEQUENCE_MOVES:
@@ -140,7 +145,7 @@ def wait_ended(state: LeaderState, event: WaitEnded) -> list[Action]:
 
 
 def assigned(state: LeaderState, event: Assigned) -> list[Action]:
-    """Redis has confirmed a place, or knows of nobody who waits for it."""
+    """Redis has confirmed a slot, or says (epoch 0) that the sequence did not wait any more."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.ASSIGNING or sequence.entry != event.entry:
         return []
@@ -148,13 +153,17 @@ def assigned(state: LeaderState, event: Assigned) -> list[Action]:
         return end(state, sequence, "refused", event.cause)
     move(state, sequence, "confirmed", event.cause)
     sequence.epoch = event.epoch
+    # The end of this epoch may have been heard of before its confirmation (see `sequence_over`).
     if sequence.over_epoch >= event.epoch:
         return end(state, sequence, "over", event.cause)
     return []
 
 
 def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
-    """Its slot goes to the backlog, if the sequence has not long got another epoch."""
+    """Gives the slot of a sequence that is over to the next in the backlog.
+
+    The end of an earlier epoch is ignored: the sequence has another slot by now.
+    """
     sequence = state.sequences.get(event.sequence)
     if sequence is None:
         return []
@@ -172,7 +181,7 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
 
 
 def vacated(state: LeaderState, event: Vacated) -> list[Action]:
-    """A slot is free, or its sequence is busy with it: then another one is asked."""
+    """A holder was asked for its slot. If it was busy and keeps the slot, the next holder is asked."""
     sequence = state.sequences.get(event.sequence)
     if sequence is None or sequence.phase is not SequencePhase.YIELDING or sequence.epoch != event.epoch:
         return []
@@ -184,7 +193,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
 
 
 def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
-    """Its slot goes to the next in line, until the sequence itself comes back; or it could not be taken."""
+    """A sequence was to be moved. If it was taken, its slot goes to the next in the backlog."""
     if event.epoch == NO_EPOCH:
         return [] if event.is_taken else balance.dismissed(state, event.sequence, event.cause)
     sequence = state.sequences.get(event.sequence)
@@ -198,13 +207,13 @@ def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
 
 
 def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
-    """A slot that is taken in Redis is taken here. If it cannot be, the executor starts again with nothing."""
+    """Takes a slot that Redis says is taken. If that is not possible, all sequences of the executor are reclaimed."""
     executor = state.executors.get(event.place.executor)
     if executor is None or executor.phase is not ExecutorPhase.SERVING or event.sequence in state.sequences:
         return []
     version = event.place.version
     if not any(served.version == version for served in executor.versions):
-        # A leader before this one did not come to take it away.
+        # The executor serves this version no more, and the leader before this one ended before it took it away.
         return [Reclaim(executor.executor, event.cause, (version,))]
     table = state.ring(version).tables.get(event.place.executor)
     if table is None or not table.take_at(event.place, event.sequence):
@@ -216,7 +225,7 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
 
 
 def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
-    """Gives free slots to those whose turn it is, until there are no more of one or the other."""
+    """Gives free slots to waiting sequences, in their order, until there are no slots or no sequences left."""
     actions: list[Action] = []
     backlog = state.backlog(version)
     while (waiting := backlog.first()) is not None:
@@ -229,7 +238,7 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
 
 
 def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
-    """Takes a slot of this table for a sequence that has left the backlog."""
+    """Takes a slot of this table for a sequence that was withdrawn from the backlog."""
     move(state, sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
     assert sequence.entry is not None
@@ -237,7 +246,7 @@ def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) 
 
 
 def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Action]:
-    """A sequence is not known any more; what it held goes to the next in line."""
+    """Forgets a sequence. If it held a slot, the slot goes to the next in the backlog."""
     move(state, sequence, how, cause)
     del state.sequences[sequence.sequence]
     if sequence.place is None:
@@ -251,7 +260,11 @@ def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Ac
 
 
 def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
-    """New slots for the backlog. Sequences stay where they are, unless their very slot has gone."""
+    """An executor has joined, or offers other versions. Its sequences keep their slots, unless a slot is gone.
+
+    Sequences of a version that it offers no more are reclaimed. If a sequence's slot does not exist in the new tables,
+    all sequences of the executor are reclaimed.
+    """
     executor = state.executors.get(event.executor)
     if executor is None:
         executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
@@ -263,7 +276,7 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
     held = state.held_by(event.executor)
     gone = {served.version for served in executor.versions} - {served.version for served in event.versions}
     executor.versions = event.versions
-    # Its sequences may be idle for a shorter time than was known of.
+    # The new versions may have shorter idle times than the time of the next look was computed from: look now.
     state.look_ms = 0
     furnish(state, executor)
     actions: list[Action] = []
@@ -279,7 +292,7 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
 
 
 def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
-    """Its slots are gone, and its sequences are to be moved."""
+    """An executor is gone: its slots with it, and its sequences are reclaimed."""
     executor = state.executors.get(event.executor)
     if executor is None:
         executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
@@ -291,7 +304,7 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
 
 
 def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]:
-    """Takes every sequence from an executor; its slots are as if it had just come (or none, when it is lost)."""
+    """Takes every sequence from an executor. Its slots are then empty; a lost executor has none."""
     held = state.held_by(executor.executor)
     furnish(state, executor)
     drop(state, held, cause)
@@ -299,7 +312,7 @@ def take_all(state: LeaderState, executor: Executor, cause: str) -> list[Action]
 
 
 def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
-    """A lost executor has nothing of this model any more."""
+    """A lost executor owns nothing of this model any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.LOST:
         move_executor(state, executor, "emptied", event.cause)
@@ -308,7 +321,7 @@ def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
 
 
 def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
-    """Nothing is left of an executor."""
+    """Redis holds nothing of an executor any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.EMPTY:
         move_executor(state, executor, "forgotten", event.cause)
@@ -317,7 +330,7 @@ def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
 
 
 def furnish(state: LeaderState, executor: Executor) -> None:
-    """Puts empty slot tables of the executor's versions in the place of those it had."""
+    """Replaces the executor's slot tables by empty ones, for the versions that it offers now."""
     for table in state.tables(executor.executor):
         state.ring(table.served.version).drop(executor.executor)
     for served in executor.versions:
@@ -326,21 +339,20 @@ def furnish(state: LeaderState, executor: Executor) -> None:
 
 
 def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:
-    """Takes a sequence's slot again, in tables that were made anew; False when there is no such slot now."""
+    """Takes a sequence's slot again after `furnish`. False when the new tables have no such slot."""
     assert sequence.place is not None
     table = state.ring(sequence.version).tables.get(sequence.place.executor)
     return table is not None and table.take_at(sequence.place, sequence.sequence)
 
 
 def drop(state: LeaderState, held: list[Sequence], cause: str) -> None:
-    """Lets go of sequences whose slots have gone; they come back through the starts stream."""
+    """Forgets sequences whose slots are gone. They come back through the starts stream when they are reclaimed."""
     for sequence in held:
         move(state, sequence, "taken", cause)
         del state.sequences[sequence.sequence]
 
 
 def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: str) -> list[Action]:
-    """`serve` for each of the versions."""
     return [action for served in versions for action in serve(state, served.version, cause)]
 
 
@@ -354,8 +366,8 @@ def move_executor(state: LeaderState, executor: Executor, how: str, cause: str) 
 
 
 def tick(state: LeaderState, event: Tick) -> list[Action]:
-    """Refuses those who have waited too long, looks for idle sequences and idle slots, forgets executors that are long
-    gone."""
+    """Does what is due by time: refuses sequences that have waited too long, looks for idle sequences, pages, evens out
+    load, pursues wishes, and forgets executors that are long gone."""
     is_look_due = event.now_ms >= state.look_ms or event.now_ms < state.now_ms
     state.now_ms = max(state.now_ms, event.now_ms)
     overdue = expiry.overdue(state)
@@ -368,8 +380,11 @@ def tick(state: LeaderState, event: Tick) -> list[Action]:
 
 
 def looked(state: LeaderState, event: Looked) -> list[Action]:
-    """Nothing is due before the earliest deadline that there was; nor can a sequence whose step ends after that look be
-    due before its idle time is over."""
+    """Computes when to look for idle sequences next.
+
+    Before the earliest deadline that was found, no known sequence is due. A sequence whose step ends after the look
+    cannot be due before the shortest idle time has passed since then.
+    """
     tables = [table for ring in state.rings.values() for table in ring.tables.values()]
     soonest_ms = min((table.served.idle_ms for table in tables), default=LOOK_MS_MAX)
     state.look_ms = event.now_ms + min(soonest_ms, LOOK_MS_MAX)
@@ -379,11 +394,13 @@ def looked(state: LeaderState, event: Looked) -> list[Action]:
 
 
 def is_due(state: LeaderState, now_ms: int) -> bool:
-    """Whether a tick at that time may lead to anything, if nothing has been heard since the last one: then somebody
-    waits, or something's time has come."""
+    """Whether a tick at that time may lead to an action, if no event has come since the last tick.
+
+    That is so while a sequence waits or is underway, a wish is pursued, load is uneven, or a time has come.
+    """
     return (
         now_ms >= state.look_ms
-        # The clock was set back: what was counted by it means nothing.
+        # The clock of Redis was set back: the times in the state are from the other clock.
         or now_ms < state.now_ms
         or bool(state.timeouts and state.timeouts[0][0] <= now_ms)
         or bool(state.underway or state.wishes or state.uneven_since_ms)
@@ -393,7 +410,7 @@ def is_due(state: LeaderState, now_ms: int) -> bool:
 
 
 def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Action]:
-    """Refuses those who wait for what was unloaded, whether they ever had a slot or not."""
+    """Refuses every sequence that waits for an unloaded version, also a sequence that has had a slot before."""
     actions: list[Action] = []
     for version in event.versions:
         message = f"Request for unknown model: '{event.model}' version {version} is not at ready state"
@@ -403,7 +420,7 @@ def versions_withdrawn(state: LeaderState, event: VersionsWithdrawn) -> list[Act
 
 
 def reject(state: LeaderState, sequence: SequenceId, message: str, cause: str) -> Reject:
-    """Ends a waiting sequence."""
+    """Ends a waiting sequence with an error for its steps."""
     known = state.sequences[sequence]
     assert known.entry is not None
     end(state, known, "rejected", cause)
@@ -411,7 +428,7 @@ def reject(state: LeaderState, sequence: SequenceId, message: str, cause: str) -
 
 
 def forgettable(state: LeaderState) -> list[Executor]:
-    """Executors that have been empty for so long that every leader has seen them die; by id."""
+    """Executors that have been EMPTY for the policy's time, by id: by then every other leader has seen them die."""
     return [
         executor
         for _, executor in sorted(state.executors.items())
@@ -421,16 +438,17 @@ def forgettable(state: LeaderState) -> list[Executor]:
 
 
 def forget(executor: Executor, now_ms: int, cause: str) -> Forget:
-    """One attempt; the next one comes as much later, if others still hold on to the executor."""
+    """One attempt to forget an executor. If another model's sequences still hold it, the next comes as much later."""
     executor.quiet_since_ms = now_ms
     return Forget(executor.executor, cause)
 
 
 def drain_all(state: LeaderState) -> list[Action]:
-    """After rebuilding: moves on what a predecessor reclaimed from living executors and had no time to drain."""
+    """Drains every serving executor after a rebuild: the former leader may have reclaimed sequences from it and ended
+    before it moved on their steps."""
     return [Drain(executor) for executor in serving(state)]
 
 
 def serving(state: LeaderState) -> list[ExecutorId]:
-    """Executors whose slots are in use, by id."""
+    """The serving executors, by id."""
     return sorted(e.executor for e in state.executors.values() if e.phase is ExecutorPhase.SERVING)

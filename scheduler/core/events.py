@@ -1,4 +1,4 @@
-"""What the scheduler of one model hears. Every event may come late or twice; the core recognises that.
+"""Events: what the core is told. Every event may come late or twice; the core recognises that.
 
 cause   names the stream entry, tick or call that an event came from; it goes into the history and into the actions
 """
@@ -14,7 +14,7 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSeen:
-    """An executor lives and offers these versions of the model; said again when they change."""
+    """An executor lives and offers these versions of the model. Comes again when the versions change."""
 
     executor: ExecutorId
     versions: tuple[OfferedVersion, ...]
@@ -41,9 +41,9 @@ class SequenceFound:
 
 @dataclass(frozen=True, slots=True)
 class SequenceWaits:
-    """A sequence has no slot: it is new, or (moving) its executor was lost, or it was paged and has a step again.
+    """A sequence waits for a slot: it is new, it was taken from its executor (moving), or it was paged and has a step.
 
-    timeout_us  how long it may wait, 0 for ever; honoured here only (triton-spec 1.7)
+    timeout_us  how long it may wait, 0 for ever; counts for the wait of a new sequence only (triton-spec 1.7)
     returning   it was paged
     """
 
@@ -58,10 +58,10 @@ class SequenceWaits:
 
 @dataclass(frozen=True, slots=True)
 class PatienceLowered:
-    """A step was queued behind a waiting sequence's that may wait less long than those before it (triton-spec 1.7).
+    """A waiting sequence got a further step, whose timeout ends before those of its earlier steps (triton-spec 1.7).
 
-    entry        the place in which the sequence waits
-    deadline_ms  by when it must have its slot, Redis clock
+    entry        the sequence's entry in the starts stream
+    deadline_ms  by when the sequence must have its slot, Redis clock
     """
 
     sequence: SequenceId
@@ -72,8 +72,11 @@ class PatienceLowered:
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """A sequence waits no longer in that place. kind: c the caller of one of its steps has gone (triton-spec 1.8),
-    x it was between two owners, and its idle time is over."""
+    """A sequence does not wait at that entry any more.
+
+    kind  c: the client of one of its steps has left (triton-spec 1.8); x: its idle time ended while it was between two
+          owners
+    """
 
     sequence: SequenceId
     entry: Entry
@@ -83,8 +86,10 @@ class WaitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOver:
-    """A sequence of that epoch holds its slot no longer. kind: e ended, x expired, f failed at START, o lost,
-    c cancelled, p paged."""
+    """A sequence does not hold the slot of that epoch any more.
+
+    kind  e: ended, x: expired, f: failed at START, o: lost, c: cancelled, p: paged, u: its record could not be read
+    """
 
     sequence: SequenceId
     epoch: Epoch
@@ -94,7 +99,7 @@ class SequenceOver:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What became of an `Assign`: the epoch it was given, or 0 when the sequence did not wait any more."""
+    """The outcome of an `Assign`: the sequence's new epoch, or 0 when the sequence did not wait any more."""
 
     sequence: SequenceId
     entry: Entry
@@ -104,7 +109,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Vacated:
-    """What became of a `Vacate`: whether the sequence of that epoch has given up its slot."""
+    """The outcome of a `Vacate`. freed: whether the sequence has given up its slot."""
 
     sequence: SequenceId
     epoch: Epoch
@@ -114,7 +119,7 @@ class Vacated:
 
 @dataclass(frozen=True, slots=True)
 class MovedOut:
-    """What became of a `MoveOut`. is_taken: the sequence has no slot any more; else nothing has changed."""
+    """The outcome of a `MoveOut`. is_taken: the sequence has no slot any more; else nothing has changed."""
 
     sequence: SequenceId
     epoch: Epoch
@@ -126,8 +131,8 @@ class MovedOut:
 class MoveWished:
     """An operator wants a sequence on another executor (`seqmesh move`).
 
-    to     on which one; None: any other
-    entry  the wish's place in the starts stream
+    to     the wished executor; None: any other than the present one
+    entry  the wish's entry in the starts stream
     """
 
     sequence: SequenceId
@@ -138,7 +143,7 @@ class MoveWished:
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds none of their steps."""
+    """A `Reclaim` is done: the executor owns no sequence of the model, and its inbox holds no step of one."""
 
     executor: ExecutorId
     cause: str = ""
@@ -154,7 +159,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class VersionsWithdrawn:
-    """Versions that were unloaded everywhere: nobody will come who serves those that wait for them."""
+    """Versions that every executor has unloaded: the sequences that wait for a slot of them will never get one."""
 
     model: str
     versions: tuple[str, ...]
@@ -172,7 +177,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ClockRead:
-    """What time it is by the clock of Redis, for the events that follow."""
+    """The time by the clock of Redis. Comes before the events of a turn, and does nothing but set the state's time."""
 
     now_ms: int
     cause: str = ""

@@ -1,6 +1,6 @@
-"""Sequences that have waited in the backlog for longer than their request allows.
+"""Times out sequences that have waited in the backlog for longer than their request allows.
 
-Idle sequences are another matter: their clock is Redis's (a key's TTL), see `expire.lua` and `LookForExpired`.
+Idle sequences are another matter: Redis times them by a key's TTL, see `expire.lua` and `LookForExpired`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ TIMEOUT_MESSAGE = "timeout of the corresponding sequence has been expired"
 """source  Triton core, sequence batcher (triton-spec 1.7): UNAVAILABLE"""
 
 COMPACT_SLACK = 64
-"""Deadlines of sequences that wait no longer, carried along beyond as many as there are sequences."""
+"""Slack before the heap of deadlines is cleaned of sequences that do not wait any more."""
 
 
 def deadline_ms(entry: Entry, timeout_us: int) -> int:
-    """By when a sequence that came in there must have its slot: its arrival plus the timeout, rounded up to a ms."""
+    """When a waiting sequence times out: the time of its entry plus the timeout, rounded up to a ms."""
     return entry.ms + (timeout_us + 999) // 1000
 
 
 def watch(state: LeaderState, sequence: SequenceId, entry: Entry, by_ms: int) -> None:
-    """Remembers by when a waiting sequence must have its slot. Said again for it, the earliest time counts."""
+    """Remembers by when a waiting sequence must have its slot. Called again, the earliest time counts."""
     if len(state.timeouts) > 2 * len(state.sequences) + COMPACT_SLACK:
         state.timeouts = [due for due in state.timeouts if is_waiting(state, due[2], due[1])]
         heapify(state.timeouts)
@@ -32,7 +32,7 @@ def watch(state: LeaderState, sequence: SequenceId, entry: Entry, by_ms: int) ->
 
 
 def overdue(state: LeaderState) -> list[SequenceId]:
-    """Those whose time in the backlog is up at `state.now_ms`, earliest deadline first; they are watched no longer."""
+    """The sequences whose deadline is not after `state.now_ms`, earliest first. Their deadlines are removed."""
     due: dict[SequenceId, None] = {}
     while state.timeouts and state.timeouts[0][0] <= state.now_ms:
         _, entry, sequence = heappop(state.timeouts)
@@ -42,6 +42,6 @@ def overdue(state: LeaderState) -> list[SequenceId]:
 
 
 def is_waiting(state: LeaderState, sequence: SequenceId, entry: Entry) -> bool:
-    """Whether the sequence still waits in that very place. One that has begun to run is never timed out."""
+    """Whether the sequence still waits at that entry for its first slot. One that has had a slot never times out."""
     known = state.sequences.get(sequence)
     return known is not None and known.entry == entry and known.phase is SequencePhase.WAITING

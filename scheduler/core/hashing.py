@@ -1,8 +1,8 @@
-"""Consistent hashing: which of the nodes a key belongs to, so that few keys move when nodes come and go. Pure.
+"""Consistent hashing: maps keys to nodes so that few keys move when nodes come and go. Pure.
 
-Each node has many points on a ring of 64-bit hashes; a key belongs to the first point at or after its own. With
-*bounded loads* a node that holds more than its share is passed over and the next one on the ring takes the key, so
-that no node holds more than a constant times the mean.
+Each node has many points on a ring of 64-bit hashes. A key belongs to the node of the first point at or after the key's
+own hash. With *bounded loads*, a node that already holds its share is passed over, and the next node on the ring takes
+the key. So no node holds more than a constant times the mean.
 
 The hash is xxhash64 with seed 0: the same in every process, on every machine and in every release. Python's own
 `hash()` is salted per process and must never be used for placement.
@@ -21,13 +21,14 @@ import xxhash
 
 
 def stable_hash(text: str) -> int:
-    """64 bits of a text, the same everywhere and for ever."""
+    """A 64-bit hash of a text: the same in every process, machine and release."""
     return xxhash.xxh64_intdigest(text.encode())
 
 
 def bounded_capacity(load_total: int, nodes: int, factor: float) -> int:
-    """The most keys that one of `nodes` may hold when all of them together hold so many: not more than `factor` times
-    the mean, but for few keys, where it is the mean rounded up.
+    """The most keys that one of `nodes` may hold when all together hold `load_total`: `factor` times the mean.
+
+    It is at least the mean rounded up, so that few keys still find a node.
 
     factor  how far above the mean a node may go, at least 1
     """
@@ -44,7 +45,7 @@ class HashRing:
     def __init__(self, virtual_nodes: int = 64) -> None:
         assert virtual_nodes > 0
         self._virtual_nodes = virtual_nodes
-        # Sorted by hash, then by name: a collision of two nodes' points is resolved alike in every process.
+        # Sorted by hash, then by name. So every process resolves a collision of two nodes' points in the same way.
         self._points: list[tuple[int, str]] = []
         self._nodes: set[str] = set()
 
@@ -55,11 +56,10 @@ class HashRing:
         return node in self._nodes
 
     def nodes(self) -> list[str]:
-        """Every node, by name."""
         return sorted(self._nodes)
 
     def add(self, node: str) -> None:
-        """Puts a node on the ring; nothing happens when it is there."""
+        """Puts a node on the ring. Does nothing when it is there already."""
         if node in self._nodes:
             return
         self._nodes.add(node)
@@ -67,13 +67,13 @@ class HashRing:
             insort(self._points, point)
 
     def remove(self, node: str) -> None:
-        """Takes a node off the ring; nothing happens when it is not there."""
+        """Takes a node off the ring. Does nothing when it is not there."""
         if node in self._nodes:
             self._nodes.remove(node)
             self._points = [point for point in self._points if point[1] != node]
 
     def walk(self, key: str) -> Iterator[str]:
-        """Every node once, in the order in which the ring offers them to the key."""
+        """Every node once, from the key's own node onwards round the ring."""
         offered: set[str] = set()
         start = bisect_left(self._points, (stable_hash(key), ""))
         for index in range(len(self._points)):

@@ -1,7 +1,7 @@
-"""What happened lately, and what may happen: moves of sequences and executors against a table of legal ones.
+"""Checks each move of a sequence or an executor against a table of legal moves, and remembers the last moves.
 
-An illegal move is a mistake of ours, never of the world: late and repeated events are recognised before they become a
-move. So it raises, and the error tells the story of the thing that moved.
+Late and repeated events are recognised before they become a move. So an illegal move is always a mistake in this code.
+It raises an error that tells the recent moves of that sequence or executor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HISTORY_MOVES_MAX = 4096
 
 
 class Move(NamedTuple):
-    """One change: what, by which move, from where to where, and the event that caused it."""
+    """One change of phase: of which subject, by which move, from and to which phase, caused by which event."""
 
     subject: str
     move: str
@@ -35,20 +35,19 @@ class History:
         self._moves: deque[Move] = deque(maxlen=HISTORY_MOVES_MAX)
 
     def of(self, subject: str) -> list[Move]:
-        """What is remembered of one sequence, executor or slot."""
+        """The remembered moves of one sequence or executor, oldest first."""
         return [move for move in self._moves if move.subject == subject]
 
     def record(self, subject: str, move: str, before: str, after: str, cause: str) -> None:
-        """Remembers a move."""
         self._moves.append(Move(subject, move, before, after, cause))
 
     def illegal(self, subject: str, move: str, before: str, cause: str) -> IllegalMoveError:
-        """The error for a move that the tables do not have, with the subject's story."""
+        """The error for a move that the table does not have, with the subject's remembered moves."""
         story = "".join(f"\n  {m.move}: {m.before} -> {m.after} ({m.cause})" for m in self.of(subject))
         return IllegalMoveError(f"'{subject}' is {before}: it cannot be {move} ({cause}); before that:{story or ' -'}")
 
     def step(self, table: Mapping[tuple[str, str], str], subject: str, move: str, before: str, cause: str) -> str:
-        """Where a move leads, remembered; raises IllegalMoveError when the table does not have it."""
+        """The phase that a move leads to. Remembers the move; raises IllegalMoveError if the table does not have it."""
         after = table.get((before, move))
         if after is None:
             raise self.illegal(subject, move, before, cause)

@@ -1,4 +1,4 @@
-"""What must be true of a state between any two events. Checked after every core test, and in staging by a setting."""
+"""What must be true of a `LeaderState` between two events. Tests check it always, a scheduler if a setting says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def demand(claim: object, complaint: str) -> None:
 
 
 def check_slots(state: LeaderState) -> None:
-    """A slot is free or taken, never both; a taken one belongs to exactly one known sequence, which knows it."""
+    """A sequence holds at most one slot, and every taken slot is the place of the sequence that holds it."""
     holders: dict[SequenceId, SlotAddress] = {}
     for version, ring in state.rings.items():
         for executor, table in ring.tables.items():
@@ -41,7 +41,7 @@ def check_slots(state: LeaderState) -> None:
 
 
 def check_table(table: SlotTable) -> None:
-    """Free and taken slots together are all slots; the load is their number."""
+    """Every slot is free or taken, never both. The load is the number of taken slots."""
     for index, instance in enumerate(table.instances):
         everything = sorted([*instance.free, *instance.taken])
         demand(everything == list(range(instance.size)), f"{table.executor} instance {index}: slots {everything}")
@@ -50,7 +50,7 @@ def check_table(table: SlotTable) -> None:
 
 
 def check_sequences(state: LeaderState) -> None:
-    """A sequence has a slot, or waits; and an epoch exactly when it is live."""
+    """A sequence holds a slot or is in the backlog, never both. Exactly a confirmed sequence has an epoch."""
     for sequence in state.sequences.values():
         name = f"'{sequence.sequence}' ({sequence.phase})"
         in_line = sequence.phase in IN_LINE
@@ -62,7 +62,7 @@ def check_sequences(state: LeaderState) -> None:
 
 
 def check_backlogs(state: LeaderState) -> None:
-    """Nobody waits beside a free slot, and nobody is in line who is not known."""
+    """No sequence waits while a slot is free, and every waiting sequence is a known one."""
     for version, backlog in state.backlogs.items():
         for waiting in backlog.in_order():
             demand(waiting.sequence in state.sequences, f"'{waiting.sequence}' waits, and nobody knows it")
@@ -70,7 +70,7 @@ def check_backlogs(state: LeaderState) -> None:
 
 
 def check_tenants(state: LeaderState) -> None:
-    """Whoever holds a slot can be asked for it, or is being asked; and nobody else."""
+    """The tenants of a version are exactly its LIVE sequences, and `asked` is the number of its YIELDING ones."""
     for version, tenants in state.holders.items():
         phases = [s.phase for s in state.sequences.values() if s.version == version]
         live = [s.sequence for s in state.sequences.values() if s.version == version and s.phase is SequencePhase.LIVE]
@@ -81,7 +81,7 @@ def check_tenants(state: LeaderState) -> None:
 
 
 def check_executors(state: LeaderState) -> None:
-    """Only serving executors have slots: those that they registered."""
+    """Only serving executors have slot tables, and they are those of the versions that they offer."""
     for ring in state.rings.values():
         for executor in ring.tables:
             known = state.executors.get(executor)

@@ -1,4 +1,4 @@
-"""Changes of a sequence's phase, by the table of legal ones. Only `scheduler.core.decide` and its parts make them."""
+"""Changes a sequence's phase by the table of legal moves. Only `scheduler.core.decide` and its parts call this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from scheduler.core.state import SEQUENCE_MOVES, LeaderState, Sequence, Sequence
 
 
 def move(state: LeaderState, sequence: Sequence, how: str, cause: str) -> None:
-    """Changes the phase; who holds a slot, and who is being asked for it, is kept in the picture."""
+    """Changes the phase of a sequence, and keeps its version's `Tenants` in step with it."""
     before = sequence.phase
     after = SequencePhase(state.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))
     sequence.phase = after

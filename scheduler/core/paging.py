@@ -1,10 +1,12 @@
-"""Virtual slots: while sequences wait, those that hold a slot and do nothing with it give it up.
+"""Virtual slots: while sequences wait for a slot, idle sequences give up theirs.
 
-Who does nothing only Redis knows. So holders are asked, one after the other and no more than wait: an idle one is paged
-there and then, a busy one keeps its slot. When everybody is busy, `commit` is told how many slots are wanted, and pages
-sequences as soon as their last step is done; then all are asked once more, for what became idle in between. Every tick
-the asking begins anew. So nobody waits for longer than a tick beside a sequence that could be paged; and since paged
-ones come back into the same line, by age, everybody gets a turn.
+Only Redis knows whether a sequence is idle. So the leader asks the holders of slots, in turn, at most as many at a time
+as sequences wait. Redis pages an idle holder at once; a busy one keeps its slot. When all holders are busy, the leader
+tells `commit` how many slots are wanted: a commit then pages its sequence if it has no further step. After that all
+holders are asked once more, because some may have become idle before `commit` knew.
+
+Every tick the leader begins to ask from the start. So no sequence waits longer than a tick beside one that could be
+paged. Paged sequences with a new step come back into the same backlog, by age, so every sequence gets its turn.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from scheduler.core.state import LeaderState
 
 
 def make_room(state: LeaderState, version: str, cause: str) -> list[Action]:
-    """For those who wait beside full tables: asks for as many slots, or lets commits free them."""
+    """Asks holders for their slots, one for each waiting sequence; if none can be asked, lets commits free slots.
+
+    Call it only when every table of the version is full.
+    """
     backlog, tenants = state.backlog(version), state.tenants(version)
     if not len(backlog) or not is_paged(state, version):
         return []
@@ -29,21 +34,22 @@ def make_room(state: LeaderState, version: str, cause: str) -> list[Action]:
 
 
 def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
-    """Everybody is busy: who is done with a step gives its slot up."""
+    """All holders are busy: tells commits how many slots to free."""
     tenants, count = state.tenants(version), len(state.backlog(version))
+    # Commits still have at least half of what is wanted to free. Telling them only then saves a command per wait.
     if 2 * tenants.wanted >= count:
         return []
     is_news, tenants.wanted, tenants.told = not tenants.wanted, count, True
     actions: list[Action] = [WantSlots(version, count, cause)]
     if is_news:
-        # Who was done before `commit` knew of it still holds its slot.
+        # A step that was committed before `commit` was told has left its sequence idle in its slot: ask all once more.
         tenants.busy = 0
         actions += make_room(state, version, cause)
     return actions
 
 
 def look_again(state: LeaderState, cause: str) -> list[Action]:
-    """Time has passed: everybody may be idle by now, and what `commit` was told is about to expire."""
+    """At a tick: asks the holders again, who may be idle by now, and renews what `commit` was told, which expires."""
     actions: list[Action] = []
     for version, tenants in sorted(state.holders.items()):
         count = len(state.backlog(version))
@@ -57,5 +63,5 @@ def look_again(state: LeaderState, cause: str) -> list[Action]:
 
 
 def is_paged(state: LeaderState, version: str) -> bool:
-    """Whether sequences of the version give up their slots."""
+    """Whether the version has virtual slots: its sequences give up their slots while others wait."""
     return any(table.served.pageable for table in state.ring(version).tables.values())

@@ -1,7 +1,7 @@
-"""Placement: which executor a sequence goes to, by consistent hashing with bounded loads.
+"""Placement: chooses the executor of a sequence, by consistent hashing with bounded loads.
 
-The same sequence prefers the same executors whoever decides, and when an executor comes or goes few sequences change
-their preference; the bound keeps the sequences even. Inside an executor `SlotTable.take` chooses.
+Every leader computes the same order of executors for a sequence, and few sequences change their order when an executor
+comes or goes. The bound keeps the load even. Within an executor, `SlotTable.take` chooses the slot.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from shared.contract.ids import ExecutorId, SequenceId
 
 
 class Ring:
-    """Executors that serve one version, with their slots.
+    """The executors that serve one version, with their slots.
 
-    load_factor    no executor is given more than this many times the mean, while another has room
+    load_factor    while another executor has room, none gets more sequences than this many times the mean
     virtual_nodes  points of each executor on the ring
     """
 
@@ -24,17 +24,17 @@ class Ring:
         self.tables: dict[ExecutorId, SlotTable] = {}
 
     def put(self, table: SlotTable) -> None:
-        """An executor joins with these slots, or has these slots from now on."""
+        """Adds an executor with its slots, or replaces its slots."""
         self.tables[table.executor] = table
         self._ring.add(table.executor)
 
     def drop(self, executor: ExecutorId) -> None:
-        """An executor leaves."""
+        """Removes an executor."""
         del self.tables[executor]
         self._ring.remove(executor)
 
     def loads(self) -> dict[ExecutorId, int]:
-        """How many sequences each executor has that gives slots."""
+        """The number of sequences per executor, without the executors that are closing this version."""
         return {executor: table.load for executor, table in self.tables.items() if not table.served.closing}
 
     def has_room(self) -> bool:
@@ -42,18 +42,20 @@ class Ring:
         return any(not table.full for table in self.tables.values())
 
     def share(self, load_total: int) -> int:
-        """The most sequences that an executor may have when all together have so many."""
+        """The most sequences that one executor may have when all together have `load_total`."""
         return bounded_capacity(load_total, len(self.loads()) or 1, self._load_factor)
 
     def prefers(self, sequence: SequenceId) -> ExecutorId:
-        """The executor that the ring offers a sequence first."""
+        """The first executor in the sequence's order."""
         return ExecutorId(next(self._ring.walk(sequence)))
 
     def choose(self, sequence: SequenceId, *, avoid: ExecutorId | None = None) -> SlotTable | None:
-        """The sequence's executor: the first on its way round the ring with a free slot and less than its share.
+        """The executor for a sequence: the first in the sequence's order with a free slot and less than its share.
 
-        When nobody with a free slot is below its share (executors of unequal size), the first with a free slot; None
-        when every slot is taken. avoid: only when no other has a free slot.
+        If every executor with a free slot is at its share (executors may differ in size), the first with a free slot.
+        None when every slot is taken.
+
+        avoid  an executor to be chosen only when no other has a free slot
         """
         if not self.has_room():
             return None

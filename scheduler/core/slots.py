@@ -1,6 +1,6 @@
-"""Slots: the places in the executors' batches that live sequences hold, one table per executor and version.
+"""Slots: the places in an executor's batch, each held by one live sequence. One table per executor and version.
 
-A slot is free or taken by one sequence; nothing else. Taking a taken slot or freeing a free one raises.
+A slot is free, or taken by one sequence. Freeing a slot that the sequence does not hold raises.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class SlotAddress:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OfferedVersion:
-    """What an executor offers of one version: instances, each with so many slots (0 for a stateless model).
+    """What an executor offers of one version.
 
-    closing   it gives no slot any more; sequences keep those that they have
-    pageable  its sequences give up their slots while others wait
-    idle_ms   no sequence expires sooner after its last step; 0: nobody knows
+    instances  number of instances
+    slots      slots of each instance; 0 for a stateless model
+    closing    no slot is given any more; sequences keep the slots that they have
+    pageable   sequences give up their slots while others wait
+    idle_ms    no sequence expires sooner than this after its last step; 0: not known
     """
 
     version: str
@@ -43,7 +45,7 @@ class OfferedVersion:
 
 
 class InstanceSlots:
-    """The slots of one instance. Low ones are given first, so that a batch stays dense."""
+    """The slots of one instance. Low slots are given first, so that a batch stays dense."""
 
     def __init__(self, slots: int) -> None:
         self.size = slots
@@ -51,13 +53,13 @@ class InstanceSlots:
         self.free = [SlotIndex(slot) for slot in range(slots)]  # a heap
 
     def take_lowest(self, sequence: SequenceId) -> SlotIndex:
-        """Gives the lowest free slot; the caller has made sure that there is one."""
+        """Gives the lowest free slot. There must be one."""
         slot = heappop(self.free)
         self.taken[slot] = sequence
         return slot
 
     def take_at(self, slot: SlotIndex, sequence: SequenceId) -> bool:
-        """Gives one certain slot; False when it is taken or there is no such slot."""
+        """Gives a certain slot. False when it is taken or does not exist."""
         if slot in self.taken or not 0 <= slot < self.size:
             return False
         self.free.remove(slot)
@@ -90,11 +92,11 @@ class SlotTable:
 
     @property
     def full(self) -> bool:
-        """No slot can be had here."""
+        """Whether no slot can be taken: all are taken, or the version is closing."""
         return self.served.closing or self.load >= self.size
 
     def take(self, sequence: SequenceId) -> SlotAddress:
-        """A slot of the instance with the fewest sequences, the first of equals: instances fill evenly.
+        """Takes the lowest free slot of the instance with the fewest sequences, so that instances fill evenly.
 
         source  Triton's free slots are a heap on the slot number, over all instances (triton-spec 1.3)
         """
@@ -106,7 +108,7 @@ class SlotTable:
         return SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot)
 
     def take_at(self, place: SlotAddress, sequence: SequenceId) -> bool:
-        """A certain slot, for a sequence that holds it in Redis; False when it is taken or does not exist."""
+        """Takes a certain slot, for a sequence that holds it in Redis. False when it is taken or does not exist."""
         if not 0 <= place.instance < len(self.instances):
             return False
         if not self.instances[place.instance].take_at(place.slot, sequence):
@@ -115,12 +117,12 @@ class SlotTable:
         return True
 
     def release(self, place: SlotAddress, sequence: SequenceId) -> None:
-        """Takes a slot back."""
+        """Takes a slot back from the sequence that holds it."""
         self.instances[place.instance].release(place.slot, sequence)
         self.load -= 1
 
     def holders(self) -> list[tuple[SlotAddress, SequenceId]]:
-        """Every taken slot, in order, with its sequence."""
+        """Every taken slot with its sequence, by instance and slot."""
         return [
             (SlotAddress(self.executor, self.served.version, InstanceIndex(index), slot), instance.taken[slot])
             for index, instance in enumerate(self.instances)

@@ -1,7 +1,7 @@
-"""What the leader of a model knows: executors with their slots, sequences with their places, and the backlog.
+"""What the leader of a model knows: executors with their slots, sequences with their slots, and the backlog.
 
-All of it is a picture of Redis and can be made anew from there (`scheduler.rebuild`). Only `scheduler.core.decide`
-changes it. The legal moves of a sequence and of an executor stand in the two tables.
+All of it can be rebuilt from Redis (`scheduler.rebuild`). Only `scheduler.core.decide` and the modules that it calls
+change it. The tables SEQUENCE_MOVES and EXECUTOR_MOVES are the legal changes of phase.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId
 
 
 class SequencePhase(StrEnum):
-    """Where a sequence stands, as its leader sees it.
+    """The phase of a sequence, as its leader sees it.
 
     ABSENT     not known: not begun, over, or taken from its executor and not yet back through the starts stream
-    WAITING    in the backlog, it has never had a slot
-    MOVING     in the backlog, its state comes from another executor
-    RETURNING  in the backlog, it was paged and has a step to be run
-    ASSIGNING  it has a slot here, Redis has not confirmed it
+    WAITING    in the backlog; it has never had a slot
+    MOVING     in the backlog; it had a slot, and its state comes from its former executor
+    RETURNING  in the backlog; it was paged and has a step to be run
+    ASSIGNING  the leader has given it a slot, and Redis has not confirmed that yet
     LIVE       it has a slot
-    YIELDING   it has a slot, and is being asked for it
+    YIELDING   it has a slot, and is being asked to give it up
     """
 
     ABSENT = "absent"
@@ -41,15 +41,15 @@ class SequencePhase(StrEnum):
 
 IN_LINE = frozenset({SequencePhase.WAITING, SequencePhase.MOVING, SequencePhase.RETURNING})
 CONFIRMED = frozenset({SequencePhase.LIVE, SequencePhase.YIELDING})
-"""Those that hold a slot in Redis, as far as has been heard."""
+"""Phases in which the sequence holds a slot in Redis, as far as the leader has heard."""
 
 
 class ExecutorPhase(StrEnum):
-    """Where an executor stands. Ids are per registration, so there is no way back from LOST.
+    """The phase of an executor. An executor that comes back has a new id, so no move leads back from LOST.
 
     SERVING  its slots are given to sequences
-    LOST     its sequences are being taken away
-    EMPTY    it owns nothing of this model; its registration goes when that is true of every model
+    LOST     its sequences are being reclaimed
+    EMPTY    it owns no sequence of this model; its registration is removed when that is true of every model
     """
 
     ABSENT = "absent"
@@ -91,9 +91,13 @@ SEQUENCE_MOVES: Mapping[tuple[str, str], str] = {
     (SequencePhase.YIELDING, "taken"): SequencePhase.ABSENT,
     (SequencePhase.YIELDING, "moved out"): SequencePhase.ABSENT,
 }
-"""(phase, move) -> phase. *superseded*: the same id waits anew, so its earlier life is over; *taken*: reclaimed;
-*paged*: it gave up its slot and is not known until it has a step again; *moved out*: taken from an executor that lives,
-to get another slot at once."""
+"""(phase, move) -> phase.
+
+superseded  a later sequence with the same id waits, so this one is over
+taken       reclaimed from its executor
+paged       it gave up its slot; the leader knows it again when it has a step
+moved out   taken from a living executor, to get another slot at once
+"""
 
 EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
     (ExecutorPhase.ABSENT, "joined"): ExecutorPhase.SERVING,
@@ -107,11 +111,11 @@ EXECUTOR_MOVES: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator chose.
+    """The operator's settings.
 
-    load_factor      bound of an executor's load over the mean
+    load_factor      the most that an executor's load may be, as a multiple of the mean
     virtual_nodes    points of an executor on the ring
-    forget_after_ms  an empty executor's registration stays so long, so that every other leader has seen it die
+    forget_after_ms  how long an empty executor's registration stays, so that every other leader has seen it die
     """
 
     load_factor: float = 1.25
@@ -124,7 +128,7 @@ NO_EPOCH = Epoch(0)
 
 @dataclass(slots=True)
 class Executor:
-    """One executor. quiet_since_ms: since when it is EMPTY, or was last tried to be forgotten."""
+    """One executor. quiet_since_ms: when it became EMPTY, or when it was last tried to forget it."""
 
     executor: ExecutorId
     phase: ExecutorPhase
@@ -136,11 +140,13 @@ class Executor:
 class Sequence:
     """One known sequence.
 
-    entry       its place in the starts stream; None when it was found live
-    moving      whether its state comes from another executor
-    returning   whether it was paged
-    over_epoch  while ASSIGNING: an end that was heard of, possibly of the very epoch that is being given
-    times_kept, ask_after_ms  how often it could not be taken out of its slot, and when to try again
+    entry         its entry in the starts stream; None when it was found live at a rebuild
+    moving        its state comes from another executor
+    returning     it was paged
+    place         its slot; None while it is in the backlog
+    over_epoch    while ASSIGNING: the highest epoch of which an end was heard, possibly the one that is being given
+    times_kept    how often it could not be taken out of its slot
+    ask_after_ms  when to try that again
     """
 
     sequence: SequenceId
@@ -158,11 +164,13 @@ class Sequence:
 
 @dataclass(slots=True)
 class Wish:
-    """An operator wants a sequence elsewhere.
+    """An operator's wish to move a sequence.
 
-    entry  its place in the starts stream
-    to     on which executor; None: on any other
-    left   the executor from which it was tried to be taken (of a paged one: to which), None before
+    entry     the wish's entry in the starts stream
+    to        the wished executor; None: any other than the present one
+    until_ms  when the wish is given up
+    left      the executor that the sequence was last taken out of, or tried to be; for a paged sequence the wished
+              executor; None before the first attempt
     """
 
     entry: Entry
@@ -173,14 +181,16 @@ class Wish:
 
 @dataclass(slots=True)
 class LeaderState:
-    """Everything the leader of one model keeps in mind.
+    """Everything that the leader of one model knows.
 
-    now_ms           the last that was heard
-    look_ms          when idle sequences are to be looked for next: before, none can be due
-    underway         sequences that were moved out and have not come back yet: version ("" of a paged one: nobody knows
-                     it here), and since when
-    uneven_since_ms  versions whose load is uneven
-    wishes           moves that an operator wants
+    now_ms           the latest time that was heard, Redis clock
+    look_ms          when to look for idle sequences next; none can be due before
+    rings, backlogs, holders  by version
+    timeouts         heap of (deadline, entry, sequence) of waiting sequences
+    underway         sequences that were moved out and have not come back yet -> version, and since when. The version of
+                     a paged sequence is "": the leader does not know it
+    uneven_since_ms  versions whose load is uneven -> since when
+    wishes           operators' wishes, one per sequence
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -198,7 +208,7 @@ class LeaderState:
     history: History = field(default_factory=History)
 
     def ring(self, version: str) -> Ring:
-        """The executors that serve a version."""
+        """The executors that serve a version, with their slots."""
         ring = self.rings.get(version)
         if ring is None:
             ring = self.rings[version] = Ring(self.policy.load_factor, self.policy.virtual_nodes)
@@ -213,21 +223,21 @@ class LeaderState:
         return self.holders.setdefault(version, Tenants())
 
     def tables(self, executor: ExecutorId) -> list[SlotTable]:
-        """An executor's slot tables, by version."""
+        """An executor's slot tables, in the order of the versions."""
         return [ring.tables[executor] for _, ring in sorted(self.rings.items()) if executor in ring.tables]
 
     def table_at(self, place: SlotAddress) -> SlotTable:
-        """The slot table that a place belongs to."""
+        """The slot table that a slot belongs to."""
         return self.rings[place.version].tables[place.executor]
 
     def held_by(self, executor: ExecutorId) -> list[Sequence]:
-        """The sequences in an executor's slots, by place."""
+        """The sequences in an executor's slots, in the order of the slots."""
         return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
 
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """What can be seen of a state from outside, comparable: live sequences, those in line, and executors by phase."""
+    """A state as a value that can be compared: sequences with slots, waiting sequences, and executors with phases."""
 
     live: tuple[tuple[SequenceId, SlotAddress, Epoch], ...]
     waiting: tuple[tuple[str, SequenceId, bool], ...]
@@ -235,7 +245,6 @@ class StateView:
 
 
 def view(state: LeaderState) -> StateView:
-    """The state as a value."""
     placed = [(s.sequence, s.place, s.epoch) for s in state.sequences.values()]
     return StateView(
         live=tuple(sorted((sequence, place, epoch) for sequence, place, epoch in placed if place is not None)),

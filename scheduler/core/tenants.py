@@ -1,4 +1,4 @@
-"""Live sequences that may be asked for their slots, and how far the asking has come. See `scheduler.core.paging`."""
+"""The live sequences that may be asked for their slots, and which of them were asked. See `scheduler.core.paging`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import OrderedDict
 from shared.contract.ids import SequenceId
 
 ASKS_PER_TICK_MAX = 256
-"""Busy sequences that are asked in vain between two ticks: each costs Redis a few us."""
+"""Sequences that may be asked between two ticks and turn out to be busy: each costs Redis a few us."""
 
 
 class Tenants:
-    """The live sequences of one version, in the order in which they are asked: who was asked in vain comes last.
+    """The live sequences of one version, in the order in which they are asked. A sequence that was busy comes last.
 
-    asked   sequences that are being asked, and have not answered; they are not in line
-    busy    how many were asked in vain since the last tick
-    wanted  slots that `commit` may still free by itself, as far as has been heard
-    told    it was told of some: every shard has its share, so there may be more than are wanted
+    asked   number of sequences that were asked and have not answered; they are not in the line
+    busy    number of sequences that were asked and kept their slot, since the last tick
+    wanted  slots that `commit` may still free by itself, as far as the leader has heard
+    told    whether `commit` was told to free slots. Each shard has its own count, so this stays true at `wanted` 0
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,15 @@ class Tenants:
         return sequence in self._line
 
     def add(self, sequence: SequenceId) -> None:
-        """It holds a slot, and is asked after all others."""
+        """Puts a sequence that holds a slot at the end of the line."""
         self._line[sequence] = None
 
     def remove(self, sequence: SequenceId) -> None:
-        """It is asked no more."""
+        """Takes a sequence out of the line."""
         del self._line[sequence]
 
     def next_to_ask(self) -> SequenceId | None:
-        """Whose turn it is; None when everybody was asked since the last tick, or as many as may be."""
+        """The next sequence to ask; None when all were asked since the last tick, or ASKS_PER_TICK_MAX were."""
         if self.busy + self.asked >= min(len(self._line) + self.asked, ASKS_PER_TICK_MAX):
             return None
         return next(iter(self._line))
