@@ -128,7 +128,7 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
                 replaying,
                 "seqmesh_sequence_log_full",
                 "counter",
-                "Number of sequences that stopped to be recoverable because their log of steps reached its bound",
+                "Number of sequences that stopped being recoverable because their log of steps reached its bound",
                 lambda each: each.statistics.counts.get(FULL_LOGS, 0),
             )
         )

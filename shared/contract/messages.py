@@ -1,9 +1,9 @@
-"""What crosses streams: frozen structs, encoded as msgpack arrays. The only thing two services have in common.
+"""Messages between services: frozen structs. Requests, replies and control messages are msgpack, other records JSON.
 
-A message's fields are only ever appended (with a default, and a new `release.REVISION`); anything else is a new
-`keyspace.SCHEMA_VERSION`. docs/security.md says how.
-Numbers that Lua scripts must see (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
-opaque message.
+A message's fields are only ever appended (with a default, and a new `release.REVISION`). Any other change is a new
+`keyspace.SCHEMA_VERSION`; docs/security.md says how.
+Numbers that Lua scripts must read (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
+message, which the scripts do not look into.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from shared.contract.tensors import Tensor, check_tensor
 
 
 class StepFlag(IntFlag):
-    """Flags of a step, the same numbers as in `common.lua`. Only START and END have a meaning for the executor.
+    """Flags of a step, the same numbers as in `common.lua`. Only START and END have a meaning for the model.
 
-    IMPLICIT  its sequence may begin without START     DURABLE  the mesh holds its state
-    ALONE     its sequence is of this one request, under an id that nobody knows
-    PAGEABLE  its sequence gives up its slot between two steps while others wait
+    IMPLICIT  its sequence may begin without START
+    DURABLE   the mesh holds its sequence's state
+    ALONE     its sequence consists of this one request, under an id that the gateway made and no client knows
+    PAGEABLE  its sequence gives up its slot between two steps while other sequences wait
     """
 
     NONE = 0
@@ -37,24 +38,24 @@ class StepFlag(IntFlag):
 
 
 EXECUTOR_FLAGS = int(StepFlag.START | StepFlag.END | StepFlag.ALONE)
-"""Those that a step still has when it comes to its executor, which hands ALONE back with the commit."""
+"""The flags that a step still has when its executor reads it. The executor hands ALONE back with the commit."""
 
 
 class InferMessage(msgspec.Struct, frozen=True, array_like=True):
-    """One inference request, checked against the model's config, tensor bytes untouched.
+    """One inference request, checked against the model's configuration; the tensors' bytes are unchanged.
 
-    version      the version that serves it, resolved by the gateway; of a sequence, its START's counts
+    version      the version that serves it, chosen by the gateway; a sequence stays with the version of its START
     outputs      names asked for; empty means all
     traceparent  W3C trace context of the gateway's span, "" when it is not sampled
     arrived_ns   wall clock at the gateway, ns
-    own_sequence  the request is a sequence of its own, of an iterative model: the model hears START with its first
-                 pass, and never END (triton-spec 1.10)
-    keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): store the reply for that
-    cache_key    what a successful answer goes into the response cache for (`shared.contract.response_cache`); "": it
-                 does not
-    cache_bytes  what the cache may hold then
-    flags        START and END of a stateless request: they mean nothing to the mesh, but its model can read them. A
-                 step's are in its stream entry
+    own_sequence  the request is a sequence of its own, of an iterative model: the model gets START with its first pass,
+                 and never END (triton-spec 1.10)
+    keep_reply   the client can repeat this step (it gave a request id or `sequence_step`): the reply is stored for that
+    cache_key    name under which a successful answer is stored in the response cache
+                 (`shared.contract.response_cache`); "": it is not stored
+    cache_bytes  bytes that the cache may hold, if the answer is stored
+    flags        START and END of a stateless request: they mean nothing to the mesh, but its model can read them. The
+                 flags of a step are in its stream entry
     """
 
     model: str
@@ -78,8 +79,8 @@ class InferMessage(msgspec.Struct, frozen=True, array_like=True):
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     """The answer to one request, built once, by the executor.
 
-    error_code   a `shared.contract.errors.Code`, "" for success; then `error` says what and `reason` (a `Reason` or "")
-                 why. Both may be words of a newer release: whoever reads them passes them on
+    error_code   a `shared.contract.errors.Code`, "" for success; then `error` is the text and `reason` (a `Reason` or
+                 "") the cause. Both may be words of a newer release: a service that does not know them passes them on
     step         the step's number since its START; 0 for a stateless request
     """
 
@@ -97,10 +98,10 @@ class ServedModel(msgspec.Struct, frozen=True):
     """One version of a model as an executor serves it.
 
     slots       per instance, 0 for stateless
-    says_ready  what the model says of itself; it is served in any case
-    closing     it takes no sequence any more; those that it has go on until they end
-    pageable    its sequences give up their slots while others wait
-    idle_ms     no sequence expires sooner after its last step; 0: not said
+    says_ready  whether the model calls itself ready; it is served in any case
+    closing     it takes no new sequence; its sequences go on until they end
+    pageable    its sequences give up their slots while other sequences wait
+    idle_ms     no sequence expires sooner than this after its last step; 0: unknown
     """
 
     model: str
@@ -125,9 +126,9 @@ class RepositoryEntry(msgspec.Struct, frozen=True):
 class LoadFailure(msgspec.Struct, frozen=True):
     """A control message that an executor could not carry out.
 
-    entry       the message's id in the control stream; "" where it was found in what was asked before
+    entry       the message's id in the control stream; "" if the executor read it in the hash of wanted models
     code        a `shared.contract.errors.Code`
-    found       False when this executor's repository has no such model; another one's may
+    found       False if this executor's repository has no such model; the repository of another executor may have it
     generation  the message's
     """
 
@@ -162,14 +163,14 @@ class ExecutorRegistration(msgspec.Struct, frozen=True):
 
 
 class ModelRecord(msgspec.Struct, frozen=True):
-    """A loaded model, for gateways and schedulers that have no repository.
+    """A loaded model, for gateways and schedulers, which have no repository.
 
     config_json  Triton's canonical JSON of the configuration
-    versions     those that can be asked for, ascending
-    generation   which load of the model it is, the same on all executors; statistics begin at 0 with each. "0" is the
-                 load at start, else the one that the control message named, or what the polled files looked like
+    versions     the versions that clients can ask for, ascending
+    generation   which load of the model it is, the same on all executors; statistics begin at 0 with each load. "0" is
+                 the load at start. Later loads are named by the control message, or by a digest of the polled files
     labels       output -> names of its classes by index, from the output's `label_filename`
-    cache_scopes  version -> what its answers depend on, in the response cache; of models that have it enabled
+    cache_scopes  version -> what its answers depend on, for the response cache; only if the model has it enabled
     """
 
     config: ModelConfig
@@ -181,7 +182,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
 
 
 class ControlMessage(msgspec.Struct, frozen=True):
-    """The last word on a model, for every executor: load it so, or unload it.
+    """The latest command about a model, for every executor: load it in this form, or unload it.
 
     action      load or unload
     files       override files (path in the model directory -> content)
@@ -196,14 +197,14 @@ class ControlMessage(msgspec.Struct, frozen=True):
 
 
 class InboxStep(msgspec.Struct, frozen=True):
-    """A step as the owner's inbox brings it.
+    """A step as its owner reads it from the inbox.
 
-    entry      its place in the inbox, to be removed with its checkpoint
-    committed  the last committed step when it was delivered
-    version    the one that the sequence was pinned to at START, whatever the step's own message says
-    cancelled  its caller had gone before it was delivered: it is not to be run (triton-spec 1.8)
-    given_up   too many executors were lost that had it: it is not to be run
-    suspicion  owners that were lost with the sequence's next step, where they are enough to suspect it
+    entry      its id in the inbox; removed when a checkpoint covers the step
+    committed  the last committed step when this one was delivered
+    version    the version that the sequence was pinned to at START, whatever the step's own message says
+    cancelled  its caller had gone before it was delivered: it is not run (triton-spec 1.8)
+    given_up   too many executors were lost with it: it is not run
+    suspicion  number of owners that were lost with the sequence's next step, if they are enough to suspect it
     unreadable  its message cannot be read: it fails without being run
     """
 
@@ -226,7 +227,7 @@ class InboxStep(msgspec.Struct, frozen=True):
 
 
 class InboxExpired(msgspec.Struct, frozen=True):
-    """Control message: the sequence of that epoch is over; its state may go."""
+    """Control message: the sequence of that epoch is over; the executor may drop its state."""
 
     entry: str
     sequence: SequenceId
@@ -234,8 +235,10 @@ class InboxExpired(msgspec.Struct, frozen=True):
 
 
 class InboxCancelled(msgspec.Struct, frozen=True):
-    """Control message: the caller of a step that was delivered has gone. Unless the step runs already, it and those
-    behind it are not to be run (triton-spec 1.8)."""
+    """Control message: the caller of a delivered step has gone. Unless the step is already running, neither it nor the
+       later
+    steps are run (triton-spec 1.8).
+    """
 
     entry: str
     sequence: SequenceId
@@ -244,8 +247,10 @@ class InboxCancelled(msgspec.Struct, frozen=True):
 
 
 class InboxVacated(msgspec.Struct, frozen=True):
-    """Control message: the sequence of that epoch has given up its slot between two steps; whoever runs its next one
-    restores it."""
+    """Control message: the sequence of that epoch has given up its slot between two steps. The owner of its next step
+       restores
+    its state.
+    """
 
     entry: str
     sequence: SequenceId
@@ -253,11 +258,12 @@ class InboxVacated(msgspec.Struct, frozen=True):
 
 
 class InboxOwned(msgspec.Struct, frozen=True):
-    """Control message: a sequence without any step on its way has come here from another owner. Only a hint, so that
-    its state is there before its next step is; that step says the same again.
+    """Control message: this executor owns a sequence now that has no step in flight. It is only a hint, so that the
+       state is
+    loaded before the next step comes; that step says the same.
 
     committed  its last committed step
-    version    the one that it is pinned to
+    version    the version that it is pinned to
     """
 
     entry: str
@@ -320,7 +326,7 @@ def _inbox_step(entry: bytes, sequence: SequenceId, epoch: Epoch, fields: Mappin
 
 
 UNREADABLE = "the request cannot be read where the mesh stored it: it was not run"
-"""What the caller of a request hears whose `InferMessage` cannot be decoded."""
+"""The error for a request whose `InferMessage` cannot be decoded."""
 
 _infer_decoder = msgspec.msgpack.Decoder(InferMessage)
 _reply_decoder = msgspec.msgpack.Decoder(ReplyMessage)
@@ -334,7 +340,10 @@ decode_reply = _reply_decoder.decode
 
 
 def read_reply(raw: bytes) -> ReplyMessage:
-    """A reply that a gateway can pass on. Raises what decoding raises, ValueError for one that breaks its promises."""
+    """Decodes a reply that a gateway can pass on. Raises what decoding raises, and ValueError for a reply that no
+       client could
+    read.
+    """
     reply = decode_reply(raw)
     if reply.reason and not REASON.fullmatch(reply.reason):
         raise ValueError(f"no reason: {reply.reason[:64]!r}")
@@ -346,10 +355,12 @@ def read_reply(raw: bytes) -> ReplyMessage:
 
 
 REASON = re.compile(r"[a-z][a-z0-9_]{0,62}")
-"""The form of every reason, of newer releases too: it travels in headers, and in capitals in google.rpc.ErrorInfo."""
+"""The form of every reason, also of newer releases: a reason is sent in headers, and in capitals in
+google.rpc.ErrorInfo.
+"""
 
 STATE_FIELD = "s:"
-"""What the fields of a checkpoint that hold state tensors begin with; the state's input name follows."""
+"""Fields of a checkpoint that hold state tensors begin with this; the name of the state's input follows."""
 
 
 def checkpointed_states(fields: Mapping[bytes, bytes]) -> dict[str, Tensor]:

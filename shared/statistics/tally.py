@@ -1,17 +1,24 @@
 """What is counted of a model version's requests and executions: built, packed, and read back. Pure.
 
-Counts travel with the script call that makes an answer final (`commit`, `finish`, or whatever refuses a request), so an
-answered request counts exactly once, whoever is killed or repeats a call. `tally.lua` says how they are kept; what is
-refused by a script, and what comes from the response cache, the scripts count themselves. One hash
-of sums per load of a model version and shard; gateways add up the shards.
+Counts travel with the script call that makes an answer final (`commit`, `work_finish`, or a script that refuses a
+request). So an answered request counts exactly once, even if a process is killed or a call is repeated. `tally.lua`
+says how counts are kept. A script itself counts the requests that it refuses, and the answers from the response cache.
+There is one hash of sums per load of a model version and shard; gateways add up the shards.
 
-Fields of the hash: `success_count`, `success_ns`, `queue_ns`, `compute_input_ns`, `compute_infer_ns`,
-`compute_output_ns` of the requests that succeeded; `inference_count` (their batch sizes); `fail_count`, `fail_ns`,
-`fail_<reason>`; `cache_hit_count`, `cache_hit_ns`, `cache_miss_count`, `cache_miss_ns`; `last_inference_ms`; and for
-each size of an executed batch `batch:<size>:count`, `batch:<size>:compute_input_ns`, `..._infer_ns`, `..._output_ns`.
-For summaries, if they are wanted, `sketch:<name>:<bucket>`; for the histogram `first_response:<bucket>`, buckets by
-index. `full_log_count`: sequences that stopped to be recoverable, because their steps were too many to be kept.
-What follows from these is not kept. Source: triton-spec 5.7 and 7.
+Fields of the hash:
+  success_count, success_ns, queue_ns, compute_input_ns, compute_infer_ns, compute_output_ns
+                                        of the requests that succeeded
+  inference_count                       sum of their batch sizes
+  fail_count, fail_ns, fail_<reason>    of the requests that failed
+  cache_hit_count, cache_hit_ns, cache_miss_count, cache_miss_ns
+  last_inference_ms                     time of the last execution
+  batch:<size>:count, batch:<size>:compute_input_ns, ..._infer_ns, ..._output_ns
+                                        of the executions with this batch size
+  sketch:<name>:<bucket>                for summaries, if they are wanted; buckets by index
+  first_response:<bucket>               for the histogram; buckets by index
+  full_log_count                        sequences that stopped being recoverable, because they had too many steps to
+                                        keep
+What follows from these numbers is not kept. Source: triton-spec 5.7 and 7.
 """
 
 from __future__ import annotations
@@ -30,13 +37,13 @@ Counts = Mapping[str, int]
 """Field -> increment, or field -> sum."""
 
 LAST_INFERENCE = "last_inference_ms"
-"""The one field that is no sum: the latest counts."""
+"""The one field that is no sum: the latest time wins."""
 
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-"""What has a count and nanoseconds, in the protocol's order."""
+"""Durations with a count and nanoseconds, in the protocol's order."""
 
 SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-"""Durations that a summary shows, by the names in the metric's (triton-spec 7)."""
+"""Durations that a summary shows, by their names in the metric's name (triton-spec 7)."""
 
 FULL_LOGS = "full_log_count"
 SKETCH = "sketch:"
@@ -47,8 +54,13 @@ COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 class FailureReason(StrEnum):
-    """Why a request failed (triton-spec 7): refused for its age or a full queue; its caller has gone; the model failed;
-    anything else."""
+    """Why a request failed (triton-spec 7).
+
+    REJECTED  it waited too long, or the queue was full
+    CANCELED  its caller has gone
+    BACKEND   the model failed
+    OTHER     anything else
+    """
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -57,9 +69,9 @@ class FailureReason(StrEnum):
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
-    """What counts are kept of: one load of a model version.
+    """One load of a model version: counts are kept for each load.
 
-    generation  which load it is, the same on every executor; counts begin at 0 with each (`ModelRecord.generation`)
+    generation  which load it is, the same on every executor (`ModelRecord.generation`)
     """
 
     model: str
@@ -68,7 +80,9 @@ class ModelLoad(msgspec.Struct, frozen=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that a model's instances hold. type: CPU, CPU_PINNED or GPU (triton-spec 5.7); id: of the device."""
+    """Bytes of memory that a model's instances hold. type: CPU, CPU_PINNED or GPU (triton-spec 5.7); id: of the
+    device
+    """
 
     type: str
     id: int
@@ -83,7 +97,7 @@ class Compute(msgspec.Struct, frozen=True):
     output_ns: int
 
     def items(self) -> tuple[tuple[str, int], ...]:
-        """By the names in `COMPUTE`."""
+        """The three times, by their names in `COMPUTE`."""
         return (
             ("compute_input", self.input_ns),
             ("compute_infer", self.infer_ns),
@@ -95,7 +109,9 @@ class Compute(msgspec.Struct, frozen=True):
 
 
 def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dict[str, int]:
-    """One request that was answered. rows: its own batch size; each request of a batch counts the batch's times."""
+    """Counts of one request that succeeded. rows: its own batch size. Each request of a batch counts the times of the
+    batch.
+    """
     counts = {"success_count": 1, "success_ns": total_ns, "queue_ns": queue_ns, "inference_count": rows}
     for name, ns in compute.items():
         counts[f"{name}_ns"] = ns
@@ -103,12 +119,16 @@ def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dic
 
 
 def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
-    """One request that was accepted and got an error."""
+    """Counts of one request that was accepted and got an error."""
     return {"fail_count": 1, "fail_ns": total_ns, f"fail_{reason}": 1}
 
 
 def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, int]:
-    """One run of the model. batch_size: rows with null rows, as Triton's backends report it; ended_ms: wall clock."""
+    """Counts of one run of the model.
+
+    batch_size  rows, null rows included, as Triton's backends report it
+    ended_ms    wall clock
+    """
     counts = {f"batch:{batch_size}:count": 1, LAST_INFERENCE: ended_ms}
     for name, ns in compute.items():
         counts[f"batch:{batch_size}:{name}_ns"] = ns
@@ -116,12 +136,15 @@ def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, 
 
 
 def sketches(durations_ns: Mapping[str, int]) -> dict[str, int]:
-    """One request's durations for the summaries; names as they are shown (`SUMMARIES`)."""
+    """Counts of one request's durations, for the summaries; names as in `SUMMARIES`."""
     return {f"{SKETCH}{name}:{sketch_bucket(ns // 1000)}": 1 for name, ns in durations_ns.items()}
 
 
 def first_response(ns: int, bounds_ms: Sequence[float]) -> dict[str, int]:
-    """One request's time to its first response, for the histogram. bounds_ms: upper ends of all but the last bucket."""
+    """Counts of one request's time to its first response, for the histogram.
+
+    bounds_ms  upper ends of all buckets but the last
+    """
     return {f"{FIRST_RESPONSE}{bisect_left(bounds_ms, ns / 1e6)}": 1, f"{FIRST_RESPONSE}ns": ns}
 
 
@@ -147,12 +170,13 @@ def packed(counts: Counts) -> bytes:
         return b""
     flat: list[str | int] = []
     for name, by in counts.items():
+        # Clocks of two hosts may differ, so a duration can come out below 0.
         flat += (name, max(0, by))
     return _pack(flat)
 
 
 def unpacked(data: bytes) -> dict[str, int]:
-    """What `packed` made, for tests and tools."""
+    """The counts that `packed` was given."""
     flat = _unpack(data) if data else []
     return {str(name): int(by) for name, by in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -162,7 +186,7 @@ def unpacked(data: bytes) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often, and nanoseconds together."""
+    """How often something was measured, and the sum of its nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -180,7 +204,7 @@ class BatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """One model version, summed over the mesh.
+    """Statistics of one model version, summed over the mesh.
 
     last_inference  wall clock, ms since 1970
     durations       by the names in `DURATIONS`
@@ -202,7 +226,7 @@ class ModelStatistics:
 
 
 def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequence[MemoryUse] = ()) -> ModelStatistics:
-    """The statistics in sums; what is missing counts as 0."""
+    """The statistics that the sums contain; a missing field counts as 0."""
     sizes = sorted(int(name.split(":")[1]) for name in counts if name.startswith("batch:") and name.endswith(":count"))
     return ModelStatistics(
         name=model,
@@ -219,20 +243,23 @@ def statistics_of(model: str, version: str, counts: Counts, memory_usage: Sequen
 
 
 def sketch_of(counts: Counts, name: str) -> dict[int, int]:
-    """The buckets of one summary."""
+    """The buckets of one summary: index -> requests."""
     prefix = f"{SKETCH}{name}:"
     return {int(field.removeprefix(prefix)): count for field, count in counts.items() if field.startswith(prefix)}
 
 
 def first_response_of(counts: Counts, buckets: int) -> tuple[list[int], float]:
-    """The histogram: requests per bucket (not summed up), and all their milliseconds."""
+    """The histogram: requests per bucket (not cumulative), and the sum of their times, ms."""
     return [counts.get(f"{FIRST_RESPONSE}{bucket}", 0) for bucket in range(buckets)], counts.get(
         f"{FIRST_RESPONSE}ns", 0
     ) / 1e6
 
 
 def _duration(name: str, counts: Counts) -> Duration:
-    """A request that succeeded was queued, and it was computed unless the cache knew the answer."""
+    """The count follows from others where it has no field: every request that succeeded was queued, and it was computed
+       unless
+    the cache had its answer.
+    """
     ns = counts.get(f"{name}_ns", 0)
     if name == "queue":
         return Duration(counts.get("success_count", 0), ns)

@@ -1,8 +1,8 @@
-"""The atomic steps of the mesh: one typed wrapper per Lua script, the only place that knows argument order.
+"""The atomic steps of the mesh: one typed wrapper per Lua script. Only these wrappers know the order of arguments.
 
-Each wrapper takes work of one shard and makes one call. A lost connection leaves a call's outcome unknown; every
-script may then be sent again: `commit` and `assign` tell what was done before, `submit` by digest or number.
-Scripts run atomically in Redis; see the header of each `.lua` file for keys, arguments and reply.
+A call concerns one shard. A lost connection leaves the outcome of a call unknown, so every script may be sent again:
+`commit` and `assign` recognise what was done before, `submit` recognises a step by its digest or number.
+Scripts run atomically in Redis. The header of each `.lua` file describes its keys, arguments and reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shared.store.reading import text_of, value_of
 
 
 class SubmitCode(IntEnum):
-    """What became of a submitted step; negative: refused."""
+    """What became of a submitted step; negative: it was refused. The header of `submit.lua` describes each code."""
 
     DELIVERED = 0
     WAITING = 1
@@ -65,7 +65,8 @@ class Submission(msgspec.Struct, frozen=True):
     digest         of its request id and content (`shared.contract.step_digest`), or b""
     expected_step  `sequence_step` of the request (1 at START), or None
     message        encoded `InferMessage`
-    since_ms       when it was first sent, by the clock of Redis, if it is sent again without knowing what became of it
+    since_ms       when the step was first sent (clock of Redis), if the gateway sends it again without knowing what
+                   became of it; else -1
     """
 
     sequence: SequenceId
@@ -82,8 +83,11 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """code; step: the accepted step's number, or the last committed one (since START) for a refusal;
-    extra: the sequence's birth (accepted, JOINED), the stored reply (REPEATED), the expected step (WRONG_STEP)."""
+    """What `submit` says of one step.
+
+    step   number of the accepted step; for a refusal, the last committed step (since START)
+    extra  the sequence's birth (accepted, JOINED), the stored reply (REPEATED), or the expected step (WRONG_STEP)
+    """
 
     code: SubmitCode
     step: int
@@ -91,9 +95,9 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """A sequence's new place.
+    """A sequence's new executor, instance and slot.
 
-    entry  of its wait in the starts stream; a later sequence of the same id has another
+    entry  id of its wait in the starts stream; a later sequence of the same id waits under another entry
     """
 
     sequence: SequenceId
@@ -105,7 +109,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """A waiting sequence that is refused. entry: of its wait; reply: encoded `ReplyMessage` for each of its steps."""
+    """A waiting sequence that is refused. entry: id of its wait; reply: encoded `ReplyMessage` for each of its steps"""
 
     sequence: SequenceId
     entry: str
@@ -113,10 +117,10 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Vacation(msgspec.Struct, frozen=True):
-    """A live sequence that is to give up its slot, if nothing of it is in flight.
+    """A live sequence that shall give up its slot, if no step of it is in flight.
 
-    epoch   in which it was seen in that slot; 0: it has none, because it is paged
-    moving  it is to get another slot at once; else it is paged until its next step
+    epoch   in which the scheduler saw it in that slot; 0: it has no slot, because it is paged
+    moving  True: it gets another slot at once; False: it is paged until its next step
     """
 
     sequence: SequenceId
@@ -125,8 +129,12 @@ class Vacation(msgspec.Struct, frozen=True):
 
 
 class VacateCode(IntEnum):
-    """KEPT: it is not what it was thought to be, or a step of it is in flight. VACATED: its slot is free. UNDRAINED: so
-    too, but steps since its checkpoint lie in its owner's inbox, to be drained."""
+    """What became of a `Vacation`.
+
+    KEPT       it keeps its slot: the scheduler's view of it is outdated, or a step of it is in flight
+    VACATED    its slot is free
+    UNDRAINED  its slot is free, but its owner's inbox holds steps since its checkpoint: the inbox must be drained
+    """
 
     KEPT = 0
     VACATED = 1
@@ -134,7 +142,7 @@ class VacateCode(IntEnum):
 
 
 class Cancellation(msgspec.Struct, frozen=True):
-    """An accepted step whose caller has gone. birth, step: as `Submitted` told."""
+    """An accepted step whose caller has gone. birth, step: from its `Submitted`"""
 
     sequence: SequenceId
     model: str
@@ -145,10 +153,10 @@ class Cancellation(msgspec.Struct, frozen=True):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A sequence whose connection is gone before its END.
+    """A sequence whose connection was closed before its END.
 
-    token     under which the latest step that came over the connection was sent
-    grace_ms  how long it may be idle from now on
+    token     token of the latest step that came over the connection
+    grace_ms  how long the sequence may be idle from now on
     """
 
     sequence: SequenceId
@@ -158,8 +166,13 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class CancelCode(IntEnum):
-    """NOTHING: it was answered, or the sequence is over. SHARED: somebody else waits for the same step.
-    TOLD: it is cancelled when it comes to be run. REMOVED: it was waiting for a slot, with all of its sequence."""
+    """What became of a `Cancellation`.
+
+    SHARED   another caller waits for the same step: nothing was cancelled
+    NOTHING  the step was answered before, or the sequence is over
+    TOLD     the step will not be run, unless its owner has begun to
+    REMOVED  the sequence was waiting for its first slot; all of it was removed
+    """
 
     SHARED = -1
     NOTHING = 0
@@ -168,9 +181,15 @@ class CancelCode(IntEnum):
 
 
 class StepOutcome(IntEnum):
-    """How a step went: DONE, the model FAILED it, or VOID: it was not run, because the sequence has no state.
-    CANCELLED: it was not run, because its caller has gone; the steps behind it are void. GIVEN_UP: so too, because too
-    many executors were lost that were to run it. LOST: so too, because the sequence's state could not be kept."""
+    """How a step went.
+
+    DONE       the model ran it
+    FAILED     the model failed
+    VOID       it was not run, because the sequence has no state
+    CANCELLED  it was not run, because its caller has gone; the sequence's later steps are void
+    GIVEN_UP   it was not run, because too many executors were lost with it
+    LOST       it was not run, because the sequence's state could not be kept
+    """
 
     DONE = 0
     FAILED = 1
@@ -181,9 +200,16 @@ class StepOutcome(IntEnum):
 
 
 class CommitCode(IntEnum):
-    """REFUSED: the sequence has another owner; drop it. OVER: committed, and the sequence's slot is free.
-    PAGED: committed, and its slot is free, because others wait; it goes on from its checkpoint. OUT_OF_ORDER: the step
-    before was not committed; only a fault of ours can bring that about."""
+    """What became of a `StepCommit`.
+
+    OUT_OF_ORDER  the step before it is not committed; only a fault of the executor can bring that about
+    REFUSED       the sequence has another owner: the executor must drop it
+    BEFORE        it was committed by an earlier call
+    COMMITTED     it is committed
+    OVER          it is committed, and the sequence is over: its slot is free
+    PAGED         it is committed, and the sequence's slot is free, because other sequences wait; the sequence goes on
+                  from its checkpoint
+    """
 
     OUT_OF_ORDER = -2
     REFUSED = -1
@@ -196,16 +222,16 @@ class CommitCode(IntEnum):
 class StepCommit(msgspec.Struct, frozen=True):
     """One step to be made final.
 
-    reply       encoded `ReplyMessage`, sent on by the script; gateway "" sends it nowhere
+    reply       encoded `ReplyMessage`; the script sends it to the gateway, or nowhere if gateway is ""
     entries     inbox entries that are not needed any more
-    base        the step behind which a takeover replays from now on, 0: the one before; None: this step, if entries go.
-                A step that failed and is no base is remembered as such, and never replayed
-    recoverable  True: from now on a takeover finds the sequence, False: its state would be lost; None: as before
-    checkpoint  state tensors by name, encoded; empty when the state did not change
-    traceparent  of the step's span; stays with the caller
-    counts      packed (`shared.statistics.tally`) counts of this request, counted if this very call commits the step
-    execution   packed counts of the model's run, given to the first step of its batch; counted by the first call that
-                commits any of the steps it carries: a group that is sent again must be sent as it was
+    base        the step after which a takeover replays from now on; 0: as before; None: this step if it has entries,
+                else as before. A step that failed and is no base is remembered as failed, and never replayed
+    recoverable  True: from now on a takeover finds the sequence's state, False: it does not any more; None: as before
+    checkpoint  state tensors by name, encoded; empty if the state did not change
+    traceparent  of the step's span; not sent to the script
+    counts      packed counts (`shared.statistics.tally`) of this request; they count if this very call commits the step
+    execution   packed counts of the model's run, given to the first step of its batch. They count with the first call
+                that commits any of its steps, so a group that is sent again must be sent unchanged
     """
 
     sequence: SequenceId
@@ -227,28 +253,31 @@ class StepCommit(msgspec.Struct, frozen=True):
 
     @property
     def replays_behind(self) -> int:
-        """The base as the script takes it."""
+        """The base as the script takes it: 0 for "as before"."""
         if self.base is None:
             return self.step if self.entries else 0
         return self.base
 
 
 class KeptReplies(msgspec.Struct, frozen=True):
-    """Replies of one sequence that are kept for retries. size: bytes of those beyond the newest, which always is."""
+    """How many replies of one sequence are kept for retries.
+
+    size  bytes of all of them but the newest, which is kept whatever its size
+    """
 
     count: int = RETRY_REPLIES
     size: int = RETRY_REPLY_BYTES
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """added_up: how many packed counts; sums: of each model version, in the order asked for."""
+    """Reply of `total`. added_up: how many packed counts; sums: of each load, in the order asked for"""
 
     added_up: int
     sums: list[dict[str, int]]
 
 
 TOTAL_MAX = 256
-"""Packed counts that one call adds up: about 5 us each, and Redis does nothing else meanwhile."""
+"""Packed counts that one call adds up: about 5 us each, during which Redis does nothing else."""
 COUNTS_TTL_MS = 24 * 3600 * 1000
 """How long the counts of a model that nobody serves any more can still be read."""
 
@@ -261,18 +290,18 @@ GAVE_WAY = encode(
         reason=Reason.BUSY,
     )
 )
-"""What is heard by whoever waits for a step beside too many others."""
+"""The reply to the oldest caller of a step when one caller too many waits for it."""
 
 COUNTING = frozenset({"commit", "reject", "cancel"})
-"""Scripts that make requests final, and so count them: they have the prelude `tally.lua` too."""
+"""Scripts that make requests final, and so count them. They have the prelude `tally.lua` too."""
 
 WORK = tuple(
     f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "refuse", "wake")
 )
-"""Scripts of stateless work (see `shared.store.work_scripts`), with both preludes and `work.lua`."""
+"""Scripts of stateless work (see `shared.store.work_scripts`). They have both preludes and `work.lua`."""
 
 CACHING = frozenset({"work_enqueue", "work_finish"})
-"""Those of them that know the response cache."""
+"""Scripts of `WORK` that use the response cache, and so have the prelude `cache.lua`."""
 
 NAMES = (
     "submit",
@@ -297,14 +326,17 @@ NAMES = (
 )
 
 ACCEPTING = frozenset({"submit", "work_enqueue"})
-"""Scripts that a Redis without memory refuses before they do anything."""
+"""Scripts that a Redis without memory refuses before they do anything: they bring in new requests."""
 
 FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
-"""Scripts that it carries out nevertheless: they finish what was accepted, and that makes room. (`total` can wait.)"""
+"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory. (`total`
+   can
+wait.)
+"""
 
 
 def script_source(name: str) -> str:
-    """A script with its preludes."""
+    """A script's text, with its preludes."""
     folder = resources.files("shared.store") / "lua"
     parts = ("common", "tally", name) if name in COUNTING else ("common", name)
     if name in WORK:
@@ -313,7 +345,7 @@ def script_source(name: str) -> str:
 
 
 def _shebang(name: str) -> str:
-    """What Redis is told of a script; without it, it goes by the first command in the script that writes."""
+    """The first line of a script. Without one, Redis judges a script by its first command that writes."""
     if name in ACCEPTING:
         return "#!lua\n"
     return "#!lua flags=allow-oom\n" if name in FINISHING else ""
@@ -334,8 +366,8 @@ class Call(msgspec.Struct, Generic[T], frozen=True):
 class Scripts:
     """The scripts of one mesh on one connection (pool).
 
-    A call of which it must be known whether it happened (`submit` without a request id) belongs on a connection
-    without retries: `connect(url, retries=0)`.
+    Some calls must not be repeated unknowingly (`submit` without a request id). They belong on a connection without
+    retries: `connect(url, retries=0)`.
     """
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
@@ -346,7 +378,7 @@ class Scripts:
         self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._sources.items()}
 
     def digest(self, name: str) -> str:
-        """What a script is called by."""
+        """The SHA1 digest by which Redis knows the script."""
         return self._digests[name]
 
     async def run(self, call: Call[T]) -> T:
@@ -357,18 +389,18 @@ class Scripts:
         return outcome
 
     async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
-        """Sends calls in one round trip, to be carried out in this order; an error is the result of its call alone.
+        """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
 
-        A script that the server turns out not to know is loaded, and its calls made after the others: calls of which
-        the order matters, and of which only some could be unknown, belong into one call.
+        If the server does not know a script, the script is loaded, and its calls are made after the other calls. So
+        calls whose order matters belong together in one script call.
 
         link    a connected link to send them on, instead of a connection of the pool
-        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were carried out.
+        Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
         """
         outcomes: list[Any] = await self._send(calls, link)
         unknown = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NoScriptError)]
         if unknown:
-            # A server that was restarted knows no script; then none of the calls was carried out.
+            # After a restart the server knows no script, and none of the calls was run.
             await self._load({calls[index].script for index in unknown}, link)
             for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown], link), strict=True):
                 outcomes[index] = outcome
@@ -407,7 +439,8 @@ class Scripts:
     ) -> Call[list[Submitted]]:
         """Accepts steps of one shard in this order; each has its own outcome.
 
-        backlog_max  sequences of a model in this shard that wait for their first slot   live_max  that have had one
+        backlog_max  most sequences of a model in this shard that wait for their first slot
+        live_max     most sequences of a model in this shard that have had a slot
         """
         models = {model: index for index, model in enumerate(dict.fromkeys(step.model for step in steps), 1)}
         keys: list[str] = []
@@ -434,7 +467,9 @@ class Scripts:
         return Call("submit", keys, args, _read_submitted)
 
     def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, term: Term) -> Call[list[Epoch]]:
-        """Gives sequences of one model and shard their owners; 0 for one that does not wait any more.
+        """Gives sequences of one model and shard their owners. Returns the new epochs; 0 for a sequence that does not
+           wait any
+        more.
 
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
@@ -464,7 +499,9 @@ class Scripts:
         return Call("assign", keys, args, list)
 
     def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
-        """Writes down that a suspected sequence's owner goes on with it; False when it is not the owner any more."""
+        """Notes that the owner of a suspected sequence runs its next step. False if the sequence has another owner
+        now.
+        """
         return Call("attempt", [self._keys.sequence(sequence).record], [epoch], bool)
 
     def commit(
@@ -482,9 +519,10 @@ class Scripts:
     ) -> Call[list[CommitCode]]:
         """Makes steps of one model version and shard final, and answers them. Safe to repeat after a lost connection.
 
-        load  what the steps' counts are counted for; None only where they carry none
-        kept  replies of each sequence that a retry can still get; None: as many as by default
-        mark  what the states of sequences that begin depend on (`executor.models.fingerprints`), "" if nobody asks
+        load  the load of the model that the steps' counts belong to; None only if no step carries counts
+        kept  replies of each sequence that a retry can still get; None: the default number
+        mark  names what the states of new sequences depend on (`executor.models.fingerprints`); "": states are not
+              compared
         """
         assert load is not None or not any(step.counts or step.execution for step in steps), "counts of nothing"
         counted = load or ModelLoad(model, "", "")
@@ -528,7 +566,7 @@ class Scripts:
     def expire(
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[bool]]:
-        """Ends those of the sequences whose idle marker is gone; True for each that was ended."""
+        """Ends the sequences whose idle marker has run out; True for each that was ended."""
         keys = [
             self._keys.fence(shard, model),
             self._keys.deadlines(shard, model),
@@ -563,8 +601,8 @@ class Scripts:
     ) -> Call[int]:
         """Takes up to `count` sequences from an executor; returns how many it took or looked at, 0 when none is left.
 
-        only  of these versions alone
-        lost  it is dead: a step that `LOST_OWNERS_MAX` owners in a row were lost with is given up
+        only  takes sequences of these versions only
+        lost  the executor is dead: a step with which `LOST_OWNERS_MAX` owners in a row were lost is given up
         """
         keys = [
             self._keys.fence(shard, model),
@@ -598,7 +636,10 @@ class Scripts:
         mark: str,
         tombstone_ms: int,
     ) -> Call[list[bool]]:
-        """Ends those that the executor holds between two steps with a state of another mark; True for each that was."""
+        """Ends the sequences that the executor holds between two steps with a state of another mark; True for each that
+           was
+        ended.
+        """
         keys = [
             self._keys.owned(shard, executor, model),
             self._keys.deadlines(shard, model),
@@ -612,7 +653,7 @@ class Scripts:
     def vacate(
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
     ) -> Call[list[VacateCode]]:
-        """Takes sequences of one model and shard out of their slots on executors that live, between two steps."""
+        """Takes sequences of one model and shard out of their slots, between two steps, on executors that live."""
         keys = [
             self._keys.fence(shard, model),
             self._keys.epoch(shard),
@@ -626,11 +667,13 @@ class Scripts:
         return Call("vacate", keys, args, _read_vacated)
 
     def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
-        """Ends a sequence whose record its owner cannot read; False when it is another's."""
+        """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
         return Call("lose", [self._keys.sequence(sequence).record], [executor, epoch], bool)
 
     def sweep(self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
-        """Puts back what sequences' records say and is nowhere any more; 0 for each that is over, or was lost."""
+        """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
+        lost.
+        """
         keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.deadlines(shard, model)]
         keys += [self._keys.sequence(sequence).record for sequence in sequences]
         return Call("sweep", keys, [term, model, self._keys.base(shard), *sequences], list)
@@ -638,21 +681,25 @@ class Scripts:
     def remove(
         self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
     ) -> Call[int]:
-        """Removes entries of a model's feed or starts on which its leader has acted; how many were there."""
+        """Removes entries of a model's feed or starts on which its leader has acted; returns how many were there."""
         return Call("remove", [self._keys.fence(shard, model), stream], [term, *entries], int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False
     ) -> Call[tuple[str, int, int]]:
-        """Moves inbox entries that are not an executor's own on: (last entry looked at, how many, how many stayed).
+        """Moves inbox entries that do not belong to an executor any more to their present places.
 
-        alive  the executor still reads its inbox: control messages stay there for it
+        alive    the executor still reads its inbox: control messages stay there for it
+        returns  the last entry looked at, how many were looked at, and how many stayed
         """
         args = [executor, after, count, self._keys.base(shard), 1 if alive else 0]
         return Call("drain", [self._keys.inbox(shard, executor)], args, _read_drained)
 
     def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
-        """Ends waiting sequences; the number of steps that were answered, -1: it does not wait there any more."""
+        """Ends waiting sequences.
+
+        Returns for each the number of steps answered, -1 if it does not wait under that entry any more.
+        """
         keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.line(shard, model)]
         args: list[Any] = [term, self._keys.replies_prefix(shard), self._keys.tally_prefix(shard, model, "")]
         for rejection in rejections:
@@ -667,7 +714,7 @@ class Scripts:
         """Tells the mesh of steps (of one shard) whose callers have gone.
 
         reply     encoded `ReplyMessage` for the other steps of a waiting sequence
-        feed_max  entries of the feed beyond which the scheduler is not told of a sequence that waits no longer
+        feed_max  entries of the feed from which on the scheduler is not told that a sequence waits no longer
         """
         keys: list[str] = []
         args: list[Any] = [self._keys.replies_prefix(shard), self._keys.inbox_prefix(shard), feed_max, reply]
@@ -684,7 +731,7 @@ class Scripts:
         return Call("cancel", keys, args, _read_cancelled)
 
     def orphan(self, orphans: Sequence[Orphan], *, shard: ShardId, gateway: str) -> Call[list[bool]]:
-        """Limits the idle time of sequences (of one shard) whose connections to one gateway are gone."""
+        """Limits the idle time of sequences (of one shard) whose connections to one gateway were closed."""
         keys: list[str] = []
         args: list[Any] = [gateway]
         for one in orphans:
@@ -696,14 +743,16 @@ class Scripts:
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
     ) -> Call[list[Term | ResponseError]]:
-        """Takes the lead of models (term 0) or keeps it; for each the term, or 0 when another scheduler leads, or what
-        Redis said instead."""
+        """Takes the lead of models (term 0) or keeps it. Returns for each model the term, 0 if another scheduler leads
+           it, or the
+        error that Redis has for it.
+        """
         keys = [self._keys.terms, *map(self._keys.leader, terms)]
         args = [scheduler, lease_ms, *(each for place in terms.items() for each in place)]
         return Call("lead", keys, args, list)
 
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
-        """Gives the lead of a model back (term 0: of whatever term); False when it is not this scheduler's."""
+        """Gives the lead of a model back (term 0: whatever the term is); False if another scheduler has it."""
         return Call("resign", [self._keys.leader(model)], [scheduler, term], bool)
 
     def total(
@@ -711,7 +760,7 @@ class Scripts:
     ) -> Call[Totals]:
         """Adds up what was counted in one shard, and reads the sums. Safe to repeat.
 
-        at_most  packed counts to add up; when as many were, more may be left: call again
+        at_most  most packed counts to add up; if so many were added up, more may be left: call again
         read     False: only add up, return no sums
         """
         keys: list[str] = []
