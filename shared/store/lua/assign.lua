@@ -1,11 +1,10 @@
--- Gives waiting or moving sequences an owner and a slot; their parked steps go to the owner's inbox, in order. Of one
--- that has none the owner is told, so that its state is there before its next step is.
+-- Gives waiting or moving sequences an owner and a slot. Their parked steps go to the owner's inbox, in order. If a
+-- sequence has no parked step, its owner is told of it all the same, so that the state is loaded before the next step.
 --
--- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 what the waiting line
---        amounts to
---        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 counts of the waiting
+--        line per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
 -- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot
--- reply  per sequence its new epoch, or 0 when it does not wait for an owner any more, in that place
+-- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
 -- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
@@ -13,6 +12,7 @@ if fenced then return fenced end
 
 local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
   local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk')
+  -- Parked steps without a record: the record was removed, not ended.
   if got[1] and not is_sound(got[1], tonumber(got[8]), tonumber(got[3]), 0, got[4])
     or not got[1] and redis.call('EXISTS', parked) == 1 then
     error('the record of a sequence cannot be read')
@@ -22,12 +22,14 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   end
   local epoch = redis.call('INCR', KEYS[2])
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
+  -- Only the first owner's epoch is kept here.
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
   local committed = number(got[3])
   leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
   redis.call('XDEL', KEYS[3], waits, got[6] or waits)
   redis.call('SADD', owned, sid)
+  -- A step that is given up anyway (x 2 below) needs no suspicion.
   local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
   local entries = redis.call('XRANGE', parked, '-', '+')
   for _, entry in ipairs(entries) do
@@ -39,6 +41,7 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
       fields[#fields + 1] = 'y'
       fields[#fields + 1] = suspected
     end
+    -- fields[4] is the step's number, as `park` wrote it. x 1: cancelled, x 2: given up; the owner does not run it.
     if got[5] and listed(got[5], fields[4]) then
       fields[#fields + 1] = 'x'
       fields[#fields + 1] = '1'
@@ -62,7 +65,7 @@ for i = 1, (#KEYS - 4) / 4 do
   local done, epoch = for_one(KEYS[k + 1], assign, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
     ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
   epochs[i] = done and epoch or 0
-  -- Nobody waits by that entry (any more).
+  -- No sequence waits under that entry: it is removed, or the leader would read it again.
   if epochs[i] == 0 and string.find(ARGV[a + 2], '^%d+%-%d+$') then redis.call('XDEL', KEYS[3], ARGV[a + 2]) end
 end
 return epochs

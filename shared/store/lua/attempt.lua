@@ -1,9 +1,9 @@
--- Writes down that the owner of a sequence is about to go on with it: of several that owners were lost with, only one at
--- a time. Should this owner be lost as well, it is this one that counts (`reclaim`).
+-- Notes that the owner of a suspected sequence is about to run its next step. An owner runs only one suspected sequence
+-- at a time: if this owner is lost as well, the loss counts for this sequence alone (`reclaim`).
 --
 -- KEYS   1 record
 -- ARGV   1 epoch
--- reply  1 written, 0 the sequence is another's now
+-- reply  1 written, 0 another executor owns the sequence now
 -- Safe to repeat.
 
 if redis.call('HGET', KEYS[1], 'ep') ~= ARGV[1] then return 0 end

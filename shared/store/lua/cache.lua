@@ -13,7 +13,8 @@ local function cache_keys()
   return { entries = KEYS[first], used = KEYS[first + 1], about = KEYS[first + 2] }
 end
 
--- Not with every use: that would be three commands more to write and to replicate.
+-- Renews the TTL only when half of it is over. With every use it would be three more commands to write and to
+-- replicate.
 local function cache_renew(cache)
   if redis.call('PTTL', cache.about) > CACHE_TTL_MS / 2 then return end
   for _, key in pairs(cache) do redis.call('PEXPIRE', key, CACHE_TTL_MS) end
@@ -33,11 +34,12 @@ local function cache_size(cache, name)
   return length > 0 and length + #name or 0
 end
 
--- Stores an answer, and lets those go that were not used for longest, until the cache is within its bound.
+-- Stores an answer. The answers that were not used for longest give way until the cache is within its bound.
 local function cache_put(cache, name, reply, bound, now)
   if #reply + #name > bound then return end
   if redis.call('EXISTS', cache.entries, cache.used, cache.about) < CACHE_KEYS then
-    -- New; or Redis, short of memory, has taken a part of it.
+    -- The cache is new, or Redis, short of memory, has evicted one of its keys. A part of it counts wrong, so it begins
+    -- again.
     redis.call('DEL', cache.entries, cache.used, cache.about)
   end
   local total = redis.call('HINCRBY', cache.about, 'bytes', #reply + #name - cache_size(cache, name))
@@ -46,7 +48,7 @@ local function cache_put(cache, name, reply, bound, now)
   while total > bound do
     local oldest = redis.call('ZRANGE', cache.used, 0, 0)[1]
     if not oldest then
-      -- What it says to hold is not there.
+      -- The sum of bytes says that entries are there, and none is: begin again.
       redis.call('DEL', cache.entries, cache.used, cache.about)
       return
     end
@@ -58,8 +60,9 @@ local function cache_put(cache, name, reply, bound, now)
   cache_renew(cache)
 end
 
--- Counts a lookup (shared/statistics/tally.py says what the fields mean). us: since the request arrived at its gateway;
--- base: of the summaries' buckets (shared/statistics/metrics_config.py), 0: there are none.
+-- Counts a lookup (shared/statistics/tally.py says what the fields mean).
+-- us: since the request arrived at its gateway; base: of the summaries' buckets
+-- (shared/statistics/metrics_config.py), 0: there are no summaries
 local function tally_lookup(key, hit, us, base, bucket_max)
   local ns = math.max(0, us) * 1000
   local counts = { 'cache_miss_count', 1, 'cache_miss_ns', ns }

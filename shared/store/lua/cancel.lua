@@ -1,14 +1,16 @@
--- The callers of accepted steps have gone: what has not begun to run need not run any more (triton-spec 1.8).
+-- The callers of accepted steps have gone: a step that has not begun to run need not run any more (triton-spec 1.8).
 --
--- KEYS   per step: record, parked steps, idle marker, checkpoint, starts stream and feed of the model, what its waiting
---        line amounts to
+-- KEYS   per step: record, parked steps, idle marker, checkpoint, starts stream and feed of the model, counts of its
+--        waiting line
 -- ARGV   1 prefix of this shard's reply streams   2 prefix of its inboxes   3 bound of the feed   4 encoded reply
 --        per step: sequence id, birth of the sequence, step, gateway, token, prefix of its model's tallies of refused
 --                  requests
--- reply  per step: 2 the sequence was waiting, all of it was cancelled   1 its owner was told, or the next one will be
---        0 it was answered, or the sequence is over   -1 somebody else waits for the same step
--- atomic everything of one step. A sequence with an owner is not changed: whether the step has begun to run only its
--- owner knows, and `commit` makes it final. Safe to repeat.
+-- reply  per step: 2 the sequence was waiting, and all of it was cancelled
+--                  1 its owner was told, or the next owner will be told
+--                  0 it was answered, or the sequence is over
+--                 -1 another caller waits for the same step
+-- atomic everything of one step. A sequence with an owner is not changed: only its owner knows whether the step has
+-- begun to run, and `commit` makes it final. Safe to repeat.
 -- Reply streams, inboxes and tallies follow from the record and the parked steps; they carry the hash tag of the
 -- declared keys.
 
@@ -17,8 +19,8 @@ local function callers(list)
   return count
 end
 
--- Counts a caller among those who have left; true when that are all: the first one, and those who joined by a retry.
--- (Who joined can ask again, so gateways do not withdraw it; one that gave way to others counts no more in any case.)
+-- Notes that a caller has left. True when every caller has left: the first one, and all that joined by a retry.
+-- (Gateways do not withdraw a caller that joined, because it can ask again.)
 local function leave(keys, step)
   local got = redis.call('HMGET', keys.record, 'j:' .. step.n, 'a:' .. step.n)
   local left, place = got[2] or '', step.gateway .. ' ' .. step.token .. ';'
@@ -31,6 +33,7 @@ end
 local function cancel(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'bn', 'cm', 'nx', 'sn', 'ow', 'ep', 'be', 'ca')
   local state = got[1]
+  -- Another birth: a later sequence of the same id.
   if got[2] ~= step.birth or step.n <= number(got[3]) or step.n > number(got[4]) then return 0 end
   if state ~= 'w' and state ~= 'l' and state ~= 'm' then return 0 end
   if listed(got[9], step.n) then return 1 end
@@ -39,7 +42,7 @@ local function cancel(keys, step)
     refuse_waiting(keys, ARGV[1], ARGV[4], function(version, ms)
       tally_refused(step.tallies .. version, 'CANCELED', ms)
     end)
-    -- A leader that does not hear of it finds out when it assigns the sequence; so there may be a bound.
+    -- A leader that is not told finds out when it assigns the sequence. So the feed may have a bound here.
     if redis.call('XLEN', keys.feed) < tonumber(ARGV[3]) then
       redis.call('XADD', keys.feed, '*', 'q', step.sid, 'e', 0, 'k', 'c', 'b', got[8])
     end

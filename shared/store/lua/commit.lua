@@ -1,31 +1,39 @@
--- Makes the steps of one batch final: checkpoint, step number, reply. Refused for an owner that is not the owner.
+-- Makes the steps of one batch final: checkpoint, step number, reply. An executor that is not the owner is refused.
 --
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
---        5 tally of the model version   6 slots that its commits may free   7 what the waiting line amounts to
+--        5 tally of the model version   6 number of slots that the leader wants freed   7 counts of the waiting line
 --        per step: record, idle marker, parked steps, checkpoint
 -- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
---        5 replies of a sequence that are kept for a retry   6 bytes that they may have beyond the newest, which is kept
+--        5 replies of a sequence that are kept for a retry
+--        6 bytes of all kept replies but the newest, which is kept whatever its size
 --        7 model version   8 mark of the load that ran the steps, '' if there is none
---        9 number of executions' packed counts, these counts (counted by the first call that commits any of these steps)
---        per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence is of this one request),
---                  outcome (0 done, 1 the model failed, 2 void,
---                  3 cancelled before it ran, 4 given up, 5 the state is lost: the steps behind it are void until a START),
+--        9 number of executions' packed counts, and these counts (counted by the first call that commits any of the
+--        steps) per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence consists of this one
+--                  request), outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up, 5 the
+--                  state is lost: the later steps are void until a START),
 --                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
---                  step behind which a takeover replays from now on (0: as before), 1 the sequence can be taken over
---                  from now on, 0 it cannot any more, '' as before, number of inbox entries to remove, these entry ids,
+--                  base: the step after which a takeover replays from now on (0: as before),
+--                  1 a takeover finds the state from now on, 0 it does not any more, '' as before,
+--                  number of inbox entries to remove, these entry ids,
 --                  number of checkpoint fields and values (0: the state did not change), these fields and values
--- reply  per step: 1 committed, 2 committed and the sequence is over, 3 committed and the sequence is paged: others wait
---        for its slot, it has no other step, and its state is in its checkpoint; 0 was committed before, -1 refused,
---        -2 not the step after the last committed one (the caller's own fault; nothing was changed)
--- atomic everything of one step; and the replies for one gateway leave together, as few entries as may be.
--- A retry's gateway may not be among the committing steps' ones: its reply stream's key follows from the record.
+-- reply  per step: 1 committed
+--                  2 committed, and the sequence is over
+--                  3 committed, and the sequence is paged: other sequences wait for its slot, it has no other step, and
+--                    its state is in its checkpoint
+--                  0 was committed before
+--                 -1 refused
+--                 -2 not the step after the last committed one (a fault of the executor; nothing was changed)
+-- atomic everything of one step. The replies for one gateway leave together, in as few entries as possible.
+-- The reply stream of a retry may belong to a gateway that sent none of these steps. Its key follows from the record.
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
 local EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
--- What a sequence becomes without its state, by the outcome of the step that lost it; of the first two, a START's.
+-- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
+-- only.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
 
+-- Answers the first caller and every caller that asked again.
 local function answer_all(keys, step)
   if step.gateway ~= '' then answer(step.gateway, step.token, step.reply) end
   if step.joined then
@@ -36,7 +44,8 @@ local function answer_all(keys, step)
   end
 end
 
--- Adds the reply to those that are kept; the oldest make room. change: fields and values to be written.
+-- Adds the reply to the kept ones; the oldest give way.
+-- list: the kept replies (field rk); change: fields and values to be written to the record, which this extends
 local function keep_reply(keys, step, list, change)
   local count, bytes, gone = 1, 0, {}
   for size in string.gmatch(list, ':(%d+)') do
@@ -54,7 +63,7 @@ local function keep_reply(keys, step, list, change)
   end
 end
 
--- Of the steps whose callers have gone only those that are still to come are of interest.
+-- Only cancelled steps that are still to come are remembered.
 local function forget_cancelled(keys, list, n)
   if not list then return end
   local left = {}
@@ -68,14 +77,16 @@ local function forget_cancelled(keys, list, n)
   end
 end
 
--- What failed is history: run once more after a takeover, it could succeed. Ranges, because failures in a row may be many.
+-- A step that failed must not run again in a replay, where it could succeed. Ranges, because many steps in a row can
+-- fail.
 local function append_failed(list, n)
   local before, first, last = string.match(list or '', '^(.-)(%d+)%-(%d+)$')
   if tonumber(last) == n - 1 then return before .. first .. '-' .. n end
   return (list and list .. ' ' or '') .. n .. '-' .. n
 end
 
--- How far Redis has come: the step itself, and behind which one a takeover replays. change: as above.
+-- Notes from which step a takeover replays, which steps failed, and whether a takeover finds the state; removes the
+-- inbox entries that no replay needs. change: as above
 local function advance(keys, step, failed, change)
   if step.base > 0 then
     change[#change + 1], change[#change + 2] = 'ck', step.base
@@ -87,14 +98,14 @@ local function advance(keys, step, failed, change)
   for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
 end
 
--- Nobody asks again for a sequence whose id its gateway has made for one request; only the gateway itself may have to
--- send the request again, and does so only where the client has named it.
+-- How long the tombstone stays. If the gateway made the sequence's id for one request, no client asks for it again.
+-- Only the gateway itself may send the request again, and only if the client gave it a request id.
 local function tombstone_ms(step)
   if not has(step.flags, ALONE) then return ARGV[3] end
   return step.keep and math.min(tonumber(ARGV[3]), RESENT_WITHIN_MS) or 0
 end
 
--- From now on nothing is in flight. grace_ms: of an orphan, which has no more time than that.
+-- Starts the idle time, as nothing is in flight any more. grace_ms: the shorter time of an orphaned sequence
 local function begin_idle_time(keys, sid, idle_ms, grace_ms)
   local order = 'NX'
   if grace_ms then
@@ -102,10 +113,12 @@ local function begin_idle_time(keys, sid, idle_ms, grace_ms)
     order, idle_ms = 'LT', math.min(idle_ms, tonumber(grace_ms))
   end
   redis.call('SET', keys.idle, '1', 'PX', idle_ms)
+  -- NX: an older deadline may stay, as `expire` looks at the marker and sets the deadline again. An orphan's is
+  -- lowered.
   redis.call('ZADD', keys.deadlines, order, clock_ms() + idle_ms, sid)
 end
 
--- Slots that the leader wants to be freed; one is taken from them with every sequence that is paged.
+-- Number of slots that the leader wants freed; each sequence that is paged takes one from it.
 local wanted = nil
 
 local function is_slot_wanted(key)
@@ -119,11 +132,13 @@ local refused = 0
 -- Whether this call makes any step final, and whether a call before it did so with one of the same steps.
 local commits, has_committed = false, false
 
--- Also one that is gone while its owner has it: it was removed, and not ended.
+-- Whether the record is damaged, so that the sequence must be ended as lost.
 local function is_unreadable(keys, step, got)
+  -- No record, but the owner's set names the sequence: the record was removed without an end of the sequence.
   if not got[1] then return redis.call('SREM', keys.owned, step.sid) == 1 end
   if not is_sound(got[1], tonumber(got[3]), tonumber(got[4]), tonumber(got[6]), got[15]) then return true end
-  -- Epochs only grow.
+  -- A record with another owner or a lower epoch than the caller's, while the caller's set still names the sequence:
+  -- both change together, and epochs only grow, so the record is wrong.
   if got[1] ~= 'l' or got[12] == EXECUTOR and (tonumber(got[2]) or -1) >= step.epoch then return false end
   return redis.call('SISMEMBER', keys.owned, step.sid) == 1
 end
@@ -133,11 +148,12 @@ local function commit(keys, step)
     'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
   if is_unreadable(keys, step, got) then error('the record of a sequence cannot be read') end
-  -- Only the owner of an epoch commits in it. What was its own request's is gone, perhaps, as soon as it is over.
+  -- Only the owner of an epoch commits in it, so what is committed in this epoch was committed by this executor. The
+  -- record of a one-request sequence may be removed as soon as it is over.
   local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
   has_committed = has_committed or before
   if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then
-    -- The end of its own sequence, sent again after a lost connection, is refused by nobody.
+    -- A commit that ended the sequence and was sent again is no commit of a former owner.
     if not before then refused = refused + 1 end
     return -1
   end
@@ -147,13 +163,14 @@ local function commit(keys, step)
   if step.n ~= committed + 1 then
     return -2
   end
-  -- Redis was restarted with older data: it has never accepted this step, and may give its number to another.
+  -- Redis was restarted with older data: it has not accepted this step, and may give its number to another one.
   if step.n > accepted then return -1 end
   commits = true
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 
   if #step.checkpoint > 0 then
+    -- The step's number lies with the state: a new owner sees which step the state follows.
     redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
   end
   local change = { 'cm', step.n }
@@ -174,6 +191,7 @@ local function commit(keys, step)
     redis.call('HDEL', keys.record, 'vd', 'vk')
     void = nil
   end
+  -- Other steps are in flight: the sequence neither ends nor becomes idle with this one.
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
     release(keys, step.sid, void and kind or 'e', step.epoch, tombstone_ms(step))
@@ -181,6 +199,7 @@ local function commit(keys, step)
   end
   begin_idle_time(keys, step.sid, tonumber(ARGV[2]), got[16])
   local is_checkpointed = (step.base > 0 and step.base or number(got[13])) == step.n
+  -- is_slot_wanted last, because it takes a slot off the wanted ones.
   if not (got[14] and is_checkpointed and is_slot_wanted(KEYS[6])) then return 1 end
   page(keys.record, KEYS[7], got[15])
   redis.call('SREM', keys.owned, step.sid)
@@ -209,6 +228,7 @@ for i = 1, (#KEYS - 7) / 4 do
   step.entries = take(tonumber(take(1)[1]))
   step.checkpoint = take(tonumber(take(1)[1]))
   local done, result = for_one(keys.record, commit, keys, step)
+  -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.
   if not done then
     redis.call('SREM', keys.owned, step.sid)
     if not result[step.gateway .. ' ' .. step.token] then
@@ -218,6 +238,7 @@ for i = 1, (#KEYS - 7) / 4 do
   end
   results[i] = done and result or -1
 end
+-- A call that is sent again repeats at least one committed step: then the executions were counted by the first call.
 if commits and not has_committed then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end

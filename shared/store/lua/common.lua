@@ -1,35 +1,38 @@
--- Prelude of every script: what more than one of them needs. Prepended by shared/store/scripts.py.
+-- Prelude of every script: what more than one of them needs. shared/store/scripts.py puts it before each script.
 --
--- What each field of a sequence's record means, who writes it and when it is absent: shared/contract/record.py. Its
--- states: w waiting, l live, m moving, p paged; tombstones: e ended, x expired, f failed at START, o lost, c cancelled.
--- A START on a live sequence goes on counting; one after the end begins a new record, with nothing of the old one.
+-- What each field of a sequence's record means, which script writes it and when it is absent: shared/contract/record.py.
+-- States: w waiting for its first slot, l live, m moving to another owner, p paged; tombstones: e ended, x expired, f
+-- failed at START, o lost, c cancelled.
+-- A START on a live sequence goes on counting steps. A START after the end begins a new record, and nothing of the old
+-- record stays.
 
--- What cannot be read concerns its own sequence or request only (shared/store/reading.py): no script fails of it.
+-- A value that cannot be read costs its own sequence or request only (shared/store/reading.py): no script fails because
+-- of it.
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
 
 local server = redis
 local redis = setmetatable({}, { __index = server })
--- Told of every key that was removed because it cannot be read; set by a script that can make it again.
+-- Called with every key that was removed because it cannot be read. A script that can rebuild such a key sets it.
 local on_removed = nil
 
 local function base_of(key)
   return string.match(key, '^(.-}:)')
 end
 
--- Counts what cannot be read, by the kind of its key (shared/store/keyspace.py).
+-- Counts an unreadable value by the kind of its key (shared/store/keyspace.py), and logs it.
 local function count_unreadable(key, cause)
   local base = base_of(key)
   if not base then return end
   local kind = string.match(key, '}:([^:]+)')
   if kind == 'work' or kind == 'cache' then kind = kind .. ':' .. string.match(key, '([^:]*)$') end
+  -- `server.pcall`, not `redis.call`: the counter itself may be unreadable, and counting that would never end.
   if type(server.pcall('HINCRBY', base .. 'unreadable', kind, 1)) == 'table' then return end
   server.pcall('HSET', base .. 'unreadable', 'last:' .. kind, key)
   server.log(server.LOG_WARNING, 'seqmesh: value unreadable: ' .. key .. ': ' .. cause)
 end
 
--- Removes what a command stumbled over: a key of another type, or a number that is none. A counter goes on above all
--- that it can have given: from the clock.
+-- Removes the value that a command failed at: a key of another type, or a counter that is no number.
 local function remove_unreadable(err, command, key, field)
   local is_number = string.find(err, 'not an integer', 1, true) or string.find(err, 'would overflow', 1, true)
   if is_number and command == 'HINCRBY' then
@@ -37,6 +40,7 @@ local function remove_unreadable(err, command, key, field)
   elseif string.find(err, 'WRONGTYPE', 1, true) or string.find(err, 'exhausted the last possible ID', 1, true)
     or is_number and (command == 'INCR' or command == 'INCRBY') then
     server.call('UNLINK', key)
+    -- These counters only grow. The clock in ms is above every value that they can have given: they count slower.
     if string.find(key, ':epoch$') or string.find(key, ':number$') then
       server.call('SET', key, server.call('TIME')[1] .. '000')
     end
@@ -47,7 +51,7 @@ local function remove_unreadable(err, command, key, field)
   count_unreadable(key, err)
 end
 
--- Every command of a script: one that stumbles over what cannot be read is carried out as if that were not there.
+-- Every command of a script goes through here. One that fails because of an unreadable value is run again without it.
 function redis.call(command, ...)
   local reply = server.pcall(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
@@ -59,22 +63,24 @@ local function has(flags, bit_value)
   return bit.band(flags, bit_value) ~= 0
 end
 
--- A whole number, as far as Lua can count; 0 for everything else.
+-- A whole number within 2^53, up to which Lua counts exactly; 0 for everything else.
 local function number(value)
   local n = tonumber(value or '0') or 0
   return n % 1 == 0 and n > -9007199254740992 and n < 9007199254740992 and n or 0
 end
 
--- Whether a list of numbers, separated by spaces, holds this one.
+-- Whether a list of numbers, separated by spaces, holds the number n.
 local function listed(list, n)
   return list and string.find(' ' .. list .. ' ', ' ' .. n .. ' ', 1, true) ~= nil
 end
 
--- After so many owners in a row a sequence is suspected: its owner goes on with it apart from others like it, and only
--- what was tried that way counts further. So those that just lay beside what kills executors are not given up with it.
+-- A sequence is suspected when so many owners in a row were lost with it. Its next owner runs it apart from other
+-- suspected sequences, and from then on only owners lost in that way count. So a sequence that merely shared an
+-- executor with the one that kills executors is not given up.
 local SUSPECTED_FROM = 2
 
--- Owners that were lost with this next step (lost: field tk), if they are enough for a suspicion.
+-- How many owners were lost with this next step, if that is enough for a suspicion; else nil. lost: the record's field
+-- tk
 local function suspicion(lost, step)
   local n, count = string.match(lost or '', '(%d+) (%d+)')
   if tonumber(n) == step and tonumber(count) >= SUSPECTED_FROM then return count end
@@ -82,7 +88,7 @@ end
 
 local now_ms = nil
 
--- Redis stops the clock while a script runs, so one look is enough for all of its steps.
+-- Redis stops its clock while a script runs, so one reading holds for the whole script.
 local function clock_ms()
   if not now_ms then
     local now = redis.call('TIME')
@@ -91,10 +97,10 @@ local function clock_ms()
   return now_ms
 end
 
--- Lua hands no more than 8000 values on at once.
+-- `unpack` of Lua 5.1 fails with more than about 8000 values.
 local PIECE = 1000
 
--- Pieces of a list, for `unpack`; pairs stay together.
+-- Iterates over a list in pieces that `unpack` takes. PIECE is even, so the two values of a pair stay together.
 local function pieces(list)
   local from = 1 - PIECE
   return function()
@@ -103,10 +109,12 @@ local function pieces(list)
   end
 end
 
--- Bytes of answers after which an entry takes no more: Redis takes none of a GiB, and whoever reads one holds all of it.
+-- Bytes of answers after which a stream entry takes no more. Redis refuses an entry of a GiB, and the reader of an
+-- entry holds all of it in memory.
 local ENTRY_BYTES = 4194304
 
--- Answers to callers gather while a script runs; those for one gateway leave together, if it still listens.
+-- Answers are collected while a script runs. The answers for one gateway leave in one entry (as far as they fit), and
+-- only if the gateway's reply stream exists, that is, if the gateway lives.
 local outgoing, gateways = {}, {}
 
 local function answer(gateway, token, reply)
@@ -121,7 +129,7 @@ local function answer(gateway, token, reply)
   fields[#fields + 1] = reply
 end
 
--- The last field of the entry that begins with this one: few enough for `unpack`, and not too many bytes.
+-- Index of the last field of the entry that begins at `from`: few enough fields for `unpack`, and not too many bytes.
 local function entry_end(fields, from)
   local to, bytes = from + 1, #fields[from + 1]
   while to < #fields and to - from + 2 < PIECE and bytes + #fields[to + 2] <= ENTRY_BYTES do
@@ -131,7 +139,7 @@ local function entry_end(fields, from)
   return to
 end
 
--- To be called once, at the end of a script that answers. prefix: of this shard's reply streams.
+-- To be called once, at the end of a script that answers. prefix: of this shard's reply streams
 local function send_answers(prefix)
   for _, gateway in ipairs(gateways) do
     local fields, from = outgoing[gateway], 1
@@ -143,7 +151,8 @@ local function send_answers(prefix)
   end
 end
 
--- What the callers of a sequence hear, and of a request, that cannot be read. As shared/contract/messages.py packs a ReplyMessage.
+-- The replies for a sequence, and for a stateless request, that cannot be read, packed as a ReplyMessage of
+-- shared/contract/messages.py is.
 local LOST_REPLY = cmsgpack.pack({ '', {}, 'INVALID_ARG', 'what the mesh held of the sequence cannot be read: the next ' ..
   'request must specify the START flag', 'lost' })
 local UNREADABLE_REPLY = cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it ' ..
@@ -151,14 +160,14 @@ local UNREADABLE_REPLY = cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot
 local UNREADABLE_TOMBSTONE_MS = 600000
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
 
--- Whether a record's numbers can be: what is none is nil, or compares with nothing.
+-- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
 local function is_sound(state, accepted, committed, start, version)
   return STATES[state] and version and accepted and committed and start and committed >= 0 and accepted >= committed
     and start >= 0 and accepted < 9007199254740992 and accepted % 1 == 0 and committed % 1 == 0 and start % 1 == 0
 end
 
--- Tells everybody who is known to wait for a step of a sequence that it is lost, at once. Returns whom, by `<gateway>
--- <token>`.
+-- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
+-- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la) and from the parked steps.
 local function tell_lost(base, record, parked)
   local told = {}
   local function tell(gateway, token)
@@ -184,15 +193,16 @@ local function tell_lost(base, record, parked)
   return told
 end
 
--- The end of a sequence of which something cannot be read: whoever waits for it hears that it is lost, its slot goes
--- back, a tombstone stays. All of its keys follow from the record's. Its epoch may be what cannot be read: every one
--- that there has been so far is over. Returns as `tell_lost`.
+-- Ends a sequence of which something cannot be read: its callers are told that it is lost, its slot is freed, and a
+-- tombstone stays. All of its keys follow from the record's key. Returns as `tell_lost`.
 local function lose(record, cause)
   count_unreadable(record, cause)
   local base, sid = string.match(record, '^(.-}:)seq:(.*)$')
   local model, parked = string.match(sid, '^[^|]*'), base .. 'parked:' .. sid
   local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm', 'st')
   local told = tell_lost(base, record, parked)
+  -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
+  -- steps.
   if got[2] and got[2] == got[3] then
     redis.call('HINCRBY', base .. 'line:' .. model, 'w', -1)
     local waiting = (tonumber(got[5]) or 0) - (tonumber(got[6]) or 0)
@@ -205,22 +215,26 @@ local function lose(record, cause)
   if got[1] then redis.call('SREM', base .. 'owned:' .. got[1] .. ':' .. model, sid) end
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
   redis.call('PEXPIRE', record, UNREADABLE_TOMBSTONE_MS)
+  -- The record's own epoch may be unreadable; the newest of the shard tells the scheduler that every epoch so far is
+  -- over.
   redis.call('XADD', base .. 'feed:' .. model, '*', 'q', sid, 'e', number(redis.call('GET', base .. 'epoch')), 'k', 'u')
   return told
 end
 
--- Does something for one sequence, or else loses it, if it is what is stored that lets this fail. Returns whether it was
--- done, and the result, or who was told.
+-- Calls `act` for one sequence. If it fails because of what is stored, the sequence is ended as lost. Returns true and
+-- the result of `act`, or false and the callers that were told.
 local function for_one(record, act, ...)
   local done, result = pcall(act, ...)
   if done then return true, result end
   local cause = type(result) == 'table' and result.err or result
-  -- A mistake in a record shows as one of Lua, or of an argument; everything else is not for a script to judge.
+  -- A fault in a record shows as a Lua error (a string) or as Redis' general error ERR. Every other error (no memory, a
+  -- replica) is no fault of the record, and is raised again.
   if type(cause) ~= 'string' or type(result) == 'table' and string.sub(cause, 1, 4) ~= 'ERR ' then error(result) end
   return false, lose(record, cause)
 end
 
--- Leadership: a scheduler whose term is older than the newest seen in this shard may not decide any more.
+-- Leadership: a scheduler with a term older than the newest seen in this shard may decide no more. Returns an error
+-- then.
 local function fence(key, term)
   local seen = number(redis.call('GET', key))
   if seen > term then
@@ -232,44 +246,48 @@ local function fence(key, term)
   return nil
 end
 
--- What the waiting line of a model amounts to (hash; see shared/store/waiting_line.py): w sequences that wait for their first
--- slot; by version, s:<v> steps that wait with their sequences, out:<v> times that a sequence gave up its slot, in:<v>
--- that it wanted one again, gone:<v> that it ended without one; lost:<v>, leaving:<v>, moved:<v> that one was taken over
--- from an owner that had died, that left, that lives on; refused:<v> steps of owners that were no owners any more.
+-- Counts of a model's waiting line (hash; shared/store/waiting_line.py reads them):
+--   w            sequences that wait for their first slot
+--   s:<v>        of version v: steps that wait together with their sequences
+--   out:<v>      sequences that gave up their slot, being paged   in:<v>  paged ones that wanted a slot again
+--   gone:<v>     paged ones that ended without a slot
+--   lost:<v>, leaving:<v>, moved:<v>   sequences taken over from an owner that died, that left, that lives on
+--   refused:<v>  steps of executors that were not the owners any more
 local function count_line(line, field, change)
   if change ~= 0 then redis.call('HINCRBY', line, field, change) end
 end
 
--- A sequence with nothing in flight gives up its slot. Its owner is remembered: it may send the last commit once more.
--- Its idle time goes on.
+-- A sequence with nothing in flight gives up its slot. Its owner (ow) stays in the record, because the owner may send
+-- its last commit a second time. The idle time goes on.
 local function page(record, line, version)
   redis.call('HSET', record, 'st', 'p')
   redis.call('HDEL', record, 'in', 'sl')
   count_line(line, 'out:' .. version, 1)
 end
 
--- A sequence leaves the line, with its steps. state: w or m
+-- A sequence leaves the waiting line together with its steps. state: w or m
 local function leave_line(line, state, version, accepted, committed)
   if state == 'w' then count_line(line, 'w', -1) end
   count_line(line, 's:' .. version, committed - accepted)
 end
 
--- A sequence is between two owners: before the waiting ones by its kind, it gets the next by `assign`.
+-- A sequence has lost its owner. Its entry is of kind m, which is served before new sequences; `assign` gives it the
+-- next owner.
 local function move_on(record, starts, epochs, sid, version)
   local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
   redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', epochs))
   redis.call('HDEL', record, 'ow', 'in', 'sl')
 end
 
--- The state is gone since this step: those behind it hear of it by the ordinary way of a reply, until a START. start:
--- the latest accepted one; if none is behind the step, nothing else is accepted.
+-- The sequence's state is lost since this step: every later step is answered with an error, in its turn, until a START.
+-- start: the latest accepted START. If that is not a later step, the sequence accepts nothing but a START from now on.
 local function lose_state(record, since, kind, start)
   redis.call('HSET', record, 'vd', since, 'vk', kind)
   if start <= since then redis.call('HSET', record, 'cl', 1) end
 end
 
--- The end of a sequence's record, whatever the cause: its slot goes to the scheduler's feed, a tombstone stays.
--- keys: record, idle, parked, checkpoint, deadlines; of one that holds a slot also owned, feed
+-- Ends a sequence: its slot is reported to the scheduler's feed, and its record becomes a tombstone.
+-- keys: record, idle, parked, checkpoint, deadlines; for a sequence with a slot also owned, feed
 local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('DEL', keys.idle, keys.parked, keys.checkpoint)
   redis.call('ZREM', keys.deadlines, sid)
@@ -282,10 +300,11 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end
 
--- The end of a sequence that waits for a slot: each of its steps gets the same reply, and nothing of it stays. Steps
--- that were answered before and are kept for their state get none.
--- keys: record, idle, parked, checkpoint, starts, line. refused(version, ms): told of each step, with the time it waited.
--- Returns the number of steps.
+-- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
+-- Committed steps can be parked too (they are kept for a replay); they were answered before.
+-- keys: record, idle, parked, checkpoint, starts, line
+-- refused(version, ms): called for each step, with the time that it waited
+-- Returns the number of steps answered.
 local function refuse_waiting(keys, replies_prefix, reply, refused)
   local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
   local count = 0

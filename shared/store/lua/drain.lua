@@ -1,13 +1,13 @@
--- Moves the entries of an executor's inbox to where their records say they belong. Order is kept by step numbers,
--- not by places in a stream, so it may run in pieces, twice, and while new steps arrive.
+-- Moves the entries of an executor's inbox to the places that their sequences' records name. Owners order steps by
+-- number, not by their place in a stream, so this may run in pieces, twice, and while new steps arrive.
 --
 -- KEYS   1 the executor's inbox
 -- ARGV   1 executor   2 after this entry id   3 how many at most   4 prefix of every key of this shard
 --        5 1 if the executor lives: then its control messages stay
 -- reply  {last entry id looked at, entries looked at, entries left where they are}
--- Entries of sequences that the executor still owns (another model's leader has not reclaimed them yet) stay; those of
--- an earlier ownership by the same executor come again with the epoch of the present one.
--- Entries of an earlier sequence of the same id (left behind by an expiry) are nobody's and go.
+-- * An entry of a sequence that the executor still owns (another model's leader has not reclaimed it yet) stays.
+-- * An entry of an earlier ownership by the same executor is added again, with the present epoch.
+-- * An entry of an earlier sequence of the same id (left behind by an expiry) is removed.
 -- Records, parked streams and other inboxes follow from the entries; all carry the hash tag of the declared key.
 
 local function field(fields, name)
@@ -16,6 +16,7 @@ local function field(fields, name)
   end
 end
 
+-- Adds a step to the inbox of its present owner, as `assign` would have added it.
 local function forward(fields, inbox, got)
   local out = { 'e', got[3], 'i', got[4], 'l', got[5], 'c', got[7] }
   if listed(got[9], field(fields, 'n')) then
@@ -35,13 +36,16 @@ local function forward(fields, inbox, got)
   redis.call('XADD', inbox, '*', unpack(out))
 end
 
+-- Handles one entry. True if it must stay in this inbox.
 local function stays(fields)
   local sid = field(fields, 'q')
   local n = number(field(fields, 'n'))
+  -- No step number: a control message.
   if n == 0 then return ARGV[5] == '1' end
   local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
     'tk')
   local epoch = number(field(fields, 'e'))
+  -- The checkpoint covers the step, or the entry belongs to no sequence, or to an earlier one of the same id.
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
@@ -57,7 +61,7 @@ local last, left = ARGV[2], 0
 local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', ARGV[3])
 for _, entry in ipairs(entries) do
   last = entry[1]
-  -- What cannot be read is nobody's.
+  -- An entry that cannot be read belongs to no sequence, and is removed.
   local is_read, is_kept = pcall(stays, entry[2])
   if not is_read then count_unreadable(KEYS[1], 'an entry that cannot be read') end
   if is_read and is_kept then

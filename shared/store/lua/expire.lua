@@ -1,10 +1,11 @@
--- Ends sequences whose idle marker is gone. The marker's absence decides; the deadline only said when to look.
+-- Ends sequences whose idle marker has run out. Only the marker decides; the deadline said when to look at it.
 --
--- KEYS   1 fence of the model   2 deadlines   3 feed   4 what the waiting line amounts to   5 starts stream
+-- KEYS   1 fence of the model   2 deadlines   3 feed   4 counts of the waiting line   5 starts stream
 --        per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term   2 tombstone ms   3 prefix of this shard's inboxes   4 prefix of the owned sets (executor, model follow)
---        5 model   per sequence: sequence id
--- reply  per sequence: 1 expired, 0 not (its deadline was set anew, or taken away until its next commit)
+-- ARGV   1 term   2 tombstone ms   3 prefix of this shard's inboxes
+--        4 prefix of the owned sets (executor, model follow)   5 model
+--        per sequence: sequence id
+-- reply  per sequence: 1 expired, 0 not (its deadline was set to another time, or removed until its next commit)
 -- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
@@ -29,7 +30,7 @@ local function expire(keys, sid)
   if state == 'p' then
     count_line(KEYS[4], 'gone:' .. got[6], 1)
   elseif state == 'm' then
-    -- Between two owners: no step waits with it, but the leader may have it in line.
+    -- Between two owners: no step waits with it. The leader may have it in its line, so it is told.
     redis.call('XDEL', KEYS[5], got[7])
     redis.call('XADD', KEYS[3], '*', 'q', sid, 'e', 0, 'k', 'x', 'b', got[7])
   else
@@ -45,7 +46,7 @@ for i = 1, (#KEYS - 5) / 4 do
   local k = 5 + (i - 1) * 4
   local done, ended = for_one(KEYS[k + 1], expire, { deadlines = KEYS[2], record = KEYS[k + 1], idle = KEYS[k + 2],
     parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }, ARGV[5 + i])
-  -- Whatever it is: in this place there is nothing more to look for.
+  -- Its record could not be read, and it is lost now: the deadline under this id goes too.
   if not done then redis.call('ZREM', KEYS[2], ARGV[5 + i]) end
   results[i] = done and ended or 0
 end

@@ -2,8 +2,8 @@
 --
 -- KEYS   1 counters of terms   per model: lease of its leader
 -- ARGV   1 scheduler   2 lease ms   per model: its name, the term that is to be kept, 0 to take the lead if it is free
--- reply  per model: the term; 0: another scheduler leads; or the error that Redis has for this one
--- atomic a term is given with the lease it belongs to. Terms only grow, whatever becomes of the leases.
+-- reply  per model: the term; 0: another scheduler leads; or the error of Redis for this model
+-- atomic a term is given together with its lease. Terms only grow, whatever becomes of the leases.
 
 local function lead(lease, model, term)
   local holder = redis.call('GET', lease)
@@ -12,8 +12,8 @@ local function lead(lease, model, term)
     redis.call('PEXPIRE', lease, ARGV[2])
     return tonumber(term)
   end
-  -- A lease of its own that it has not heard of is as good as free: nobody acts by that term. So is one that cannot be
-  -- read, or that would never end.
+  -- A lease of this scheduler counts as free: the reply with its term was lost, so nobody acts by that term. A lease
+  -- that cannot be read or has no end counts as free too.
   local other = string.match(holder or '', '^(.*) %d+$')
   if other and other ~= ARGV[1] and redis.call('PTTL', lease) > 0 then return 0 end
   term = redis.call('HINCRBY', KEYS[1], model, 1)

@@ -1,8 +1,8 @@
--- Ends a sequence that its owner cannot go on with, because it cannot read what its record says.
+-- Ends a sequence as lost, because its owner cannot read what its record says.
 --
 -- KEYS   1 record
 -- ARGV   1 executor   2 epoch
--- reply  1 ended, its callers were told; 0 it is another's, or over
+-- reply  1 ended, its callers were told; 0 another executor owns it, or it is over
 -- Safe to repeat. Its other keys follow from the record's; they carry the same hash tag.
 
 local got = redis.call('HMGET', KEYS[1], 'st', 'ow', 'ep')

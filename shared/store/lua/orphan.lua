@@ -1,10 +1,12 @@
--- Connections are gone that had used sequences and not ended them: these may be idle for a short time only, unless
--- somebody uses them again (`submit`). One that somebody else has used since is nobody's orphan.
+-- Limits the idle time of orphans: sequences whose connection was closed before their END. Unless a client uses the
+-- sequence again (`submit`), it ends after a short grace. A sequence that another connection has used since is no
+-- orphan.
 --
 -- KEYS   per sequence: record, idle marker, deadlines of the model
 -- ARGV   1 gateway   per sequence: sequence id, token of the latest step that came over the connection, grace ms
--- reply  per sequence: 1 it is idle for the grace at most, from now on or after its steps in flight
---        0 it stays as it was: used by another, closed, over, orphaned before, or idle no longer than that anyway
+-- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its steps in flight
+--        0 nothing changed: it was used by another connection, is closed, over or orphaned already, or has less idle
+--        time left than the grace
 -- Safe to repeat.
 
 local function orphan(keys, sid, user, grace_ms)
@@ -14,6 +16,7 @@ local function orphan(keys, sid, user, grace_ms)
     redis.call('HSET', keys.record, 'og', grace_ms)
     return 1
   end
+  -- The old end of the idle time is remembered, so that `submit` can give it back.
   local left = redis.call('PTTL', keys.idle)
   if left <= grace_ms then return 0 end
   redis.call('HSET', keys.record, 'og', clock_ms() + left)

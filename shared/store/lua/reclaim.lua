@@ -1,13 +1,14 @@
 -- Takes sequences away from an executor that is dead or leaving: from here on its commits are refused.
--- Each goes to the starts stream, before the waiting ones by its kind, and gets its new owner by `assign`. One that may
--- be paged and has nothing in flight needs none before its next step.
+-- Each sequence goes to the starts stream with kind m, which is served before new sequences, and `assign` gives it a
+-- new owner. A sequence that may be paged and has nothing in flight is paged: it needs no owner before its next step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
---        5 deadlines   6 feed   7 what the waiting line amounts to
+--        5 deadlines   6 feed   7 counts of the waiting line
 -- ARGV   1 term   2 executor   3 how many at most   4 tombstone ms   5 prefix of every key of this shard
---        6 owners that may be lost with the same next step, then it is given up (0: this executor leaves, it is not lost)
---        7 model   then, to take some of them only: versions
--- reply  number of sequences taken or looked at; 0 when the executor owns none (of those) any more
+--        6 owners that may be lost with the same next step before that step is given up (0: this executor leaves, it is
+--          not lost)
+--        7 model   then, to take only some: their versions
+-- reply  number of sequences taken or looked at; 0 if the executor owns none (of these versions) any more
 -- A record's key follows from the sequence id in the owned set; it carries the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
@@ -19,7 +20,8 @@ for i = 8, #ARGV do
   versions[ARGV[i]] = true
 end
 
--- The next step may be what the owner died of.
+-- Counts the lost owner for the next step, which may be what the owner died of. Once a step is suspected, only owners
+-- that ran it apart from others (`attempt`) count.
 local function count_lost(record, step, epoch)
   local got = redis.call('HMGET', record, 'tk', 'tr')
   if suspicion(got[1], step) and got[2] ~= epoch then return end
@@ -35,6 +37,7 @@ local function reclaim(sid)
     checkpoint = p .. 'checkpoint:' .. sid, owned = KEYS[4], deadlines = KEYS[5], feed = KEYS[6] }
   local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'sn', 'du', 'vr', 'pg')
   if got[1] ~= 'l' then return end
+  -- Another executor owns it, and that executor's set agrees: a left-over of this executor's set.
   if got[2] ~= ARGV[2] and redis.call('SISMEMBER', p .. 'owned:' .. (got[2] or '') .. ':' .. ARGV[7], sid) == 1 then
     return
   end
@@ -42,7 +45,7 @@ local function reclaim(sid)
     error('the record of a sequence cannot be read')
   end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
-  -- State that only the dead process held is gone, unless the next step is a START anyway.
+  -- A state that only the dead executor held is lost, unless the next step is a START, which needs none.
   local lost = got[7] ~= '1' and start ~= committed + 1
   if lost and accepted == committed then
     release(keys, sid, 'o', got[3], ARGV[4])

@@ -1,11 +1,11 @@
--- Ends sequences that wait for a slot, new ones or those between two owners: every step parked for them gets the same
+-- Ends sequences that wait for a slot, whether new or between two owners. Every step parked for them gets the same
 -- error, and no record stays.
 --
--- KEYS   1 fence of the model   2 starts stream   3 what the waiting line amounts to
+-- KEYS   1 fence of the model   2 starts stream   3 counts of the waiting line
 --        per sequence: record, parked steps, idle marker, checkpoint
 -- ARGV   1 term   2 prefix of this shard's reply streams   3 prefix of the model's tallies of refused requests
 --        per sequence: entry id of its wait, encoded reply
--- reply  per sequence: steps answered; -1 when it does not wait (any more) in that place
+-- reply  per sequence: steps answered; -1 if it does not wait under that entry any more
 -- Reply streams follow from the parked steps, tallies from the record; they carry the hash tag of the declared keys.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))

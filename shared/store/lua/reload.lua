@@ -1,10 +1,11 @@
--- Ends what an executor holds between two steps since before it loaded the model anew: that state is another load's. One
--- with a step in flight hears of it from the new load, which does not take the state.
+-- Ends the sequences whose state comes from an earlier load of the model than the one that is served now. Only a
+-- sequence between two steps is ended here. A sequence with a step in flight is ended by the new load, which refuses
+-- the state.
 --
 -- KEYS   1 owned sequences   2 deadlines   3 feed   per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 executor   2 model version   3 mark of the load that is served now   4 tombstone ms
 --        per sequence: sequence id
--- reply  per sequence: 1 ended, 0 it goes on: it began since then, a step of it is in flight, or it is another's
+-- reply  per sequence: 1 ended, 0 it goes on: it has the mark of this load, a step in flight, or another owner
 -- Safe to repeat.
 
 local function is_outdated(record)

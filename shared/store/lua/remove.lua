@@ -1,9 +1,9 @@
--- Removes entries of a model's stream on which its leader has acted. An older leader may not: it would take from the
--- newer one what that has not read yet.
+-- Removes entries of a model's stream on which its leader has acted. An older leader is refused: it would remove
+-- entries that the newer leader has not read yet.
 --
 -- KEYS   1 fence of the model   2 the stream (feed or starts)
 -- ARGV   1 term   then the entry ids
--- reply  how many were there
+-- reply  how many entries were there
 -- Safe to repeat.
 
 local fenced = fence(KEYS[1], tonumber(ARGV[1]))
@@ -11,6 +11,7 @@ if fenced then return fenced end
 
 local removed = 0
 for entries, from, to in pieces(ARGV) do
+  -- The pieces are those of ARGV, whose first value is the term.
   removed = removed + redis.call('XDEL', KEYS[2], unpack(entries, math.max(from, 2), to))
 end
 return removed

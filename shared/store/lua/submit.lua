@@ -1,58 +1,67 @@
--- Accepts steps of sequences, in the order given. One call carries all steps of one shard that a gateway gathered.
+-- Accepts steps of sequences, in the order given. One call carries all steps that a gateway has gathered for one shard.
 --
--- KEYS   per model: its starts stream, what its waiting line amounts to, its deadlines
+-- KEYS   per model: its starts stream, counts of its waiting line, its deadlines
 --        per step: record, idle marker, parked steps
--- ARGV   1 prefix of this shard's inboxes   2 bound of sequences that wait for their first slot   3 bound of steps in
---        flight per sequence   4 steps of a sequence whose digests are remembered   5 bound of live sequences
---        6 number of models   7 prefix of this shard's reply streams   8 bound of those who wait for a step by a retry
---        9 encoded reply for the oldest of them, who gives way to one more
---        per step: which of the models (1 is the first), sequence id,
+-- ARGV   1 prefix of this shard's inboxes   2 most sequences of a model that wait for their first slot
+--        3 most steps in flight per sequence   4 steps of a sequence whose digests are remembered
+--        5 most live sequences of a model   6 number of models   7 prefix of this shard's reply streams
+--        8 most callers that wait for one step by a retry
+--        9 encoded reply for the oldest of these callers when there is one too many
+--        per step: index of its model (the first is 1), sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
---                  16 the sequence is of this one request, 32 it may be paged),
+--                  16 the sequence consists of this one request, 32 it may be paged),
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
---                  gateway, token (a gateway counts them upwards, hexadecimal, in the order in which it sends),
---                  timeout us, message, when it was first sent (Redis clock, ms) if it is sent again without knowing
---                  what became of it, or -1
--- reply  per step {code, step, extra}:
---         0 accepted by the owner    1 accepted, waits for a slot     2 repeated: extra is the stored reply
---         3 repeated while in flight: the reply will also come here; for 0, 1 and 3 extra is the sequence's birth
---        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost  -6 backlog full (extra: `waiting` or `live`, of
---        which there are too many)  -7 too many in flight  -8 wrong step  -9 cancelled  -11 late: steps of another
---        gateway, or later ones of its own, came in since it was first sent  -12 it was answered, and its reply is kept no
---        longer  -13 the sequence exists, and is beyond its first step; for these, step is the last committed one (since
---        START) and extra the one expected for -8
+--                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
+--                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
+--                  knowing what became of it, else -1
+-- reply  per step {code, step, extra}. For a refusal, step is the last committed step (since START).
+--         0 accepted, delivered to the owner; extra is the sequence's birth
+--         1 accepted, waits for a slot; extra is the birth
+--         2 repeated; extra is the stored reply
+--         3 repeated while in flight: the reply will come to this caller too; extra is the birth
+--        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost
+--        -6 too many sequences; extra says which: `waiting` or `live`
+--        -7 too many steps in flight  -8 wrong step; extra is the expected step  -9 cancelled
+--       -11 late: other steps were accepted since it was first sent, so it may have been accepted and forgotten
+--       -12 it was answered, and its reply is kept no longer
+--       -13 the sequence exists, and is beyond its first step
 -- atomic each step's number, its place in the inbox and the record change together.
--- The inbox's key follows from the record (its owner), that of a retry's reply stream, too; they carry the same hash tag
--- as the declared keys.
+-- The inbox's key follows from the record (its owner), and so does the reply stream of a retry. Both carry the same
+-- hash tag as the declared keys.
 
+-- Reply code by the state of a tombstone.
 local GONE = { e = -2, x = -3, f = -4, o = -5, c = -9 }
 
+-- Puts a step into its owner's inbox.
 local function deliver(step, record, n, flags)
   local inbox = ARGV[1] .. record.ow
   local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep,
     'i', record.instance, 'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token,
     'm', step.message)
   if delivered then return end
-  -- An owner's first step; or one that is nobody.
+  -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
+  -- owned sequences was written together with the record, so it tells the two cases apart.
   local owned = base_of(step.record) .. 'owned:' .. record.ow .. ':' .. string.match(step.sid, '^[^|]*')
   if redis.call('SISMEMBER', owned, step.sid) == 0 then error('the owner of a sequence cannot be read') end
+  -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
   redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
   deliver(step, record, n, flags)
 end
 
+-- Keeps a step until its sequence has an owner.
 local function park(step, n, flags, version)
   count_line(step.model.line, 's:' .. version, 1)
   redis.call('XADD', step.parked, '*', 'q', step.sid, 'n', n, 'f', flags,
     'g', step.gateway, 't', step.token, 'm', step.message)
 end
 
--- Whether the latest step was accepted under this very token: its reply comes without being asked for again.
+-- Whether the latest step was accepted under this very token: then its reply comes to this caller anyway.
 local function is_latest(step, latest)
   return string.match(latest or '', '^%S+ (%S+ %S+)') == step.gateway .. ' ' .. step.token
 end
 
--- Whoever asks again uses an open sequence from now on: the end of another connection is not the end of its user, and
--- an orphan has its idle time back.
+-- The caller of a retry uses an open sequence from now on: when another connection is closed, the sequence is not
+-- orphaned. A sequence that was orphaned before has its idle time back.
 local function use_again(step, record)
   if record.closed then return end
   local accepted = string.match(record.latest, '^%S+ %S+ %S+')
@@ -64,47 +73,50 @@ local function use_again(step, record)
   end
 end
 
--- Accepted steps with a request id: digest and number (modulo 2^32) of each. What is written with every step is the
--- field of the last RECENT ones alone; when it is full, they go to the older ones.
+-- Accepted steps with a request id: of each the digest and the number (modulo 2^32), ENTRY bytes in all. A step
+-- rewrites only the field of the last RECENT steps; when that field is full, its steps are added to the older ones.
 local DIGEST, ENTRY, RECENT = 12, 16, 8
 
 local function four_bytes(n)
   return string.char(math.floor(n / 16777216) % 256, math.floor(n / 65536) % 256, math.floor(n / 256) % 256, n % 256)
 end
 
--- The number of the step that is remembered at that place; newest: the last accepted one.
+-- The number of the step that is remembered at byte `at`. Only its low 32 bits are stored; newest, the last accepted
+-- step, gives the others.
 local function step_at(ids, at, newest)
   local a, b, c, d = string.byte(ids, at + DIGEST, at + ENTRY - 1)
   return newest - (newest - (((a * 256 + b) * 256 + c) * 256 + d)) % 4294967296
 end
 
--- The last step with this digest: another run of the same client may have had it before.
+-- The number of the last step with this digest. (An earlier run of the same client may have had the same digest.)
 local function step_named(ids, digest, newest)
   local found = nil
   local at = string.find(ids, digest, 1, true)
   while at do
+    -- A digest can also occur across two entries, by chance; only one at the begin of an entry counts.
     if (at - 1) % ENTRY == 0 then found = at end
     at = string.find(ids, digest, at + 1, true)
   end
   return found and step_at(ids, found, newest)
 end
 
--- The digest that is remembered of a step.
+-- The digest that is remembered of step n, nil if there is none.
 local function digest_of(ids, n, newest)
   for at = #ids - ENTRY + 1, 1, -ENTRY do
     if step_at(ids, at, newest) == n then return string.sub(ids, at, at + DIGEST - 1) end
   end
 end
 
--- The ids with those of the last few steps; those that are answered and too old go.
+-- The remembered ids, without those of steps that are both answered and too old (ARGV[4]).
 local function with_recent(ids, n, committed)
   local from, oldest = 1, math.min(committed, n - tonumber(ARGV[4]))
   while from <= #ids and step_at(ids, from, n) <= oldest do from = from + ENTRY end
   return string.sub(ids, from)
 end
 
--- Notes who else waits for a step, once. Whoever asks again and again has left its older places, as a rule: of too many
--- the oldest goes, and is told. The first caller, whose place is the inbox entry's, never does.
+-- Notes that this caller waits for step n too, once. A caller that asks again and again has usually left its older
+-- places: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox entry, and
+-- never gives way.
 local function join(step, n)
   local field, place = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
   local joined = redis.call('HGET', step.record, field) or ''
@@ -118,8 +130,8 @@ local function join(step, n)
   redis.call('HSET', step.record, field, joined .. place)
 end
 
--- A retry of a step that was accepted before: the stored reply, or a place beside the caller that waits for it.
--- unkept: what it is told if the reply is kept no longer
+-- Answers a retry of step n, which was accepted before: with the stored reply, or with a place beside the caller that
+-- waits for it. unkept: the code if the reply is not kept any more
 local function repeated(step, n, record, unkept)
   if n > record.cm and is_latest(step, record.latest) then return { 3, n, record.birth } end
   use_again(step, record)
@@ -132,12 +144,14 @@ local function repeated(step, n, record, unkept)
   return { unkept, record.done, '' }
 end
 
--- The marker's time ended: the reaper has just not come by yet.
+-- Whether the idle marker has run out, and only the scheduler has not ended the sequence yet.
 local function is_idle_for_too_long(step, record)
   return not record.closed and record.nx == record.cm and redis.call('EXISTS', step.idle) == 0
 end
 
--- A step that its gateway sends again, and steps came in since it was first sent: it may have been among them.
+-- Whether a step that its gateway sends again can have been accepted the first time. If it was, then the latest
+-- accepted step is this one or a later one: of another gateway, not before it was first sent; of its own, with no lower
+-- token.
 local function may_have_come(step, latest)
   if step.since < 0 or not latest then return false end
   local ms, gateway, token = string.match(latest, '(%S+) (%S+) ?(%S*)')
@@ -145,11 +159,14 @@ local function may_have_come(step, latest)
   return (tonumber(token, 16) or -1) >= (tonumber(step.token, 16) or 0)
 end
 
--- The number of the step that this one repeats, by its digest; nil for a step that is new.
--- Clients use request ids again from run to run, under the same correlation id and perhaps with the same inputs: what
--- came before the latest START says nothing. And who asks for a first step again has seen no answer of the sequence
--- and repeats what followed: only a first step that nothing followed, on a sequence that is not over otherwise than by
--- it, is told apart from a new run. What a gateway itself sends again is the very same request.
+-- The number of the step that this request repeats, found by its digest; nil if the step is new.
+--
+-- A client may use the same request ids in each run, under the same correlation id, even with the same inputs. So:
+-- * A request that the gateway itself sends again is the very same request: every match is a repetition.
+-- * A match before the latest START belongs to an earlier run: the step is new.
+-- * A match with the first step is a repetition only while no step has followed it, and only if the sequence is open,
+--   or was closed by the END of that step itself. Otherwise a new run begins. A client that retries its first step
+--   loses nothing by that: it has seen no answer of the sequence, so it repeats the steps that followed as well.
 local function by_name(step, flags, record)
   local n = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
   if not n then return nil end
@@ -161,25 +178,29 @@ local function by_name(step, flags, record)
   return n
 end
 
--- What a step's number since START says of it: the answer to a retry, a refusal, or nil for a step that is new.
--- A START with the number 1 begins another sequence where the last one is over. While END is in flight, only a request
--- id tells it from a retry.
+-- Judges a step by the number (since START) that the client gave it: the answer to a retry, a refusal, or nil if the
+-- step is new. A START with the number 1 begins a new sequence if the last one is over. While END is in flight, only a
+-- request id can tell that START from a retry.
 local function by_number(step, begins, record)
   local n = record.start + tonumber(step.expected) - 1
   local first = begins and step.expected == '1'
   local over = GONE[record.state] or record.closed and (record.cause ~= 'e' or step.digest ~= '')
   if first and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
-  -- No later step comes to what is over: why that is says more than which one would.
+  -- The step is new, or it comes to a closed sequence. The rest of `submit` then says why that is closed, which tells
+  -- the client more than the number that was expected.
   if n == record.nx + 1 or n > record.nx and (record.closed or is_idle_for_too_long(step, record)) then return nil end
   if n < record.start or n > record.nx then return { -8, record.done, record.nx - record.start + 2 } end
   local exists = first and not record.closed
+  -- The number was given before, but to a request with another id or content: this is no retry.
   if step.digest ~= '' and (digest_of(record.ids, n, record.nx) or step.digest) ~= step.digest then
     return exists and { -13, record.done, '' } or { -8, record.done, record.nx - record.start + 2 }
   end
   return repeated(step, n, record, exists and -13 or -12)
 end
 
--- Whether all digests since the step was first sent are remembered: then it did not come if its own is not among them.
+-- Whether the digests of all steps since this one was first sent are remembered. If so, a step whose digest is not
+-- among them was not accepted. A record that is younger than the first sending proves nothing: the record before it may
+-- have had the step.
 local function remembers_all_since(step, record)
   local born_ms = tonumber(string.match(record.birth, '^%d+'))
   return step.digest ~= '' and record.nx <= tonumber(ARGV[4]) and born_ms and born_ms < step.since
@@ -193,7 +214,8 @@ local function patience_ms(step)
   return clock_ms() + math.ceil(tonumber(step.timeout) / 1000)
 end
 
--- A waiting sequence goes when the first of its steps runs out of patience (triton-spec 1.7); the scheduler is told.
+-- A waiting sequence is refused when the timeout of the first of its steps ends (triton-spec 1.7). The scheduler is
+-- told of the earlier deadline, and an older message about it is removed.
 local function lower_deadline(step, record)
   local deadline = patience_ms(step)
   if record.deadline and tonumber(record.deadline) <= deadline then return end
@@ -203,6 +225,7 @@ local function lower_deadline(step, record)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
+-- Begins a new record, with this step as its first. done: committed steps of the old one, for a refusal
 local function create(step, flags, done)
   if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then return { -6, done, 'waiting' } end
   if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { -6, done, 'live' } end
@@ -221,7 +244,7 @@ local function create(step, flags, done)
   return { 1, 1, entry }
 end
 
--- A paged sequence wants a slot again, in its turn among those who wait.
+-- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
 local function return_to_line(step, record)
   local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
   count_line(step.model.line, 'in:' .. record.version, 1)
@@ -246,16 +269,18 @@ local function submit(step, flags)
   end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent
-  -- A START that is accepted and not committed has no committed step yet, whatever came before it.
+  -- Committed steps since START. While the START itself is in flight there are none, whatever was committed before it.
   local done = math.max(0, record.cm - record.start + 1)
   record.done = done
-  -- Why a closed sequence is closed.
+  -- Why a closed sequence is closed: as a tombstone, because its state is void, or by its END.
   record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'
   record.may_have_come = may_have_come(step, record.latest)
+  -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
   if named then return repeated(step, named, record, -12) end
   local known = step.expected ~= '' and by_number(step, begins, record)
   if known then return known end
+  -- To accept it now could run it twice.
   if record.may_have_come and not remembers_all_since(step, record) then return { -11, done, '' } end
   if GONE[state] then
     if begins or has(flags, IMPLICIT) then return create(step, flags, done) end
@@ -264,8 +289,9 @@ local function submit(step, flags)
   if record.nx - record.cm >= tonumber(ARGV[3]) then
     return { -7, done, '' }
   end
+  -- With a step in flight a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
-    -- The marker's time ended: the reaper has just not come by yet. A START takes over what the sequence had.
+    -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and slot.
     if not (begins or has(flags, IMPLICIT)) then return { -3, done, '' } end
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
@@ -316,7 +342,8 @@ for i = 1, #KEYS / 3 - #models do
   }
   local flags = tonumber(ARGV[a + 3])
   local done, reply = for_one(step.record, submit, step, flags)
-  -- One that was lost just now refuses the step, or begins anew with it.
+  -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
+  -- refused, or begins a new sequence.
   replies[i] = done and reply or submit(step, flags)
 end
 send_answers(ARGV[7])

@@ -1,10 +1,10 @@
--- Looks over sequences after a key was removed that could not be read and held what is many sequences': what their
--- records say is put back (who owns them, that they wait, when to look at their idle markers); a sequence whose next step
--- is nowhere any more is lost.
+-- Repairs sequences after a key was removed that could not be read and held something of many sequences. What the
+-- records say is written again: which executor owns them, that they wait, when to look at their idle markers. A
+-- sequence whose next step lies in no stream any more is lost.
 --
 -- KEYS   1 fence of the model   2 starts stream   3 deadlines   per sequence: record
 -- ARGV   1 term   2 model   3 prefix of every key of this shard   per sequence: sequence id
--- reply  per sequence: 1 looked at, 0 lost, or over before
+-- reply  per sequence: 1 repaired or sound, 0 lost, or over before
 -- The owner's inbox and owned set, parked steps and idle marker follow from the record; they carry the same hash tag.
 -- Safe to repeat.
 
@@ -13,7 +13,7 @@ if fenced then return fenced end
 
 local BASE, UNREADABLE = ARGV[3], 'a step of a sequence is nowhere'
 
--- The steps that lie in a stream, by `<number> <sequence>`.
+-- The steps that lie in a stream, as a set of `<number> <sequence>`; each stream is read once per call.
 local streams = {}
 local function steps_in(stream)
   if streams[stream] then return streams[stream] end

@@ -1,11 +1,11 @@
--- Adds tallies up into the hashes of counts, and reads these.
+-- Adds tallies up into the hashes of counts, and reads the hashes.
 --
--- KEYS   per load of a model version: its tally (list, see tally.lua), the tally of what was refused without a load,
---        its counts (hash)
+-- KEYS   per load of a model version: its tally (list, see tally.lua), the tally of the requests that were refused
+--        without a load, its counts (hash)
 -- ARGV   1 how many packed counts to add up at most, over all   2 TTL of the counts, ms   3 1 to read them
 -- reply  how many packed counts were added up, then (if they are read) per load: its counts' fields and values
--- atomic counts leave the tally when they are in the sum; whoever calls, and however often, nothing is added twice.
--- Fewer than asked for: every tally is empty now.
+-- atomic counts leave the tally when they are in the sum, so that nothing is added twice, however often this is called.
+-- If fewer were added up than asked for, every tally is empty now.
 
 local LAST = 'last_inference_ms'
 
@@ -36,7 +36,7 @@ local function add_up(tally, counts, room)
   if last > number(redis.call('HGET', counts, LAST)) then
     redis.call('HSET', counts, LAST, string.format('%.0f', last))
   end
-  -- Last, so that nothing is lost where Redis has no memory for the sums and ends the script at the first of them.
+  -- Last, so that no count is lost if Redis has no memory for the sums and ends the script at the first of them.
   redis.call('LTRIM', tally, #packed, -1)
   return #packed
 end

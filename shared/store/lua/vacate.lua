@@ -1,13 +1,15 @@
--- Takes sequences out of the slots of executors that live, each between two of its steps: paged until its next step
--- comes, or moving to another slot at once. Its owner is told; from here on its commits are refused. One that is paged
--- can be moving as well: it gets a slot without a step.
+-- Takes sequences between two steps out of their slots on executors that live. A sequence is paged until its next step
+-- comes, or moves to another slot at once. Its owner is told; from here on the owner's commits are refused. A paged
+-- sequence can be moved too: it gets a slot without a step.
 --
--- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 what the waiting line amounts to
+-- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 counts of the waiting line
 --        per sequence: record
 -- ARGV   1 term   2 prefix of this shard's inboxes   3 prefix of the owned sets (executor, model follow)   4 model
---        per sequence: sequence id, epoch in which it was seen (0: paged), p (paged) or m (moving)
--- reply  per sequence: 0 it keeps its slot: it has a step in flight, another epoch, or state that only its owner holds
---        1 it has none any more   2 nor has it, but its owner's inbox holds steps since its checkpoint: `drain` it
+--        per sequence: sequence id, epoch in which it was seen (0: paged), p (page it) or m (move it)
+-- reply  per sequence:
+--        0 it keeps its slot: it has a step in flight, another epoch, or a state that only its owner holds
+--        1 it has no slot any more
+--        2 it has no slot any more, and its owner's inbox holds steps since its checkpoint: `drain` the inbox
 -- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
 -- Safe to repeat: a sequence that was taken has another state or epoch.
 

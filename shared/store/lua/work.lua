@@ -1,17 +1,20 @@
 -- Prelude of the scripts of stateless work: one queue per model version, which every executor of it serves.
 --
--- queue      sorted set, all scores 0, so ordered by member: `<level>.<1: delayed>.<number>.<id>`, as it is to run
+-- queue      sorted set, all scores 0, so ordered by member: `<level>.<1: delayed>.<number>.<id>`, the order in which
+--            the requests run
 -- meta       hash: id -> `<place> <arrived us> <deadline us, 0: none> <action R or D> <rows> <ordered 0 or 1>
 --            <executors lost with it> <shape>`
 -- messages   hash: id -> encoded InferMessage; meta and message stay until the request is answered
 -- held       hash: id -> executor that runs it; such a request is not in the queue
 -- takers     hash: executor -> `<tag> <id> <id> ...`, what its latest take got: a repeated take gets the same again
--- deadlines  sorted set: id -> deadline, us, of those in the queue that have one
+-- deadlines  sorted set: id -> deadline, us, of the requests in the queue that have one
 -- number     string: counts the arrivals
--- wake       list of at most one token, for whoever is idle
--- order      sorted set: id -> number, where answers leave in the order of arrival; early: id -> answer held back
--- An id is `<gateway>/<token>`: it says where the answer goes, and a request that is sent again is known by it.
+-- wake       list of at most one token, which wakes an idle executor
+-- order      sorted set: id -> number, where answers leave in the order of arrival
+-- early      hash: id -> answer that is held back for the order
+-- An id is `<gateway>/<token>`. It says where the answer goes, and a request that is sent again is recognised by it.
 
+-- A place is `<level>.<delayed>.<number>`, of widths 20, 1 and 16.
 local WORK_KEYS = 10
 local PLACE_LENGTH = 39
 local META = '^(%S+) (%S+) (%S+) (%S) (%d+) (%d) (%d+) ?(.*)$'
@@ -27,7 +30,7 @@ local function now_us()
   return now[1] * 1000000 + now[2]
 end
 
--- nil for what cannot be read.
+-- Reads an entry of meta; nil if it cannot be read.
 local function meta_of(text)
   local place, arrived, deadline, action, rows, ordered, lost, shape = string.match(text or '', META)
   if not (place and #place == PLACE_LENGTH and tonumber(arrived) and tonumber(deadline)) then return nil end
@@ -44,19 +47,19 @@ local function member_of(meta, id)
   return meta.place .. '.' .. id
 end
 
--- `<level>.<delayed>.<number>` have fixed widths: 20, 1 and 16 characters, a dot after each.
+-- A member is the place (39 characters), a dot and the id.
 local ID_AT = 41
 
 local function id_of(member)
   return string.sub(member, ID_AT)
 end
 
--- Somebody who is idle should look. One token is enough: whoever takes work and leaves some behind wakes the next.
+-- Wakes one idle executor. One token is enough: an executor that takes work and leaves some behind wakes the next.
 local function wake(keys)
   if redis.call('LLEN', keys.wake) == 0 then redis.call('RPUSH', keys.wake, '1') end
 end
 
--- Returns how many are left.
+-- Wakes the next idle executor if requests are left. Returns how many are left.
 local function wake_next(keys)
   local left = redis.call('ZCARD', keys.queue)
   if left > 0 then wake(keys) else redis.call('DEL', keys.wake) end
@@ -70,7 +73,8 @@ local function send(id, reply)
   answer(gateway, token, reply)
 end
 
--- Sends what was held back for the order and may leave now. Nobody waits for an answer that cannot come.
+-- Sends every answer that no earlier request holds back any more. An earlier request that has no meta cannot be
+-- answered; its caller gets an error, so that it does not hold back the others for ever.
 local function send_ordered(keys)
   while true do
     local first = redis.call('ZRANGE', keys.order, 0, 0)[1]
@@ -83,7 +87,7 @@ local function send_ordered(keys)
   end
 end
 
--- A request that nobody holds is given up: it leaves every key, and the caller hears why, at once.
+-- Gives up a request that no executor holds: it leaves every key, and its caller gets the reply at once.
 local function give_up(keys, id, meta, reply)
   redis.call('ZREM', keys.queue, member_of(meta, id))
   redis.call('ZREM', keys.deadlines, id)
@@ -94,8 +98,7 @@ local function give_up(keys, id, meta, reply)
   if meta.ordered then send_ordered(keys) end
 end
 
--- A request of which the meta cannot be read: it leaves every key, and the caller hears it. member: its place in the
--- queue, if that is known.
+-- Gives up a request whose meta cannot be read. member: its member of the queue, if that is known
 local function give_up_unreadable(keys, id, member)
   count_unreadable(keys.meta, id)
   if member then redis.call('ZREM', keys.queue, member) end
@@ -105,8 +108,8 @@ local function give_up_unreadable(keys, id, member)
   send_ordered(keys)
 end
 
--- Makes a queue, or its list of who holds what, again from what is known of its requests: one that was being run may run
--- twice, but is answered once. Who held something is looked at when it is dead.
+-- Rebuilds the queue, or its held requests, from the metas. A request that was being run may then run twice, but is
+-- answered once.
 local function requeue_all(keys)
   local all = redis.call('HGETALL', keys.meta)
   for i = 1, #all, 2 do
@@ -118,6 +121,7 @@ local function requeue_all(keys)
     end
   end
   local held = redis.call('HGETALL', keys.held)
+  -- A taker that is dead is looked for among the takers, so each executor that holds something must stand there.
   for i = 2, #held, 2 do redis.call('HSETNX', keys.takers, held[i], '') end
 end
 
@@ -126,6 +130,7 @@ on_removed = function(key)
     local keys = work_keys(i)
     if key == keys.queue or key == keys.held or key == keys.takers then requeue_all(keys) end
     if key == keys.order then
+      -- The order is lost. The answers that were held back for it leave now.
       local early = redis.call('HGETALL', keys.early)
       for e = 1, #early, 2 do send(early[e], early[e + 1]) end
       redis.call('DEL', keys.early)
@@ -135,21 +140,23 @@ end
 
 -- -- deadlines --------------------------------------------------------------------------------------------------------
 
+-- Requests whose deadlines one call handles, so that no call blocks Redis for long.
 local EXPIRED_MAX = 128
 
--- Applies the policies to what is late: REJECT answers it, DELAY moves it behind its level's others, for good.
--- Returns whether anything in the queue has a deadline.
+-- Applies the timeout policy to late requests: REJECT answers a request; DELAY moves it, for good, behind the others of
+-- its level. Returns whether a request in the queue has a deadline.
 local function expire(keys, now, reply, counts)
   if redis.call('EXISTS', keys.deadlines) == 0 then return false end
   local late = redis.call('ZRANGEBYSCORE', keys.deadlines, '-inf', string.format('%.0f', now), 'LIMIT', 0, EXPIRED_MAX)
   for _, id in ipairs(late) do
     local meta = meta_of(redis.call('HGET', keys.meta, id))
     if not meta then
-      -- If it is in the queue, whoever comes to it answers it.
+      -- If it is in the queue, the executor that comes to it there gives it up.
       redis.call('ZREM', keys.deadlines, id)
     elseif meta.action == 'D' then
       redis.call('ZREM', keys.queue, member_of(meta, id))
       redis.call('ZREM', keys.deadlines, id)
+      -- Character 22 of a place is the mark of a delayed request.
       meta.place = string.sub(meta.place, 1, 21) .. '1' .. string.sub(meta.place, 23)
       meta.deadline = '0'
       redis.call('ZADD', keys.queue, 0, member_of(meta, id))
@@ -162,7 +169,7 @@ local function expire(keys, now, reply, counts)
   return true
 end
 
--- Microseconds until the next deadline in the queue, -1: there is none.
+-- Microseconds until the next deadline in the queue, -1 if there is none.
 local function next_deadline(keys, now, has_deadlines)
   if not has_deadlines then return -1 end
   local first = redis.call('ZRANGE', keys.deadlines, 0, 0, 'WITHSCORES')[2]
@@ -182,7 +189,7 @@ local function messages_of(keys, ids)
   return reply
 end
 
--- What an executor's take with this tag got before, nil when it is new.
+-- What an executor's take with this tag got before; nil if the take is new.
 local function taken_before(keys, executor, tag)
   local taken = redis.call('HGET', keys.takers, executor)
   if not taken or string.sub(taken, 1, #tag + 1) ~= tag .. ' ' then return nil end
@@ -198,7 +205,8 @@ local function hold(keys, executor, tag, ids, members, has_deadlines)
     held[2 * i - 1] = id
     held[2 * i] = executor
   end
-  -- First, because what makes it again (see above) puts what is not held into the queue.
+  -- Before the ZREM: if `held` cannot be read, it is rebuilt here (`requeue_all`), and that puts every request that is
+  -- not held into the queue, these too.
   redis.call('HSET', keys.held, unpack(held))
   redis.call('ZREM', keys.queue, unpack(members))
   if has_deadlines then redis.call('ZREM', keys.deadlines, unpack(ids)) end

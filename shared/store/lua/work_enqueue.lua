@@ -1,8 +1,9 @@
--- Accepts stateless requests, in the order given. A request that is in its queue already, or being run, was sent before.
--- One that the response cache has the answer to is answered at once, and enters no queue; where answers leave in the
--- order of arrival, its answer waits for those before it.
+-- Accepts stateless requests, in the order given. A request that is in its queue or is being run was sent before, and
+-- is not accepted twice. A request whose answer is in the response cache is answered at once and enters no queue; where
+-- answers leave in the order of arrival, its answer waits for the answers before it.
 --
--- KEYS   per queue: the ten keys of shared/store/lua/work.lua; then per queue: tally of the model version; then the cache
+-- KEYS   per queue: the ten keys of shared/store/lua/work.lua; then per queue: tally of the model version; then the
+--        cache
 -- ARGV   1 bound of a queue, with the answers that it holds back (0: none)   2 prefix of this shard's reply streams
 --        3 base of the summaries' buckets (0: no summaries)   4 the last bucket
 --        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),
@@ -23,7 +24,8 @@ local function looked_up(f, counts)
   return reply
 end
 
--- How many of a level wait, delayed or not ('/' is the character after '.'), those of this call included.
+-- How many requests of a level wait, delayed or not, with the ones of this call. ('/' is the character after '.', so
+-- the range holds every member that begins with the level and a dot.)
 local function level_sizes(keys)
   local sizes = {}
   return function(level, more)
@@ -48,7 +50,7 @@ local function enqueue(keys, counts, a, count, results)
   local ids = {}
   for i = 1, count do ids[i] = ARGV[a + (i - 1) * FIELDS + 1] end
   local known = redis.call('HMGET', keys.meta, unpack(ids))
-  -- Answers that are held back count too: behind a first one that does not come they would only grow.
+  -- Answers that are held back count too. Otherwise they would grow without bound while the first answer does not come.
   local size = redis.call('ZCARD', keys.queue) + redis.call('HLEN', keys.early)
   local number = redis.call('INCRBY', keys.number, count) - count
   local in_level = level_sizes(keys)

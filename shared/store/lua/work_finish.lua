@@ -1,11 +1,15 @@
--- Answers requests that this executor holds; one that was given to another in between is left to it.
--- Where answers leave in order, an early one is held back until those before it are there.
+-- Answers requests that this executor holds. A request that another executor was given meanwhile is left to that
+-- executor. Where answers leave in the order of arrival, an early one is held back until the answers before it are
+-- there.
 --
--- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version   12.. the cache (shared/store/lua/cache.lua)
+-- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
+--        12.. the cache (shared/store/lua/cache.lua)
 -- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
 --        per request: id, reply, packed counts, name in the cache ('': it is not stored), bytes that the cache may hold
--- reply  { requests left in the queue, per request: 1 answered, 0 somebody else has it or had it }
--- atomic answers and counts: each request once, the execution if it answered any. An answer is stored as it is sent.
+-- reply  { requests left in the queue, per request: 1 answered, 0 another executor holds it, or it was answered before
+--        }
+-- atomic answers and counts: each request counts once, and the execution if it answered any. An answer is stored in the
+-- cache in the call that sends it.
 
 local FIELDS = 5
 
@@ -24,7 +28,7 @@ for i, id in ipairs(ids) do
   end
 end
 if #done > 0 then
-  -- First, because it frees memory: a Redis without any lets a script go on that has begun to write.
+  -- First, because it frees memory: a Redis without memory lets a script go on once that has begun to write.
   redis.call('HDEL', keys.held, unpack(done))
   redis.call('HDEL', keys.meta, unpack(done))
   redis.call('HDEL', keys.messages, unpack(done))

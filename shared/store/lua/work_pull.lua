@@ -1,14 +1,17 @@
--- Takes the batch at the front of a queue, if it is plain that it runs now; otherwise tells what the front looks like.
--- Plain: there is nothing to wait for, or the front has waited long enough, or no more rows fit. What the preferred
--- sizes or a batch strategy of the model's own have a say in is decided by the executor, and taken by `work_take`.
+-- Takes the batch at the front of a queue, if it certainly runs now; otherwise describes the front.
+-- It certainly runs now if there is nothing to wait for, or the front has waited long enough, or no more rows fit.
+-- Preferred sizes and a model's own batch strategy are not known here: the executor decides, and takes with
+-- `work_take`.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
--- ARGV   1 prefix of this shard's reply streams   2 executor   3 tag of this take   4 requests at most, 0: apply the
---        policies and tell the deadline, nothing else   5 rows at most   6 delay us   7 may take: 0 never, 1 when late,
---        2 when late or when no more fits (or there is no delay)   8 answer of those that are too late
+-- ARGV   1 prefix of this shard's reply streams   2 executor   3 tag of this take
+--        4 most requests, 0: only apply the timeout policies and tell the next deadline
+--        5 most rows   6 delay us
+--        7 may take: 0 never, 1 when the front is late, 2 when it is late or no more fits (or there is no delay)
+--        8 answer of requests that are too late
 -- reply  { 1, requests left in the queue, us until the next deadline (-1: none), id, message, id, message, ... } taken;
---        { 0, requests in the queue, us until the next deadline, now us, id, rows, arrived us, shape, ... } not yet: the
---        front, with one request more than fits, if there is one
+--        { 0, requests in the queue, us until the next deadline, now us, id, rows, arrived us, shape, ... } not taken:
+--        the front, with one request more than fits, if there is one
 -- atomic a request is taken by one executor; the same tag gets the same again
 
 local keys, now = work_keys(1), now_us()
@@ -27,6 +30,7 @@ local has_deadlines = expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 
+-- Reads the front of the queue. False if requests in it could not be read; they have left the queue then.
 local members, ids, metas = {}, {}, {}
 local function look()
   members, ids = redis.call('ZRANGE', keys.queue, 0, most), {}
@@ -47,6 +51,7 @@ end
 while not look() do end
 if #members == 0 then return finish({ 0, 0, -1, now }) end
 
+-- How many requests fit into a batch; closed: the next one does not fit, or has another shape.
 local count, rows, closed = 0, 0, false
 for i, meta in ipairs(metas) do
   if i > most or i > 1 and (rows + meta.rows > rows_max or meta.shape ~= metas[1].shape) then

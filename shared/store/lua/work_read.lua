@@ -1,4 +1,4 @@
--- The messages of requests, for a batch strategy that looks into them; '' for one that is gone.
+-- Reads the messages of requests, for a batch strategy that looks into them; '' for a request that is gone.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)
 -- ARGV   ids

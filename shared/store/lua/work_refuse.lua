@@ -1,9 +1,9 @@
--- Gives up the front of a queue that nobody serves any more: its model was unloaded.
+-- Gives up the front of a queue that no executor serves any more, because its model was unloaded.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
 -- ARGV   1 prefix of this shard's reply streams   2 reply   3 how many at most
--- reply  number of requests that were answered; call again while there are some
--- What an executor still holds is answered by it.
+-- reply  number of requests that were answered; call again until it is 0
+-- A request that an executor still holds is answered by that executor.
 
 local keys, now = work_keys(1), now_us()
 local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[3]) - 1)

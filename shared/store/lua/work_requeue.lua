@@ -1,19 +1,20 @@
--- Puts everything that an executor holds back at its old place: it is dead, or it leaves. What its tags got is forgotten.
--- A request that had left the queue in time is not late any more: it has no deadline from here on.
+-- Puts every request that an executor holds back into its old place of the queue, because the executor is dead or
+-- leaves. A take of this executor that is sent again gets nothing.
+-- A request that had left the queue in time cannot be late any more: it has no deadline from here on.
 --
--- What a dead executor was running may be what it died of. With the second executor that is lost a request shares no
--- batch any more, so that it takes no others down with it; with the last one it is answered.
+-- A dead executor may have died of a request that it was running. After the second executor lost with it, a request
+-- shares no batch any more, so that it harms no other request. After the last one it is answered with an error.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
--- ARGV   1 executor   2 executors that a request may take down, 0: this one leaves, it is not lost
---        3 prefix of this shard's reply streams   4 answer of a request that has taken down so many
--- reply  number of requests that it held
+-- ARGV   1 executor   2 executors that may be lost with one request; 0: this executor leaves, it is not lost
+--        3 prefix of this shard's reply streams   4 answer of a request with which so many were lost
+-- reply  number of requests that the executor held
 
 local ALONE_FROM = 2
 
 local keys, lost_max, now = work_keys(1), tonumber(ARGV[2]), now_us()
 
--- Whether a request of a dead executor is to be tried again.
+-- Counts the dead executor for this request. False if the request is given up for it.
 local function survives(id, meta)
   meta.lost = meta.lost + 1
   if meta.lost >= lost_max then
@@ -21,6 +22,7 @@ local function survives(id, meta)
     tally_refused(KEYS[WORK_KEYS + 1], 'BACKEND', math.floor((now - meta.arrived) / 1000))
     return false
   end
+  -- Only requests of one shape share a batch, and no other request has this one.
   if meta.lost >= ALONE_FROM then meta.shape = 'alone:' .. id end
   redis.call('HSET', keys.meta, id, meta_text(meta))
   return true

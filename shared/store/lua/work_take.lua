@@ -1,8 +1,8 @@
--- Takes the requests that an executor has decided to run together, all of them or none.
+-- Takes the requests that an executor has decided to run together: all of them or none.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)
 -- ARGV   1 executor   2 tag of this take   3... ids
--- reply  { id, message, id, message, ... }; empty when one of them is not in the queue any more: look again
+-- reply  { id, message, id, message, ... }; empty if one of them is not in the queue any more: pull again
 -- atomic a request is taken by one executor; the same tag gets the same again
 
 local keys = work_keys(1)

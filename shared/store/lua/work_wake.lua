@@ -1,4 +1,4 @@
--- Passes a wake-up on: it reached an executor that had become busy.
+-- Passes a wake-up on to another executor: the one that it reached had become busy.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)
 -- reply  0

@@ -1,4 +1,4 @@
--- Gives up requests whose callers have gone, if they are still in the queue; what is running runs on.
+-- Gives up requests whose callers have gone, if they are still in the queue. A request that is being run runs on.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
 -- ARGV   1 prefix of this shard's reply streams   2 reply   3... ids
