@@ -1,7 +1,7 @@
-"""Which steps run together: Triton's direct, oldest and dynamic rules over (what is ready, now).
+"""Which steps run together: Triton's direct, oldest and dynamic rules, as functions of what is ready and the time.
 
-Pure: the caller brings the time and performs what comes out. A decision is the members of a batch or the time to look
-again. Times are microseconds of one monotonic clock.
+Pure: the caller brings the time and acts on the decision. A decision is either the members of a batch, or the time at
+which to decide again. Times are microseconds of one monotonic clock.
 
 Source of the rules: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.4, 1.5,
 3.2).
@@ -24,8 +24,8 @@ class Queued(Protocol):
     """What batching must know of a step or request.
 
     queued_us  when it reached this batcher
-    shape_key  equal for two that may share a batch (triton-spec 1.9)
-    rows       rows it takes in the batch; 1 for a step of a sequence
+    shape_key  equal for two requests that may share a batch (triton-spec 1.9)
+    rows       rows that it takes in the batch; 1 for a step of a sequence
     """
 
     @property
@@ -41,7 +41,7 @@ Q = TypeVar("Q", bound=Queued)
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to run yet. until_us: when to look again at the latest; None: when something new arrives."""
+    """Nothing to run yet. until_us: decide again then at the latest; None: only when something new arrives"""
 
     until_us: int | None = None
 
@@ -61,6 +61,7 @@ def decide_direct(
     if strategy.max_queue_delay_us and strategy.minimum_slot_utilization:
         until_us = oldest.queued_us + strategy.max_queue_delay_us
         utilization = len(ready) / max(1, max_batch_size)
+        # Triton waits while the delay is not exceeded, so the deadline itself still waits.
         if now_us <= until_us and utilization < strategy.minimum_slot_utilization:
             return Wait(until_us + 1)
     members = {slot: step for slot, step in ready.items() if step.shape_key == oldest.shape_key}
@@ -77,19 +78,25 @@ def decide_queue(
     was_busy: bool = False,
     include: Callable[[Q], bool] | None = None,
 ) -> int | Wait:
-    """How many from the front of a queue run now: the rule of Triton's dynamic batcher, which is the oldest strategy's.
+    """How many requests from the front of a queue run now: the rule of Triton's dynamic batcher, and of the oldest
+    strategy.
 
-    queue      in the order in which they are to run; no more of it is looked at than fits a batch
-    preferred  row counts worth stopping at; empty means max_batch_size
-    was_busy   what waits gathered while the instance ran a batch
-    include    a model's own say (triton-spec 3.4), asked of each request in order; of the first, which runs anyway, too
-    returns    a number of members (not rows) >= 1, or when to look again
+    queue      in the order in which the requests are to run; only as much of it is read as fits a batch
+    preferred  row counts that are worth a batch; empty means max_batch_size
+    was_busy   the requests gathered while the instance ran a batch
+    include    a model's own decision (triton-spec 3.4), asked for each request in order. It is asked for the first
+               request too, but that runs anyway
+    returns    a number of members (not rows) >= 1, or when to decide again
 
-    Until the oldest has waited for the delay, the largest preferred size that was reached goes; failing that, what fits
-    below the largest preferred size when the next request would exceed it. Then whatever fits goes, if it cannot grow
-    or has waited long enough. With a delay, Triton's batch for a busy instance stays open: beyond the largest preferred
-    size it takes whatever fits, so that nobody is left to wait for the whole delay alone. Without one, a preferred size
-    closes it, and what is left goes next.
+    While the oldest request has not waited for the whole delay:
+    * The largest preferred size that was reached runs. If none was reached, and the next request would exceed the
+      largest preferred size, what fits below that size runs.
+    * Otherwise everything that fits runs if it cannot grow, and else it waits.
+    Once the oldest request has waited for the delay, everything that fits runs.
+
+    With a delay, a batch that gathered for a busy instance is not closed at a preferred size: beyond the largest one it
+    takes whatever fits, so that no request is left to wait for the whole delay alone. (Triton does the same.) Without a
+    delay, a preferred size closes the batch, and the other requests go next.
     """
     limit = max(1, max_batch_size)
     sizes = set(preferred) or {limit}
@@ -102,6 +109,7 @@ def decide_queue(
             if include is not None:
                 include(item)
         else:
+            # No preferred size was reached, and with this request the largest would be passed over.
             if not best and rows + item.rows > largest:
                 best = members
             if rows + item.rows > limit or item.shape_key != first.shape_key:
@@ -119,6 +127,7 @@ def decide_queue(
     until_us = first.queued_us + max_queue_delay_us
     is_late = max_queue_delay_us > 0 and now_us >= until_us
     is_complete = max_queue_delay_us == 0 or not grows or rows >= largest
+    # See the last paragraph of the docstring.
     if best and not is_late and not (was_busy and is_complete and max_queue_delay_us > 0):
         return best
     if is_late or is_complete:

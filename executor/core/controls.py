@@ -14,9 +14,9 @@ _MASK = {"UINT64": (1 << 64) - 1, "INT64": (1 << 64) - 1, "UINT32": (1 << 32) - 
 
 
 class ControlTensors:
-    """Makes a model's control tensors; the few possible combinations of flags are made once.
+    """Makes a model's control tensors. The few possible combinations of flags are made once.
 
-    null_row  those of a row without a step: every flag false, correlation id 0, or "" where it is a string
+    null_row  the tensors of a row without a step: every flag false; correlation id 0, or "" for a string
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -29,7 +29,7 @@ class ControlTensors:
         self.null_row = self._null_row()
 
     def of(self, *, start: bool, end: bool, correlation_id: CorrelationId) -> Mapping[str, Tensor]:
-        """Control tensors of a step's row. The id must have no `problem`."""
+        """Control tensors of a step's row. The correlation id must have passed `problem`."""
         key = (start, end)
         flags = self._made.get(key)
         if flags is None:
@@ -39,9 +39,9 @@ class ControlTensors:
         return {**flags, self._correlation.name: self._correlation_tensor(self._correlation, correlation_id)}
 
     def problem(self, correlation_id: CorrelationId) -> str:
-        """Why the model cannot be told this id, in Triton's words; "" when it can, or does not ask.
+        """Why the model cannot take this correlation id, in Triton's words; "" if it can, or does not ask for it.
 
-        Triton itself lets some strings pass as the integer 0, which mixes the sequences of a model that goes by them.
+        Triton itself lets some strings pass as the integer 0, which mixes up the sequences of a model that uses the id.
         """
         control = self._correlation
         if control is None or (control.datatype == "BYTES") is isinstance(correlation_id, str):

@@ -1,8 +1,8 @@
 """The dynamic batcher's rules for one model version: which requests of its queue run together (triton-spec 3.2, 3.4).
 
-Pure. The queue lies in Redis and is one for all executors; its order (priorities, lateness) and its policies are kept
-there. Here is decided what of its front becomes a batch, on what a look at it showed. Most looks need no decision:
-where nothing but the size and the age of the oldest request count, the script that looks takes the batch at once.
+Pure. The queue lies in Redis, one for all executors; its order (priorities, lateness) and its timeout policies are
+applied there. Here the front of the queue, as an executor has read it, is turned into a decision. Most reads need no
+decision here: where only the size and the age of the oldest request count, the script takes the batch at once.
 
 Source: Triton core, dynamic_batch_scheduler.cc.
 """
@@ -25,9 +25,9 @@ class BatchRules:
 
     requests_max, rows_max  of one batch. A model without dynamic batching runs each request alone (Triton's default
                             scheduler), whatever rows it brings
-    preferred     sizes worth stopping at; empty: only a full batch is
+    preferred     sizes that are worth a batch; empty: only a full batch
     delay_us      how long the oldest request may wait for others
-    has_timeouts  some request may become too late: somebody has to look, even while every instance is busy
+    has_timeouts  requests may become too late: the queue is read for that even while every instance is busy
     """
 
     requests_max: int
@@ -62,11 +62,12 @@ class BatchRules:
         was_busy: bool = False,
         include: Callable[[Q], bool] | None = None,
     ) -> int | Wait:
-        """How many requests from the front of the queue run now, or when to look again.
+        """How many requests from the front of the queue run now, or when to decide again.
 
-        front        in the order in which they are to run, late ones applied; one more than fits, if there is one
-        deadline_us  microseconds until the next one of the queue becomes too late
-        was_busy     what waits gathered while every instance here ran a batch
+        front        in the order in which the requests are to run, late ones already handled; one more than fits, if
+                     there is one
+        deadline_us  microseconds until the next request of the queue becomes too late
+        was_busy     the requests gathered while every instance here ran a batch
         include      a batch strategy of the model's own
         """
         decision = decide_queue(

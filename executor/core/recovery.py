@@ -1,14 +1,14 @@
-"""What a takeover would need of a sequence, and what a step's commit changes about it.
+"""What a takeover needs of a sequence, and what a step's commit changes about it.
 
-Redis holds a sequence's state as of one step, its *base*; the steps behind it lie in the owner's inbox until a later
-base makes them unnecessary, and a takeover replays them. Three ways, one per kind of model:
+Redis holds a sequence's state as of one step, its *base*. The inbox entries of the steps after the base stay in the
+owner's inbox until there is a later base; a takeover replays these steps. There are three ways, one per kind of model:
 
-    Checkpoints   the state itself goes to Redis every N steps: the base is the last of these, or the step before a
-                  START that came later
-    Log           the state stays with the model; the base is the step before START, and all of its steps are kept
+    Checkpoints   the state itself goes to Redis every N steps: the base is the last checkpointed step, or the step
+                  before a later START
+    Log           the state stays with the model: the base is the step before START, and all later entries are kept
     Nothing       the state stays with the model and is lost with it: every step is its own base
 
-Pure: says which entries may go; the caller commits it.
+Pure: says which entries may go; the caller commits that.
 
 Source: docs/design/step.md.
 """
@@ -31,8 +31,8 @@ class Change(msgspec.Struct, frozen=True):
     """What a step's commit changes about its sequence's recovery.
 
     entries      inbox entries that a takeover does not need any more
-    base         the step whose state Redis holds from now on, 0: as before
-    recoverable  whether a takeover will find the sequence, where this step decides that
+    base         the step whose state Redis holds from now on; 0: as before
+    recoverable  whether a takeover finds the sequence's state from now on; None: as before
     """
 
     entries: Sequence[str] = ()
@@ -44,20 +44,22 @@ class Recovery(Protocol):
     """How a model's sequences survive their executor."""
 
     def is_due(self, owned: OwnedSequence) -> bool:
-        """Whether the state that the running step leaves behind is to go to Redis with its commit. An END's is not."""
+        """Whether the state after the running step goes to Redis with its commit.
+        (For an END the caller does not ask.)
+        """
         ...
 
     def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
-        """The running step has succeeded, and its state, if it was due, is in the commit."""
+        """The change by a running step that has succeeded. Its state, if it was due, is in the commit."""
         ...
 
     def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
-        """The running step has failed. saved: what it left of the state is in the commit nevertheless."""
+        """The change by a running step that has failed. saved: the state that it left is in the commit nevertheless"""
         ...
 
 
 def recovery_of(config: ModelConfig) -> Recovery:
-    """The way of a model."""
+    """The recovery of a model's sequences."""
     if config.state_in_mesh:
         return Checkpoints(config.checkpoint_interval)
     if config.replays:
@@ -67,7 +69,7 @@ def recovery_of(config: ModelConfig) -> Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """Every step is over with its commit."""
+    """A takeover needs nothing: each step's entry goes with its commit."""
 
     def is_due(self, owned: OwnedSequence) -> bool:
         return False
@@ -92,12 +94,15 @@ class Checkpoints:
         if self.is_due(owned) or StepFlag.END in queued.step.flags:
             return closed(owned, queued)
         if StepFlag.START in queued.step.flags:
-            # A replay begins with it, whatever state came before; that, its owner may not even have been given.
+            # A replay can begin with this START, whatever state came before. (The owner may not even have fetched that
+            # state.)
             return Change(owned.closed_before(queued), StepNumber(queued.step.step - 1))
         return Change()
 
     def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
-        """It did not move the state: what Redis holds is right exactly if the step before was checkpointed."""
+        """A failed step did not change the state. If the step before it was checkpointed, what Redis holds is the state
+        after this step too, and nothing needs replaying. Else the entries before it stay, and only its own goes.
+        """
         if saved or _voids(queued) or len(owned.open_entries) == 1:
             return closed(owned, queued)
         return Change([owned.passed_over(queued)])
@@ -105,8 +110,9 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """All steps since START stay, as long as they are no more than `steps`, and `payload_bytes` together. Beyond that
-    the sequence goes on, but is lost with its executor; until a START, which needs nothing of what came before."""
+    """Keeps all steps since START, as long as there are at most `steps` of them, with `payload_bytes` together. Beyond
+    that the sequence goes on, but is lost if its executor is lost; a new START begins a new log.
+    """
 
     steps: int
     payload_bytes: int
@@ -139,10 +145,10 @@ class Log:
 
 
 def closed(owned: OwnedSequence, queued: QueuedStep) -> Change:
-    """Nothing up to this step will be replayed."""
+    """No step up to this one will be replayed."""
     return Change(owned.closed(), queued.step.step)
 
 
 def _voids(queued: QueuedStep) -> bool:
-    """Whether no state is left when such a step fails, or none is needed any more."""
+    """Whether no state is left if this step fails (START), or none is needed any more (END)."""
     return bool(queued.step.flags & (StepFlag.START | StepFlag.END))

@@ -1,11 +1,11 @@
 """The ready steps of one instance's sequences, and which of them run together: the direct and the oldest strategy.
 
-Pure: the caller brings the time. A slot offers at most one step, the next one of its sequence, so a batch never holds
-two steps of a sequence, and a step that waits behind another is offered when that one is done.
+Pure: the caller brings the time. A slot offers at most one step, the next one of its sequence. So a batch never holds
+two steps of a sequence, and a step that waits behind another step is offered when that one is done.
 
-What the two strategies measure differs, as in Triton: direct asks how long the oldest step has waited since it
-arrived; oldest is a queue of its own, so there a step's age begins when it becomes the head of its sequence. Batches
-are taken from the front of that queue and an instance runs one at a time: results come in queue order by themselves.
+The two strategies measure waiting differently, as in Triton. Direct measures from the arrival of a step. Oldest is a
+queue of its own, so there a step's age begins when it becomes the head of its sequence. Batches are taken from the
+front of that queue, and an instance runs one batch at a time: so results come in queue order.
 
 Source: Triton core, sequence_batch_scheduler.cc (triton-spec 1.4, 1.5).
 """
@@ -25,7 +25,7 @@ from shared.contract.model_config import Direct, Oldest, SequenceBatching
 
 
 class Shaped(Protocol):
-    """A step, as far as batching knows it. shape_key: equal for two that may share a batch (triton-spec 1.9)."""
+    """A step, as far as batching knows it. shape_key: equal for two steps that may share a batch (triton-spec 1.9)"""
 
     @property
     def shape_key(self) -> Hashable: ...
@@ -43,7 +43,6 @@ class Ready(msgspec.Struct, Generic[S], frozen=True, eq=False):
 
     @property
     def shape_key(self) -> Hashable:
-        """The step's own."""
         return self.step.shape_key
 
 
@@ -62,20 +61,25 @@ class SlotSteps(ABC, Generic[S]):
         return len(self._ready)
 
     def offer(self, slot: SlotIndex, step: S, *, arrived_us: int, now_us: int) -> bool:
-        """The slot's next step may run; False when it was known already. arrived_us: when it reached this executor."""
+        """Takes in that the slot's next step may run; False if it is known already.
+
+        arrived_us  when the step reached this executor
+        """
         if slot in self._ready:
             return False
         self._ready[slot] = Ready(step, self._since_us(arrived_us, now_us))
         return True
 
     def withdraw(self, slot: SlotIndex) -> None:
-        """The slot's step is taken for a batch, or its sequence is gone."""
+        """Forgets the slot's step: a batch has taken it, or its sequence is gone."""
         self._ready.pop(slot, None)
 
     @abstractmethod
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
-        """The next batch (its steps stay until they are withdrawn), or when to look again. was_busy: a batch has ended
-        just now."""
+        """The next batch, or when to decide again. The steps of the batch stay until they are withdrawn.
+
+        was_busy  a batch has ended just now
+        """
 
     @abstractmethod
     def _since_us(self, arrived_us: int, now_us: int) -> int: ...

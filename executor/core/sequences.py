@@ -1,19 +1,21 @@
-"""The sequences that this executor owns: their steps in order, one at a time, whatever order they arrive in.
+"""The sequences that this executor owns. Each runs its steps in order, one at a time, in whatever order they arrive.
 
 Owns, per model version: which sequence sits in which slot, which step comes next, and what is known of its state.
-Order comes from step numbers, never from a place in a stream: after a takeover old and new steps may arrive mixed and
-twice. A sequence is known by its epoch; a step of an older epoch is somebody's past, a newer one begins afresh.
+Order comes from step numbers, never from a place in a stream: after a takeover old and new steps may arrive mixed, and
+twice. Each ownership of a sequence has an epoch. A step of an older epoch is stale; a step of a newer epoch replaces
+the sequence by a new ownership of it.
 
     (first step seen, or told of it) ──► RESTORING ──restored──► READY ──begin──► RUNNING ──conclude──► READY ...
     (a START that needs no state) ─────────────────────────────►   │  ◄──repeat─────┘                     │
                                                                    └── VOID: no state; steps fail until a START begins
 
-A step of an iterative model may be run many times before it is answered (`repeat`). For the mesh all its passes are one
-step: accepted once, committed once, with its answer. Until then the request lies in the inbox; after a takeover its
-passes begin anew, from the checkpoint before it, which a START of its own does not even need. Nothing of an unfinished
-step was visible, so its effect is still exactly once. Triton keeps passes in one process's memory; they end with it.
+The model may run a step of an iterative model many times before it answers (`repeat`). For the mesh all these passes
+are one step: accepted once, and committed once, with its answer. Until then the request lies in the inbox. After a
+takeover the passes begin again, from the checkpoint before the step; a START needs no checkpoint at all. Nothing of an
+unfinished step was visible, so the step still takes effect exactly once. (Triton keeps passes in the memory of one
+process; they are lost with it.)
 
-Must never touch Redis or tensors: restoring, running and committing are the caller's.
+Must never touch Redis or tensors: the caller restores, runs and commits.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, Ste
 from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 
 Range = tuple[StepNumber, StepNumber]
-"""Steps from the first to the last."""
+"""First and last of a range of steps."""
 
 
 class VoidCause(StrEnum):
@@ -55,19 +57,21 @@ class OwnedSequence:
 
     next_step       the only step that may run now
     committed       the last step that Redis is known to have made final
-    replay_until    steps up to here were committed before the takeover: they run again for the state, unanswered
-    open_entries    inbox entries since the last checkpoint, this one's included once it runs; open_bytes: of their
-                    messages together
-    log_dropped     its steps were too many, or too large, to be kept (see `recovery.Log`)
-    start_step      step of the START of the present run; 0 when it is not known
-    first_step      step of the START with which it came here; 0 when it came with its state
-    passes          how often the head was run without being answered (triton-spec 1.10)
+    restoring       its record and checkpoint are being fetched: no step of it runs until then
+    replay_until    steps up to here were committed before the takeover: they run again for the state, and are not
+                    answered
+    open_entries    inbox entries since the last checkpoint, with the running step's
+    open_bytes      bytes of the messages of these entries
+    log_dropped     it had too many steps, or too large ones, to keep them all (see `recovery.Log`)
+    start_step      step of the START of the present run; 0 if unknown
+    first_step      step of the START with which it came here; 0 if it came with its state
+    passes          how often its head was run without being answered (triton-spec 1.10)
     taken_over      another executor ran it before, and no step of it has run here yet
-    predecessor     trace context of the last checkpointed step of that executor, "" when it was not traced
-    suspicion       owners that were lost with its next step, where they are enough to suspect it
-    held            nothing is done for it yet: suspected ones take their turns
-    cancelled       steps that are not to be run when their turn comes: their callers have gone
-    failed          of the steps to be replayed, those that failed: they are passed over
+    predecessor     trace context of the last step that the other executor checkpointed, "" if that was not traced
+    suspicion       number of owners that were lost with its next step, if they are enough to suspect it
+    held            nothing is done for it yet, because it is suspected, and suspected sequences are tried one at a time
+    cancelled       steps that are not run when their turn comes, because their callers have gone (or they are given up)
+    failed          ranges of the steps to be replayed that failed before: the replay skips them
     """
 
     sequence: SequenceId
@@ -96,12 +100,12 @@ class OwnedSequence:
 
     @property
     def replays(self) -> bool:
-        """Whether the next step was committed before."""
+        """Whether the next step was committed before, so that it runs for the state alone."""
         return self.next_step <= self.replay_until
 
     @property
     def head(self) -> QueuedStep | None:
-        """The step that may run now."""
+        """The step that may run now, if there is one."""
         if self.restoring or self.held or self.running:
             return None
         return self.steps.get(self.next_step)
@@ -113,27 +117,29 @@ class OwnedSequence:
 
     @property
     def head_is_cancelled(self) -> bool:
-        """Whether the step that may run now is not to be run. One that was answered before runs again for its state."""
+        """Whether the head is cancelled. A replayed step never is: it was answered before, and runs again for the
+        state.
+        """
         return self.next_step in self.cancelled and not self.replays and self.head is not None
 
     @property
     def entries(self) -> list[str]:
-        """All inbox entries that are kept for it."""
+        """All inbox entries of this sequence that are still in the inbox."""
         return [*self.open_entries, *(queued.step.entry for queued in self.steps.values())]
 
     def closed(self) -> list[str]:
-        """Takes the open entries: none of them will be needed any more."""
+        """Takes the open entries out, because no takeover will need them."""
         entries, self.open_entries, self.open_bytes = self.open_entries, [], 0
         return entries
 
     def closed_before(self, latest: QueuedStep) -> list[str]:
-        """Takes the open entries but that of the latest step."""
+        """Takes the open entries out, without that of the latest step."""
         entries = self.closed()[:-1]
         self.open_entries, self.open_bytes = [latest.step.entry], len(latest.step.message)
         return entries
 
     def passed_over(self, latest: QueuedStep) -> str:
-        """Takes the entry of the latest step: nothing will ever run it again."""
+        """Takes the entry of the latest step out, because no replay may run that step again."""
         self.open_bytes -= len(latest.step.message)
         return self.open_entries.pop()
 
@@ -142,10 +148,12 @@ class OwnedSequence:
 class Restored:
     """What Redis knows of a sequence that another executor ran before.
 
-    checkpointed  the step whose state the checkpoint holds; committed: the last step that was answered
-    traceparent   trace context of the checkpointed step, "" when it was not traced
-    cancelled     steps whose callers have gone, however long ago that was said here
-    failed        steps behind the checkpoint that failed, rising: they did not move the state, nor may they now
+    checkpointed  the step whose state the checkpoint holds
+    committed     the last step that was answered
+    traceparent   trace context of the checkpointed step, "" if it was not traced
+    cancelled     steps whose callers have gone, also if another executor was told of it
+    failed        ranges of steps after the checkpoint that failed, rising: they did not change the state, and a replay
+                  must skip them
     """
 
     epoch: Epoch
@@ -159,7 +167,7 @@ class Restored:
 
 
 def _past(failed: Sequence[Range], step: int) -> StepNumber:
-    """The first step from this one on that did not fail."""
+    """The first step, from `step` on, that did not fail."""
     for first, last in failed:
         if first <= step <= last:
             step = last + 1
@@ -167,7 +175,7 @@ def _past(failed: Sequence[Range], step: int) -> StepNumber:
 
 
 class SequenceTable:
-    """All owned sequences of one model version, by id and by place."""
+    """All owned sequences of one model version, by id and by (instance, slot)."""
 
     def __init__(self) -> None:
         self._by_id: dict[SequenceId, OwnedSequence] = {}
@@ -178,24 +186,24 @@ class SequenceTable:
 
     @property
     def queued(self) -> int:
-        """Steps that were taken in and are not done."""
+        """Number of steps that were accepted here and are not concluded."""
         return sum(len(owned.steps) for owned in self._by_id.values())
 
     @property
     def queued_bytes(self) -> int:
-        """Of their requests."""
+        """Bytes of the requests of these steps."""
         return sum(len(queued.step.message) for owned in self._by_id.values() for queued in owned.steps.values())
 
     @property
     def busy(self) -> bool:
-        """Whether any sequence has a step that runs, or could."""
+        """Whether any sequence has a step that runs, or may soon."""
         return any(
             owned.running or owned.restoring or owned.held or owned.head is not None for owned in self._by_id.values()
         )
 
     @property
     def waiting(self) -> int:
-        """Steps that do not run yet."""
+        """Number of accepted steps that do not run yet."""
         return sum(len(owned.steps) - owned.running for owned in self._by_id.values())
 
     @property
@@ -204,7 +212,7 @@ class SequenceTable:
         return list(self._by_id.values())
 
     def committed(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> None:
-        """A step has become final."""
+        """Notes that a step has become final."""
         owned = self._by_id.get(sequence)
         if owned is not None and owned.epoch == epoch:
             owned.committed = max(owned.committed, step)
@@ -214,10 +222,11 @@ class SequenceTable:
         return self._by_id.get(sequence)
 
     def accept(self, queued: QueuedStep) -> OwnedSequence | None:
-        """Takes a step in; None when it is stale (an older epoch, or a step that was taken in before).
+        """Takes a step in; None if it is stale (of an older epoch, or taken in before).
 
-        A sequence seen for the first time comes back `restoring`, unless this very step begins it anew in a free slot:
-        then the caller must fetch its record and checkpoint and call `seat` and `restored`.
+        A sequence that is new here comes back `restoring`: the caller must fetch its record and checkpoint and then
+        call `seat` and `restored`. Only if this step is a START that needs no state, for a free slot, the sequence can
+        run at once.
         """
         step = queued.step
         owned = self._by_id.get(step.sequence)
@@ -235,16 +244,22 @@ class SequenceTable:
         return owned
 
     def expect(self, told: InboxOwned) -> OwnedSequence | None:
-        """Takes in a sequence whose next step is still to come; None when it is known already, or has moved on.
+        """Takes in a sequence whose next step is still to come; None if this epoch of it, or a later one, is known
+        already.
 
-        It comes back `restoring`, as from `accept`: what it was told may be long past, and only its record knows.
+        The sequence comes back `restoring`, as from `accept`: the message may be old, and only the record says what
+        holds now.
         """
         owned = self._by_id.get(told.sequence)
         return None if owned is not None and owned.epoch >= told.epoch else self._adopt(told)
 
     def overtaken(self, step: InboxStep) -> list[str]:
-        """Inbox entries that may go, of a step that was kept for its state and came here after the START that needs
-        none: its own, if that START is final. Until then another owner may need it; so it goes with that commit."""
+        """Inbox entries that may be removed, after `accept` took this step for stale.
+
+        A step before `first_step` was kept in the inbox for the state that the START makes unnecessary. If that START
+        is committed, the step's entry may go. Until then another owner may still need it, so it goes with the START's
+        commit: the entry joins the open ones.
+        """
         owned = self._by_id.get(step.sequence)
         if owned is None or owned.epoch != step.epoch or step.step >= owned.first_step:
             return []
@@ -254,9 +269,9 @@ class SequenceTable:
         return []
 
     def cancel(self, sequence: SequenceId, epoch: Epoch, step: StepNumber) -> OwnedSequence | None:
-        """The caller of a step that was taken in has gone; None when it was run, or is not here.
+        """Notes that the caller of a step has gone; None if the step is concluded, or is not here.
 
-        One that runs already is not disturbed; but it is not repeated either (triton-spec 1.10).
+        A step that is running runs on, but is not repeated (triton-spec 1.10).
         """
         owned = self._by_id.get(sequence)
         if owned is None or owned.epoch != epoch or step not in owned.steps:
@@ -265,7 +280,9 @@ class SequenceTable:
         return owned
 
     def restored(self, sequence: SequenceId, found: Restored) -> OwnedSequence | None:
-        """What was fetched for a restoring sequence; None when it has moved on meanwhile."""
+        """Applies what was fetched for a restoring sequence; None if the sequence has been dropped or replaced
+        meanwhile.
+        """
         owned = self._by_id.get(sequence)
         if owned is None or not owned.restoring or owned.epoch != found.epoch:
             return None
@@ -273,8 +290,10 @@ class SequenceTable:
         owned.taken_over = found.committed > 0
         owned.predecessor = found.traceparent
         owned.failed = found.failed
+        # The replay begins behind the checkpoint; up to the last committed step nothing is answered again.
         owned.next_step = _past(found.failed, found.checkpointed + 1)
         owned.replay_until = owned.committed = found.committed
+        # A START that is not committed yet will set this when it runs.
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
         owned.void = found.void
         owned.cancelled |= found.cancelled
@@ -283,10 +302,11 @@ class SequenceTable:
         return owned
 
     def begin(self, owned: OwnedSequence) -> QueuedStep:
-        """Takes the head step out to be run, perhaps once more (or answered, if the sequence is void)."""
+        """Marks the head as running and returns it. (The caller runs it, or answers it without the model.)"""
         queued = owned.head
         assert queued is not None, f"{owned.sequence}: step {owned.next_step} is not ready"
         owned.running = True
+        # A further pass of the same step: its entry is open already.
         if owned.passes:
             return queued
         if StepFlag.START in queued.step.flags:
@@ -296,7 +316,7 @@ class SequenceTable:
         return queued
 
     def repeat(self, owned: OwnedSequence) -> None:
-        """The running step is not answered yet: it is the head again (triton-spec 1.10)."""
+        """The running step wants another pass: it is the head again (triton-spec 1.10)."""
         assert owned.running, f"{owned.sequence}: no step is running"
         owned.running = False
         owned.passes += 1
@@ -309,7 +329,12 @@ class SequenceTable:
         started: bool = False,
         dropped: VoidCause | None = None,
     ) -> None:
-        """The running step is done; the next one may run. dropped: it was not run, nor will those behind it be."""
+        """The running step is done; the next one may run.
+
+        failed_start  it was a START, and failed: the sequence has no state
+        started       it was a START, and succeeded: the sequence has a state again
+        dropped       why the state is lost with this step, if it is; later steps are not run either
+        """
         assert owned.running, f"{owned.sequence}: no step is running"
         owned.running = False
         owned.passes = 0
@@ -324,23 +349,25 @@ class SequenceTable:
             owned.void = None
 
     def drop(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
-        """Forgets a sequence, if it still is the one of that epoch."""
+        """Forgets a sequence, if it still is the one of that epoch. Returns the sequence that was forgotten."""
         owned = self._by_id.get(sequence)
         if owned is None or owned.epoch != epoch:
             return None
         del self._by_id[sequence]
         place = (owned.instance, owned.slot)
+        # Another sequence may have been given the slot (`seat`).
         if self._by_place.get(place) is owned:
             del self._by_place[place]
         return owned
 
     def at(self, instance: InstanceIndex, slot: SlotIndex) -> OwnedSequence | None:
-        """Who sits there."""
+        """The sequence in that slot."""
         return self._by_place.get((instance, slot))
 
     def seat(self, owned: OwnedSequence) -> OwnedSequence | None:
-        """Redis has confirmed that it owns its slot. Returns who sat there: that one has ended, or is somebody else's,
-        without our having heard of it yet."""
+        """Gives a sequence its slot, after Redis has confirmed that the slot is this sequence's. Returns the sequence
+        that was in the slot: it has ended, or has another owner, and this executor was not told yet.
+        """
         sitting = self.at(owned.instance, owned.slot)
         if sitting is owned:
             return None
@@ -350,8 +377,12 @@ class SequenceTable:
         return sitting
 
     def _adopt(self, entry: InboxStep | InboxOwned) -> OwnedSequence:
-        """A sequence that is new here. If another one sits in its slot, one of the two is over: that one, or this one,
-        whose entry stayed in the inbox when it was taken away. Redis is asked before anybody is driven out (`seat`)."""
+        """Makes the entry of a sequence that is new here.
+
+        If another sequence sits in its slot, one of the two is over: either the sitting one, or this one, if its entry
+        stayed in the inbox after the sequence was taken away. So Redis is asked before any of them is dropped (`seat`):
+        a START, too, is restored first then.
+        """
         previous = self._by_id.get(entry.sequence)
         if previous is not None:
             self.drop(previous.sequence, previous.epoch)
@@ -377,7 +408,9 @@ class SequenceTable:
 
 
 def _start_of(entry: InboxStep | InboxOwned) -> StepNumber:
-    """The step itself, if it is a START and no step before it is open: it needs no state. Else 0."""
+    """The number of the step, if it is a START and every step before it is committed, so that it needs no state. Else
+    0.
+    """
     if isinstance(entry, InboxOwned) or StepFlag.START not in entry.flags or entry.step != entry.committed + 1:
         return StepNumber(0)
     return entry.step

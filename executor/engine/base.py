@@ -1,12 +1,12 @@
-"""The one interface between batching and whatever runs a model.
+"""The one interface between batching and the code that runs a model.
 
-An engine is one instance of one version of a model on one device. It knows nothing of sequences' ids, streams or
-Redis: it is handed rows, and each row may name a place in its state arena. A backend is found by the entry-point
-group `seqmesh.backends`; what is built in is registered in `backends.py`.
+An engine is one instance of one version of a model on one device. It knows nothing of sequence ids, streams or Redis:
+it is given rows, and each row may name a slot of its state arena. A backend is found by the entry-point group
+`seqmesh.backends`; the built-in ones are registered in `backends.py`.
 
 Engines are called from one worker thread at a time (never two at once for one engine).
 
-What is made once per row is a msgspec struct: a frozen dataclass takes fourteen times as long to make.
+Objects that are made once per row are msgspec structs: a frozen dataclass takes fourteen times as long to make.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shared.statistics.tally import MemoryUse
 class Row(msgspec.Struct, frozen=True):
     """One request's part of a batch; or a null row, which is padding that no model result may depend on.
 
-    inputs    by name; each tensor with its leading batch dimension when the model has one (a stateless request may
-              bring several rows of its own: then dim 0 is that number). Only what the client sent: control tensors
-              are in `controls`.
+    inputs    by name; each tensor with its leading batch dimension if the model has one (a stateless request may bring
+              several rows of its own: then dim 0 is that number). Only what the client sent; control tensors are in
+              `controls`
     controls  control tensors by name, shaped [1, 1], or [1] for a model without batch dimension
     slot      arena row that holds this sequence's implicit state; None for a stateless model or a null row. A row with
-              START may have none: it begins from the initial state, and what it leaves is forgotten (warm-up)
+              START may have none: it begins from the initial state, and its state is forgotten afterwards (warm-up)
     start     begin from the initial state instead of the arena's content
     end       the sequence's last step
-    outputs   names the caller asked for; empty means all
+    outputs   names that the caller asked for; empty means all
     """
 
     inputs: Mapping[str, Tensor]
@@ -54,10 +54,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RowError(msgspec.Struct, frozen=True):
-    """Why one row has no result. `code` is a name from `shared.contract.errors.Code`; the row's state stays as it was.
+    """Why one row has no result. The row's state stays as it was.
 
-    model_state  of a model that hands its state out: what the failed step left of it; b"" when it was not asked
-    lost         it could not be asked: nobody knows the state from here on
+    code         a `shared.contract.errors.Code`
+    model_state  of a model that hands its state out: the state after the failed step; b"" if the model was not asked
+    lost         the model could not be asked for its state, so the state is unknown from here on
     """
 
     code: str
@@ -67,15 +68,15 @@ class RowError(msgspec.Struct, frozen=True):
 
 
 class RowResult(msgspec.Struct, frozen=True):
-    """One row's outputs, in the order of the model's configuration; only declared outputs, only those asked for.
+    """One row's outputs, in the order of the model's configuration; only declared outputs, and only those asked for.
 
     states  the implicit state after this step, by the state's *input* name, without the batch dimension: bytes,
-            dtype and shape as they go into the checkpoint. Empty for stateless models and where `want_state` was off.
+            dtype and shape as they go into the checkpoint. Empty for stateless models, and where `want_state` was off
     again   the model wants this request in a later batch once more before it answers (triton-spec 1.10): no outputs.
-            Only of models with `iterative_sequence`.
+            Only from models with `iterative_sequence`
     parameters  of the response, for the caller
-    model_state  what the model's own method gave as its state after this step, encoded; where `want_state` was on and
-                 the model has such a method (see `HandsOutState`)
+    model_state  the state after this step as the model's own method gave it, encoded; only where `want_state` was on
+                 and the model has such a method (see `HandsOutState`)
     """
 
     outputs: Sequence[Tensor]
@@ -93,7 +94,6 @@ class Timings(msgspec.Struct, frozen=True):
     compute_output_ns: int
 
     def plus(self, other: Timings) -> Timings:
-        """Both together."""
         return Timings(
             self.compute_input_ns + other.compute_input_ns,
             self.compute_infer_ns + other.compute_infer_ns,
@@ -130,7 +130,7 @@ class Engine(Protocol):
         ...
 
     def drop_state(self, slot: int) -> None:
-        """Forgets an arena row. Fixed-size rows may be left as they are: START overwrites them."""
+        """Forgets an arena row. Rows of a fixed size may stay as they are, because a START overwrites them."""
         ...
 
     def close(self) -> None:
@@ -140,10 +140,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class MeasuresMemory(Protocol):
-    """An engine that knows what it holds. May be asked from another thread, while a batch runs."""
+    """An engine that knows how much memory it holds. May be asked from another thread, while a batch runs."""
 
     def memory_usage(self) -> Sequence[MemoryUse]:
-        """Weights and fixed state; not what a batch takes for a moment."""
+        """Memory of the weights and of fixed-size state, without what a running batch takes."""
         ...
 
 
@@ -153,11 +153,13 @@ class ChecksReadiness(Protocol):
 
     @property
     def has_readiness(self) -> bool:
-        """Whether the model has anything to say."""
+        """Whether the model has a readiness check."""
         ...
 
     def is_ready(self) -> bool:
-        """What the model says now. Does not raise; may be asked from another thread, while a batch runs."""
+        """Whether the model calls itself ready.
+        Does not raise; may be called from another thread, while a batch runs.
+        """
         ...
 
 
@@ -165,9 +167,9 @@ class ChecksReadiness(Protocol):
 class FixesShape(Protocol):
     """An engine that can run a model so that a row's results do not depend on its batch (`fixed_shape`).
 
-    batch_rows     rows of every call of the model: 1 where each runs alone, 0 where the mode is off
+    batch_rows     rows of every call of the model: 1 where each row runs alone, 0 where the mode is off
     alone_because  why rows run alone; "" where they do not
-    is_testable    whether made-up rows may be run: they leave nothing behind in the model
+    is_testable    whether made-up rows may be run, because they leave nothing behind in the model
     """
 
     @property
@@ -177,12 +179,13 @@ class FixesShape(Protocol):
     @property
     def is_testable(self) -> bool: ...
     def run_rows_alone(self, because: str) -> None:
-        """From now on. because: one line for the operator."""
+        """From now on every row runs alone. because: the reason, one line for the operator"""
         ...
 
     def move_weights(self, offset_bytes: int) -> None:
-        """Lays each weight so many bytes (a multiple of 64, less than a page) behind the beginning of a page. Weights
-        that the engine cannot move stay."""
+        """Moves each weight to `offset_bytes` (a multiple of 64, less than a page) behind the beginning of a page.
+        Weights that the engine cannot move stay.
+        """
         ...
 
 
@@ -190,36 +193,36 @@ class FixesShape(Protocol):
 class HandsOutState(Protocol):
     """An engine whose model keeps the state of its sequences itself, and may have methods to hand it out.
 
-    Where it has, `run` fills `model_state` of every row whose state is wanted, and of every row that failed in the
-    middle of its sequence: what a failed step leaves of the state is the model's business, and the next owner is to
-    find the same.
+    If the model has such methods, `run` fills `model_state` of every row whose state is wanted, and of every row that
+    failed in the middle of its sequence. Only the model knows what a failed step left of the state, and the next owner
+    must find the same.
     """
 
     @property
     def hands_out_state(self) -> bool:
-        """Whether the model has such methods."""
+        """Whether the model has methods to hand its state out."""
         ...
 
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
-        """Gives the model a sequence's state back. Raises ModelError when it does not take it."""
+        """Gives the model a sequence's state back. Raises ModelError if the model refuses it."""
         ...
 
 
 @runtime_checkable
 class ReleasesSequences(Protocol):
-    """An engine whose model may want to hear which of its sequences are not its own any more."""
+    """An engine whose model may want to know when it does not own a sequence any more."""
 
     @property
     def has_release(self) -> bool:
-        """Whether it does."""
+        """Whether the model has a method for that."""
         ...
 
     def release(self, correlation_id: CorrelationId) -> None:
-        """Has the model forget a sequence, if it was given it. Does not raise."""
+        """Has the model forget a sequence, if the model was given it. Does not raise."""
         ...
 
     def release_all(self) -> None:
-        """The same for every sequence that it was given."""
+        """Has the model forget every sequence that it was given."""
         ...
 
 
@@ -229,7 +232,7 @@ class LoadRequest:
 
     device  "cpu" or "cuda:<n>"
     slots   rows of the state arena (0 for a stateless model)
-    state_bytes_max  of one state tensor of one sequence: a step that leaves a larger one fails
+    state_bytes_max  largest state tensor of one sequence: a step that leaves a larger one fails
     """
 
     config: ModelConfig
@@ -243,7 +246,7 @@ class LoadRequest:
 
 
 class Backend(Protocol):
-    """A kind of model file. `name` is what `backend:` says in a configuration."""
+    """A kind of model file. `name` is what `backend:` names in a configuration."""
 
     name: str
 

@@ -1,14 +1,16 @@
 """Load and unload on request: every executor in explicit mode carries out each control message, once, in order.
 
-A message's outcome stands in the registration: `applied` tells that it was carried out, `failures` what could not be
-done. Whoever asked reads it there.
+The registration tells what became of a message: `applied` says how far messages were carried out, `failures` which ones
+could not be. The gateway that asked reads it there.
 
-What was asked is the mesh's, not a process's. Redis holds two words on each model: the last that was asked (`wanted`)
-and the last that an executor carried out (`kept`). An executor that starts, anew or for the first time, begins with the
-kept one and then tries the wanted one, as all others did: so a model that was loaded on request outlives the
-executors that loaded it, one that was unloaded does not come back with the next crash, and where a reload failed the
-model before it is served everywhere. The stream only says that a model's word is new; words are repeated without harm,
-because a load that changes nothing does nothing.
+Commands belong to the mesh, not to a process. Redis holds two commands on each model: the last that was asked
+(`wanted`) and the last that an executor carried out (`kept`). An executor that starts begins with the kept one, and
+then tries the wanted one, as all others did. So:
+* A model that was loaded on request outlives the executors that loaded it.
+* A model that was unloaded does not come back with the next crash.
+* Where a reload failed, every executor serves the model before it.
+The stream only says that there is a new command about a model. Commands can be repeated without harm, because a load
+that changes nothing does nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ from shared.store.redis_client import CONNECTION_LOST
 
 BLOCK_MS = 1000
 FAILURES_MAX = 32
-"""Failures that a registration tells: whoever asked looks ten times a second."""
+"""Failures that a registration tells: the gateway that asked looks ten times a second."""
 
 _decoder = msgspec.msgpack.Decoder(ControlMessage)
 
 
 class Control:
-    """Reads the control stream. changed: set when the mesh should be told."""
+    """Reads the control stream. changed: set when there is something to announce to the mesh"""
 
     def __init__(
         self, connections: RedisConnections, repository: ModelRepository, loader: Loader, changed: asyncio.Event
@@ -55,14 +57,15 @@ class Control:
         self.applied = Applied()
 
     async def words(self) -> set[str]:
-        """Models about which there is a word. Raises one of `CONNECTION_LOST`."""
+        """Models about which there is a command. Raises one of `CONNECTION_LOST`."""
         names: list[bytes] = await self._commands.hkeys(self._keys.kept) + await self._commands.hkeys(self._keys.wanted)
         return {text_of(name) for name in names}
 
     async def catch_up(self) -> None:
-        """Carries out what was asked before. What could not be done is told: who asked for it may still wait, when the
-        executors that heard it first have not survived it. Raises one of `CONNECTION_LOST`."""
-        # The position comes first: what is asked meanwhile is read again from the stream.
+        """Carries out what was asked before this executor started. Failures are announced: the gateway that asked may
+        still wait, if the executors that heard it first have died. Raises one of `CONNECTION_LOST`.
+        """
+        # The position is read first: a command that comes meanwhile is then read again from the stream.
         last = await self._commands.xrevrange(self._keys.control, count=1)
         position = last[0][0].decode() if last else BEGINNING
         for model in sorted(await self.words()):
@@ -74,7 +77,6 @@ class Control:
         self.applied = Applied(position, self.applied.failures)
 
     async def run(self) -> None:
-        """Carries out messages, for ever."""
         while True:
             try:
                 if self._missed:
@@ -86,7 +88,7 @@ class Control:
                     for entry, fields in entries:
                         await self._hear(entry.decode(), fields)
             except (*CONNECTION_LOST, ResponseError) as error:
-                # The stream may be trimmed, or empty, when Redis is back; the words are there.
+                # The stream may be trimmed, or empty, when Redis is back. The commands themselves are in the hashes.
                 self._missed = True
                 logs.warning("control reading delayed", cause=str(error))
                 await asyncio.sleep(RETRY_DELAY_S)
@@ -106,7 +108,9 @@ class Control:
             self.applied = Applied(self.applied.position, (*self.applied.failures, failure)[-FAILURES_MAX:])
 
     async def _carry_out(self, model: str, key: str, word: bytes, entry: str) -> LoadFailure | None:
-        """Does what is asked of a model; keeps it for executors to come, if it could be done. key: where it stands."""
+        """Carries out a command; if that succeeds, keeps it for executors that start later.
+        key: the hash that holds it
+        """
         message: ControlMessage | None = value_of(key, word, _decoder.decode, field=model)
         if message is None or message.model != model:
             return LoadFailure(entry, model, Code.INTERNAL, f"what was asked of '{model}' cannot be read: ask again")
@@ -121,7 +125,7 @@ class Control:
         return None
 
     async def _do(self, message: ControlMessage) -> ControlMessage:
-        """Loads or unloads; returns what an executor to come has to do for the same result."""
+        """Loads or unloads. Returns the command by which an executor that starts later gets the same result."""
         if message.action not in ("load", "unload"):
             raise MeshError(f"this executor cannot '{message.action}' a model: upgrade it", Code.UNSUPPORTED)
         if message.action == "unload":
@@ -131,7 +135,7 @@ class Control:
         self._repository.loading.add(message.model)
         self._changed.set()
         loaded = await self._loader.load(message.model, message.config_json, message.files, message.generation)
-        # A load that changed nothing is still the load of before.
+        # A load that changed nothing keeps the generation of the load before.
         return msgspec.structs.replace(message, generation=loaded.record.generation)
 
     async def _keep(self, message: ControlMessage) -> None:

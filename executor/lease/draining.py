@@ -1,7 +1,7 @@
-"""An executor that is to leave: the sequences that keep it here, and how an operator asks for it.
+"""An executor that shall leave: the sequences that keep it here, and how an operator asks for it.
 
-A sequence whose state the mesh holds goes to another executor between two steps. One that only its model knows
-(`self`, in Triton's python models) can end here and nowhere else.
+A sequence whose state the mesh holds goes to another executor between two steps. A sequence whose state only its model
+holds (`self`, in Triton's python models) can end here and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.store.redis_client import CONNECTION_LOST
 
 
 async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, models: Iterable[str]) -> set[str]:
-    """Those of the models of which an executor owns a sequence whose state is nowhere else.
+    """The models of which an executor owns a sequence whose state is nowhere else.
 
     Raises one of `CONNECTION_LOST`.
     """
@@ -52,9 +52,9 @@ async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, model
 
 
 class Draining:
-    """Whether an operator wants this process to hold nothing (`seqmesh drain`), by its name or by an executor id.
+    """Whether an operator wants this process to own nothing (`seqmesh drain`), named by its name or by an executor id.
 
-    executor  the id under which it is registered, or was last
+    executor  the id of the present registration, or of the last one
     """
 
     def __init__(self, membership: Membership, name: str, *, period_s: float) -> None:
@@ -64,19 +64,19 @@ class Draining:
         self.executor = ExecutorId("")
 
     async def begun(self) -> None:
-        """Returns when it is wanted."""
+        """Returns when the operator wants it."""
         while not await self._is_wanted(default=False):  # noqa: ASYNC110 - the wish lies in Redis
             await asyncio.sleep(self._period_s)
 
     async def over(self) -> None:
-        """Returns when it is not wanted (any more)."""
+        """Returns when the operator does not want it (any more)."""
         if await self._is_wanted(default=True):
             logs.info("drained, not serving", executor=self.executor or self._name, remedy="seqmesh drain --undo")
         while await self._is_wanted(default=True):  # noqa: ASYNC110 - as above
             await asyncio.sleep(self._period_s)
 
     async def _is_wanted(self, *, default: bool) -> bool:
-        """default: what holds while Redis cannot be asked."""
+        """default: the answer while Redis cannot be asked"""
         try:
             return await self._membership.is_drained(self._name, self.executor)
         except CONNECTION_LOST:

@@ -1,12 +1,12 @@
-"""Calls into models that do not come back.
+"""Calls into models that do not return.
 
-A thread cannot be stopped from outside, so a process whose model hangs can only end; its lease goes before it, so that
-others take over at once. What the model was given is counted as what killed its executor, which bounds how often it is
-tried (`LOST_OWNERS_MAX`, `LOST_EXECUTORS_MAX`).
+A thread cannot be stopped from outside, so a process whose model hangs can only end. Its lease is given up first, so
+that other executors take over at once. The step or request that hangs counts as what its executor was lost with, which
+bounds how often it is tried (`LOST_OWNERS_MAX`, `LOST_EXECUTORS_MAX`).
 
-Time is counted in looks, not by a clock: a process that was frozen itself has not waited for its model meanwhile.
-A call that holds the interpreter stops the looks as well. Then a timer of the C library, which needs no interpreter,
-ends the process; the lease has ended by itself, because nobody could renew it.
+Time is counted in looks, not by a clock: while the process itself was frozen, it did not wait for its model.
+A call that keeps the interpreter's lock stops the looks as well. Then a timer of the C library, which needs no
+interpreter, ends the process; the lease has ended by itself, because no thread could renew it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from executor.workers.worker import EngineCall, EngineWorker
 LOOKS_PER_LIMIT = 8
 LOOK_INTERVAL_MAX_S = 1.0
 HELD_UP_LIMITS = 2
-"""Limits without a single look, then the process ends."""
+"""After so many limits without a single look, the process ends."""
 
 
 class HungCallError(Exception):
-    """A model has not come back."""
+    """A call into a model has not returned."""
 
 
 class HungCalls:
-    """Counts how many looks in a row have seen the same call. Pure. looks_max: then it has hung."""
+    """Counts how many looks in a row have seen the same call. Pure. looks_max: a call seen more often has hung"""
 
     def __init__(self, looks_max: int) -> None:
         self._looks_max = looks_max
         self._looks: dict[EngineCall, int] = {}
 
     def look(self, running: Iterable[EngineCall]) -> EngineCall | None:
-        """Takes in what runs now; returns a call that has hung."""
+        """Takes in the calls that run now; returns a call that has hung."""
         self._looks = {call: self._looks.get(call, 0) + 1 for call in running}
         return next((call for call, looks in self._looks.items() if looks > self._looks_max), None)
 
@@ -49,6 +49,7 @@ async def watch(workers: Callable[[], Iterable[EngineWorker]], limit_s: float) -
     hung = HungCalls(math.ceil(limit_s / interval_s))
     try:
         while True:
+            # Each look starts the timer again; it fires only if no look comes for so long.
             faulthandler.dump_traceback_later(HELD_UP_LIMITS * limit_s, exit=True)
             call = hung.look(running for worker in workers() if (running := worker.running) is not None)
             if call is not None:

@@ -1,8 +1,8 @@
 """One life of an executor in the mesh: from taking a lease to losing it, or to leaving.
 
-Everything that belongs to the lease (id, inbox position, owned sequences, open commits) lives and dies with this
-object; engines outlive it. A process that was frozen too long finds its lease gone, ends its registration, and begins a
-new one under a new id: what the old one still tries to commit is refused by epoch.
+Everything that belongs to the lease (id, inbox position, owned sequences, open commits) begins and ends with a
+`Registration`; engines outlive it. A process that was frozen for too long finds its lease gone. It ends this
+registration and begins another under a new id. What the old one still tries to commit is refused by epoch.
 """
 
 from __future__ import annotations
@@ -61,21 +61,22 @@ RENEWALS_PER_LEASE = 6
 COUNTS_INTERVAL_S = 1.0
 KNOWN_INTERVAL_S = 1.0
 SETTLE_POLL_S = 0.1
-"""How often an executor that leaves looks whether its last sequences have ended."""
+"""How often a leaving executor checks whether its last sequences have ended."""
 
 
 class LeaseLostError(Exception):
-    """This registration is over: its lease has ended, or its entry in Redis cannot be read. Others may own its
-    sequences already."""
+    """This registration is over: its lease has ended, or its entry in Redis cannot be read. Other executors may own its
+    sequences already.
+    """
 
 
 class OlderDataError(Exception):
-    """This registration is over: it knows of steps that Redis has lost."""
+    """This registration is over: Redis has lost steps that it knows of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of control messages. position: the last one that was carried out or found to be impossible."""
+    """What became of control messages. position: the last one that was carried out, or failed"""
 
     position: str = BEGINNING
     failures: tuple[LoadFailure, ...] = ()
@@ -129,11 +130,14 @@ class Registration:
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
-        """Registers and serves until cancelled, or until this life is over: raises LeaseLostError, OlderDataError,
-        HungCallError or DeviceLostError in an exception group. In the last two cases the lease is given up."""
+        """Registers and serves until cancelled, or until this registration is over.
+
+        Raises, in an exception group, LeaseLostError, OlderDataError, HungCallError or DeviceLostError. In the last two
+        cases the lease has been given up.
+        """
         try:
             async with asyncio.TaskGroup() as group:
-                # First of all: nobody talks to a Redis that was restarted meanwhile.
+                # First, because until it has run, no connection opens to a Redis that was restarted meanwhile.
                 group.create_task(self._follow_server(), name="server")
                 await self.serving.begin(group)
                 await self._register()
@@ -154,8 +158,9 @@ class Registration:
             self.serving.forget_all()
 
     async def settle(self, enough: Coroutine[Any, Any, None]) -> bool:
-        """Hands over what can be moved, and serves on what cannot: sequences whose state is nowhere else. Their models
-        take no others any more. Returns when they have ended, or `enough` has returned; False if there were none.
+        """Hands over the sequences that can be moved. Sequences whose state is in this process alone go on here, and
+        their models take no other sequence. Returns when these have ended, or `enough` has returned; False if there
+        were none.
         """
         patience = asyncio.create_task(enough, name="patience")
         try:
@@ -180,14 +185,14 @@ class Registration:
         return await insist("look for bound sequences", lambda: bound_models(redis, keys, self.executor, models))
 
     async def leave(self) -> None:
-        """Finishes what runs, makes it final, and hands the rest over at once."""
+        """Finishes the running batches, commits them, and hands all sequences over at once."""
         await self.serving.quiet()
         await self._committer.drained()
         await self._connections.membership.leave(self._registration())
         logs.info("executor left", executor=self.executor)
 
     async def announce(self, applied: Applied) -> None:
-        """The models have changed: serve what is new, and tell the mesh. Afterwards what is not in use is closed."""
+        """The models have changed: serves the new ones, tells the mesh, and then closes what is not in use any more."""
         await self.serving.change()
         self._applied = applied
         await insist("registration", self._update)
@@ -214,8 +219,8 @@ class Registration:
     async def _register(self) -> None:
         """Begins the lease. Raises LeaseLostError when it is not known whether it has begun.
 
-        A call without an answer may have been carried out, and its lease have ended since: then others have seen this
-        executor die, and never send anything to it. So a call is not repeated under the same id.
+        A call whose reply is lost may have been carried out, and its lease may have ended since. Then other services
+        have seen this executor die, and send nothing to its id. So a registration is not repeated under the same id.
         """
         await insist("publication", self._publish)
 
@@ -237,7 +242,7 @@ class Registration:
             await self._connections.membership.publish(model.record)
 
     async def _renew(self) -> None:
-        """Renews the lease; a lease that could not be renewed in time is lost, whatever the reason."""
+        """Renews the lease. A lease that was not renewed in time is lost, whatever the reason."""
         lease_s = self._settings.lease_ms / 1000
         watchdog = Watchdog(lease_s, self._workers)
         while True:
@@ -245,15 +250,17 @@ class Registration:
             try:
                 held = await self._connections.membership.renew(self.executor, lease_ms=self._settings.lease_ms)
             except CONNECTION_LOST as error:
-                # Redis alone decides: when it is back, either the lease still holds there, or it does not.
+                # Only Redis knows whether the lease still holds: it is asked when it is back.
                 logs.warning("lease renewal delayed", executor=self.executor, cause=str(error))
                 continue
             if not held:
                 raise LeaseLostError(self.executor)
 
     async def _stay_known(self) -> None:
-        """Looks whether others can still read who this is and what it serves. What cannot be read of a model is
-        published again; of the registration, this life is over: its sequences go on elsewhere already."""
+        """Checks every second that other services can still read this registration and its models. A model that cannot
+        be read is published again. If the registration cannot be read, this life is over: its sequences are being moved
+        already.
+        """
         membership = self._connections.membership
         while True:
             await asyncio.sleep(KNOWN_INTERVAL_S)
@@ -269,7 +276,7 @@ class Registration:
         return [worker for served in self.serving.in_use for worker in served.workers]
 
     async def _watch_calls(self, limit_s: float) -> None:
-        """When a model hangs, the lease goes at once."""
+        """Gives the lease up at once when a model hangs."""
         call = await watch(self._workers, limit_s)
         logs.error(
             "model hangs, giving the lease up",
@@ -282,13 +289,15 @@ class Registration:
         raise HungCallError(call.worker)
 
     async def _give_up(self) -> None:
-        """Ends the lease, so that others take over at once; without Redis it ends by itself."""
+        """Ends the lease, so that other executors take over at once. Without Redis the lease ends by itself."""
         with suppress(TimeoutError, *CONNECTION_LOST):
             async with asyncio.timeout(self._settings.lease_ms / 1000):
                 await self._connections.membership.give_up(self.executor)
 
     async def _follow_server(self) -> None:
-        """After a restart of Redis, or a failover: goes on when nothing is missing there of what it has told us."""
+        """After a restart or a failover of Redis: goes on if Redis still holds everything that this executor was
+        told.
+        """
         while True:
             await self._connections.run.changed.wait()
             await insist("comparison with Redis", self._compare)
@@ -296,10 +305,11 @@ class Registration:
     async def _compare(self) -> None:
         async with self._connections.unbound() as (redis, run):
             if await is_behind(redis, self._connections.keys, self.executor, self.serving.holdings):
-                # Its sequences are moved at once: their next owner begins with what is there.
+                # Its sequences are moved at once: their next owners begin with what Redis holds.
                 await Membership(redis, self._connections.keys).leave(self._registration())
                 raise OlderDataError(self.executor)
-            # What was removed from the inboxes, and is there again, lies before the place where reading goes on.
+            # Entries that were removed from the inboxes, and are back with the older data, lie before the present
+            # positions.
             self._inbox.read_again()
             self._connections.run.agree(run.bound)
             logs.info("redis holds what was known", executor=self.executor)
@@ -331,7 +341,7 @@ class Registration:
         return gone
 
     def _unreadable(self, stream: str, step: InboxStep, failure: Exception) -> tuple[InboxStep, InferMessage]:
-        """A step of which only its place in its sequence can be read."""
+        """A step whose message cannot be read, with an empty message in its place: the step fails in its turn."""
         model = model_of(step.sequence)
         try:
             correlation_id = correlation_id_of(step.sequence)
@@ -342,16 +352,16 @@ class Registration:
         return msgspec.structs.replace(step, unreadable=True), message
 
     async def _add_up_counts(self) -> None:
-        """Keeps the tallies of what is served here short, and its counts alive."""
+        """Adds up the tallies of the models served here, which keeps them short and renews the counts' TTL."""
         while True:
             await asyncio.sleep(COUNTS_INTERVAL_S)
             try:
                 await self._tallies.add_up(self.serving.loads)
             except (*CONNECTION_LOST, ResponseError) as error:
-                # Also when Redis has no memory left: statistics are no reason to stop serving.
+                # ResponseError: also when Redis has no memory left. Statistics are no reason to stop serving.
                 logs.warning("counts delayed", cause=str(error))
 
 
 def _cause(failure: Any) -> str:
-    """What the first member of a group says, however deep it lies."""
+    """The text of the first failure in a group, however deep it is nested."""
     return _cause(failure.exceptions[0]) if isinstance(failure, BaseExceptionGroup) else str(failure)

@@ -1,15 +1,15 @@
 """What one executor registration serves, and how that changes while it lives.
 
     start      a version that is new
-    withdraw   one that was unloaded: goes on for a moment, for gateways that have not heard of it, then ends
-    replace    one that was loaded anew: what was accepted before is finished by the old engines, while sequences that
-               begin now are already the new ones'; then what came meanwhile of older sequences is read again
+    withdraw   a version that was unloaded: it goes on for a moment, for gateways that have not heard of it, then ends
+    replace    a version that was loaded again: the old engines finish what was accepted before; sequences that begin
+               now go to the new engines. Then the later steps of older sequences are read again
     in place   the same version with other instances: its sequences stay, and are read again from the inbox
 
-A reload ends the sequences that are open (triton-spec 1.11). Which ones that are is told by a *mark*: the record of a
-sequence names the load that ran its START, and no other load takes its state, wherever in the mesh it comes to it: by a
-reload here, a move, a takeover, or from its page. Who has loaded anew ends what it holds idle; the rest is told with
-its next step. The scheduler has no part in it.
+A reload ends the open sequences (triton-spec 1.11). A *mark* tells which ones these are: the record of a sequence names
+the mark of the load that ran its START, and a load with another mark does not use the state. That holds wherever the
+sequence comes to a new load: by a reload here, a move, a takeover, or from its page. The executor that loaded again
+ends its idle sequences itself; the others are ended with their next step. The scheduler takes no part in it.
 """
 
 from __future__ import annotations
@@ -45,28 +45,27 @@ from shared.store.redis_client import CONNECTION_LOST
 from shared.traces.tracing import Tracing
 
 LINGER_S = 1.0
-"""How long an unloaded model still takes steps: twice the time after which a gateway looks at the mesh again."""
+"""How long an unloaded model still takes steps: twice the time after which a gateway reads the mesh again."""
 FINISH_S = 60.0
-"""How long a replaced or unloaded model may work off what was accepted; then the scheduler decides about the rest."""
+"""How long a replaced or unloaded model may work off what was accepted; then the scheduler handles the rest."""
 FINISH_POLL_S = 0.01
 CLAIM_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 1.0
 ATTEMPT_POLL_S = 0.01
 
 Place = tuple[str, str]
-"""Model and version."""
 Model = SequenceModel | WorkModel
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A model that finishes what came before the marks."""
+    """A replaced model, which finishes the inbox entries up to the marks."""
 
     model: SequenceModel
     marks: Marks
 
     def holds(self, entry: InboxStep | InboxOwned) -> bool:
-        """Whether the sequence of an inbox entry is one of those that it has not finished."""
+        """Whether the old engines still own the sequence of an inbox entry."""
         owned = self.model.table.get(entry.sequence)
         return owned is not None and owned.epoch == entry.epoch
 
@@ -107,7 +106,7 @@ class Serving:
         self._group: asyncio.TaskGroup | None = None
 
     async def begin(self, group: asyncio.TaskGroup) -> None:
-        """Starts every loaded model; their tasks live in the group."""
+        """Starts every loaded model; the group owns their tasks."""
         self._group = group
         for place, version in self._served().items():
             await self._start(place, version)
@@ -120,7 +119,7 @@ class Serving:
 
     @property
     def offers(self) -> tuple[ServedModel, ...]:
-        """What the scheduler may send here: also a version that is about to go, until it has."""
+        """The versions to which the scheduler may send sequences; an unloaded one too, until it has ended."""
         return tuple(
             msgspec.structs.replace(model.serves.announcement, closing=self._staying is not None)
             for model in self._models.values()
@@ -129,16 +128,16 @@ class Serving:
 
     @property
     def in_use(self) -> list[ServedVersion]:
-        """Versions on which something may still run."""
+        """Versions whose engines may still run something."""
         return [model.serves for model in self._all()]
 
     @property
     def loads(self) -> list[ModelLoad]:
-        """What is counted here."""
+        """The loads whose requests are counted here."""
         return [model.serves.statistics.load for model in self._all()]
 
     def reports(self) -> list[ModelReport]:
-        """What this executor tells of each version. Stateless requests wait in Redis, where gateways count them."""
+        """What this executor reports of each version. (Stateless requests wait in Redis, where gateways count them.)"""
         return [
             model.serves.report(pending=model.table.waiting if isinstance(model, SequenceModel) else 0)
             for model in self._models.values()
@@ -156,23 +155,24 @@ class Serving:
 
     @property
     def holdings(self) -> list[Holding]:
-        """What is known of every sequence that is owned here."""
+        """What is known of every sequence that this executor owns."""
         return [holding for model in self._all() if isinstance(model, SequenceModel) for holding in model.holdings]
 
     async def close(self, staying: AbstractSet[str]) -> None:
-        """From now on no sequence begins here, and only those of some models go on. Returns when no batch of another
-        model is running."""
+        """From now on no sequence begins here, and only the sequences of the staying models go on. Returns when no
+        batch of any other model is running.
+        """
         self._staying = frozenset(staying)
         for model in self._all():
             if model.model not in staying:
                 await model.quiet()
 
     async def quiet(self) -> None:
-        """Returns when no batch is running; nothing new is started afterwards."""
+        """Returns when no batch is running; no other is started afterwards."""
         await self.close(frozenset())
 
     def forget_all(self) -> None:
-        """This life is over: nothing is owned here any more. The tasks have ended."""
+        """This registration is over, its tasks have ended: nothing is owned here any more."""
         for model in self._all():
             if isinstance(model, SequenceModel):
                 model.forget_all()
@@ -180,7 +180,9 @@ class Serving:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
-        """Takes a step from the inbox, or leaves it there for the scheduler. Returns entries that may go at once."""
+        """Takes a step from the inbox, or leaves it there for the scheduler. Returns inbox entries that may be removed
+        at once.
+        """
         model = self._taker((message.model, step.version), step)
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
@@ -193,7 +195,7 @@ class Serving:
         return gone
 
     def expect(self, told: InboxOwned) -> None:
-        """Has the state of a sequence fetched that has come here without a step, if its model takes it."""
+        """Has the state of a sequence fetched that came here without a step, if its model takes it."""
         model = self._taker((model_of(told.sequence), told.version), told)
         if model is not None:
             model.expect(told)
@@ -202,14 +204,16 @@ class Serving:
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
         replaced = self._replaced.get(place)
         if replaced is not None:
+            # Accepted before the reload: the old engines finish it.
             if entry_key(entry.entry) <= entry_key(replaced.marks[self._keys.shard_of(entry.sequence)]):
                 return replaced.model
             if replaced.holds(entry):
-                # Its turn comes when those before it are done, and is the new load's.
+                # A later step of a sequence that the old engines still run. It is read again when they are done, by the
+                # new load.
                 return None
         model = self._models.get(place)
         if not isinstance(model, SequenceModel) or not has_place(model.serves, entry):
-            # Assigned by a scheduler that has not heard yet of what is served here now.
+            # The scheduler that assigned it has not read yet what is served here now.
             return None
         return model
 
@@ -218,14 +222,15 @@ class Serving:
         return [one for one in self._all() if isinstance(one, SequenceModel) and one.model == model]
 
     def models_of(self, sequence: SequenceId) -> list[SequenceModel]:
-        """Those that may hold a sequence."""
+        """The versions that may hold a sequence."""
         return self.sequence_models(model_of(sequence))
 
     # -- change -----------------------------------------------------------------------------------------------------
 
     async def change(self) -> None:
-        """Goes over to what the repository holds now. Returns when new versions take what begins, and replaced ones
-        have finished what was accepted; unloaded ones finish on their own, and `changed` tells when they have."""
+        """Serves what the repository holds now. Returns when new versions are running, and replaced ones have finished
+        what was accepted. Unloaded ones finish on their own; `changed` is set when they have.
+        """
         async with self._changing:
             served = self._served()
             for place, model in list(self._models.items()):
@@ -285,7 +290,7 @@ class Serving:
         await self._meet_older_sequences(place)
 
     async def _meet_older_sequences(self, place: Place) -> None:
-        """What this executor owns since before a load is ended if it is idle; else its steps are taken in after all."""
+        """After a load: ends the idle sequences of earlier loads, and has the steps of the others read again."""
         model = self._models[place]
         if isinstance(model, SequenceModel):
             ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
@@ -300,8 +305,9 @@ class Serving:
             self._withdrawals[place] = self._group.create_task(self._withdraw(place, model), name=name)
 
     async def _withdraw(self, place: Place, model: Model) -> None:
-        """Works off what was accepted, and by gateways that did not know yet; what comes later is refused by others:
-        sequences' steps by the scheduler, stateless requests by `_refuse_unloaded`."""
+        """Works off what was accepted, also by gateways that did not know yet, and ends. Later requests are refused
+        elsewhere: steps of sequences by the scheduler, stateless requests by `_refuse_unloaded`.
+        """
         await asyncio.sleep(LINGER_S)
         await self._finish(model, {})
         async with self._changing:
@@ -313,7 +319,7 @@ class Serving:
         self._changed.set()
 
     async def _finish(self, model: Model, marks: Marks) -> None:
-        """Returns when a model has nothing to do any more that came before the marks."""
+        """Returns when a model has finished everything up to the marks."""
         try:
             async with asyncio.timeout(FINISH_S):
                 while await self._has_more(model, marks):  # noqa: ASYNC110 - part of it lies in Redis
@@ -329,7 +335,7 @@ class Serving:
         return await insist("end of a model", model.has_work)
 
     async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
-        """Ends a model's loops after its running batches."""
+        """Ends a model's loops, after its running batches are finished and committed."""
         await model.quiet()
         await self._committer.drained()
         loop.cancel()
@@ -337,7 +343,7 @@ class Serving:
     # -- loops ------------------------------------------------------------------------------------------------------
 
     async def _restore_sequences(self) -> None:
-        """Fetches the checkpoints of sequences that came from elsewhere, many that gathered in one round trip."""
+        """Fetches the checkpoints of sequences that came from other executors, many in one round trip."""
         while True:
             await self._restore.wait()
             self._restore.clear()
@@ -350,7 +356,7 @@ class Serving:
         found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
         for owned in wanted:
             if owned.sequence not in found:
-                # It is another's by now; or nobody can read its record.
+                # Another executor owns it by now (then `lose` does nothing), or its record cannot be read.
                 lost = self._connections.scripts.lose(owned.sequence, self._executor, owned.epoch)
                 await insist("restore", partial(self._connections.scripts.run, lost))
             if over := model.restored(owned, found.get(owned.sequence)):
@@ -359,8 +365,10 @@ class Serving:
         logs.debug("sequences restored", model=model.model, sequences=len(wanted))
 
     async def _try_suspects(self) -> None:
-        """Goes on with sequences that several owners in a row were lost with: one at a time, from its state to the
-        commit of its step, and written down before. If this owner is lost too, only that one can be the cause."""
+        """Tries suspected sequences, with which several owners in a row were lost. Only one is tried at a time, from
+        loading its state to the commit of its step, and Redis is told before. If this owner is lost too, only that
+        sequence can be the cause.
+        """
         while True:
             await self._suspected.wait()
             self._suspected.clear()
@@ -377,7 +385,7 @@ class Serving:
                     await asyncio.sleep(ATTEMPT_POLL_S)
 
     def _next_suspect(self) -> tuple[SequenceModel, OwnedSequence] | None:
-        """Those first that are suspected least: they are the ones that will come through."""
+        """The sequence that is suspected least comes first, because it is the most likely to succeed."""
         models = [model for model in self._all() if isinstance(model, SequenceModel)]
         suspects = [(model, owned) for model in models for owned in model.suspects]
         return min(suspects, key=lambda suspect: suspect[1].suspicion, default=None)
@@ -387,7 +395,7 @@ class Serving:
         return is_here and owned.committed <= before
 
     async def _claim_work(self) -> None:
-        """Looks for stateless requests of executors whose lease has ended."""
+        """Takes back stateless requests that executors without a lease hold, every second."""
         while True:
             await asyncio.sleep(CLAIM_INTERVAL_S)
             try:
@@ -401,10 +409,11 @@ class Serving:
                 logs.warning("claims delayed", cause=str(error))
 
     async def _refuse_unloaded(self, members: Sequence[Member]) -> None:
-        """Answers stateless requests of gateways that heard too late that nobody serves the version any more.
+        """Answers stateless requests to versions that no executor serves any more, from gateways that had not heard of
+        it.
 
-        An executor that had it can tell so at once, and for the requests of every gateway, those that have died
-        included; a gateway can only conclude it from a long absence (`gateway.requests.unserved`).
+        An executor that served the version can tell so at once, and for the requests of every gateway, dead ones
+        included. A gateway can only conclude it from a long absence (`gateway.requests.unserved`).
         """
         living = [member.registration for member in members if member.alive]
         served = {(one.model, one.version) for registration in living for one in registration.models}
@@ -417,7 +426,7 @@ class Serving:
                 await refuse_waiting(redis, scripts, self._keys, load, reply, alive=alive)
 
     async def _watch_readiness(self) -> None:
-        """Has announced what models say of their readiness, when they say something else than before."""
+        """Asks models for their readiness every second, and has it announced if it has changed."""
         while True:
             await asyncio.sleep(READINESS_INTERVAL_S)
             before = [model.serves.announcement for model in self._models.values()]
@@ -435,10 +444,10 @@ class Serving:
 
 
 async def _look(served: ServedVersion) -> None:
-    """Asks a version's instances whether they are ready, if they have a say."""
+    """Asks a version's instances whether they are ready, if they can say."""
     await asyncio.gather(*(one.look() for one in served.readiness))
 
 
 def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
-    """Whether there is such a slot."""
+    """Whether the version has the instance and slot that an entry names."""
     return entry.instance < len(served.workers) and entry.slot < served.config.slots_per_instance

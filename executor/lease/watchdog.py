@@ -1,11 +1,12 @@
-"""Whether an executor stood still for longer than its lease lasts, and what held it up.
+"""Notices that an executor stood still for longer than its lease lasts, and names the cause.
 
-The lease is renewed by the event loop. A call into a model that keeps the interpreter's lock (a C extension that does
-not release it) stops the loop with every other thread, and one that lasts longer than the lease costs it: each owner of
-such a step loses its sequences in turn, until the step is given up (`LOST_OWNERS_MAX`). That is as it must be, since no
-owner can ever commit it; but the operator is to hear of the cause, which looks like a frozen process from outside.
+The event loop renews the lease. A call into a model that keeps the interpreter's lock (a C extension that does not
+release it) stops the loop and every other thread. If it lasts longer than the lease, the lease is lost, and the next
+owner of the same step loses its lease in the same way, until the step is given up (`LOST_OWNERS_MAX`). That cannot be
+otherwise, since no owner can ever commit the step. But the operator must learn the cause, because from outside it looks
+like a frozen process.
 
-Told apart by CPU time: a process that was frozen, or got no processor, has not used any.
+CPU time tells the two apart: a process that was frozen, or got no processor, has used none.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ REMEDY = "let the call release the interpreter's lock, or make --lease-ms longer
 
 
 class Watchdog:
-    """Notices that the loop stood still. limit_s: how long it may; workers: whose calls may be the cause."""
+    """Notices that the loop stood still.
+
+    limit_s  how long the loop may stand still
+    workers  the workers whose calls may be the cause
+    """
 
     def __init__(self, limit_s: float, workers: Callable[[], Iterable[EngineWorker]]) -> None:
         self._limit_s = limit_s
         self._workers = workers
 
     async def sleep(self, seconds: float) -> None:
-        """Sleeps, and tells of it when that took the limit longer."""
+        """Sleeps; if the sleep took too long by the limit, logs that."""
         began_s, cpu_s = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
         stood_s = time.monotonic() - began_s - seconds
@@ -51,5 +56,7 @@ class Watchdog:
 
 
 def held_by(workers: Iterable[EngineWorker], cpu_s: float, limit_s: float) -> list[str]:
-    """The instances whose latest call took that long, if the process was at work for so long, too."""
+    """The instances whose latest call took longer than the limit. None if the process itself used less CPU time than
+    that.
+    """
     return [worker.name for worker in workers if worker.latest_call_s >= limit_s] if cpu_s >= limit_s else []

@@ -1,13 +1,13 @@
 """Implicit state on its way to Redis and back.
 
-A checkpoint is a hash: field `n` the step it belongs to, then one field per state tensor (its input name, prefixed by
-`s:`) with the encoded tensor: dtype and shape travel with the bytes, because variable-size state changes shape. In a
-traced sequence `t` is the trace context of the step, for the link of the next owner's first span. It is
-written only by `commit`, in the same atomic step as the record; reading it needs no script, because only the owner
-writes, and the reader is the owner.
+A checkpoint is a hash. Field `n` is the step that it belongs to. Then there is one field per state tensor (`s:` and the
+name of the state's input) with the encoded tensor: dtype and shape travel with the bytes, because the shape of a
+variable-size state changes. In a traced sequence, field `t` is the trace context of the step, to which the next owner's
+first span links. Only `commit` writes a checkpoint, atomically with the record. Reading it needs no script, because
+only the owner writes, and the reader is the owner.
 
-A model that keeps its state itself, and has methods to hand it out, has one field `m` instead of the tensors, with all
-that it gave: the tensors of a later step may have other names, and none of the earlier ones may stay.
+A model that keeps its state itself, and has methods to hand it out, has one field `m` instead of the tensors, with the
+whole state. Were the state's own tensors fields, those of an earlier step with other names would stay.
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ FIELDS_READ = [
     *(STATE, EPOCH, CHECKPOINTED, COMMITTED, START, VOID_SINCE, VOID_CAUSE),
     *(CANCELLED_STEPS, FAILED_STEPS, GIVEN_UP, MARK, DURABLE),
 ]
-"""Of a record, in the order in which `_read` takes them."""
+"""Fields that are read of a record, in the order in which `_read` takes them."""
 VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What Redis holds of one sequence. states: by state input name, without batch dimension; empty before the first
-    checkpoint. model_state: what the model's own method gave, None where it gave nothing yet. mark: of the load that
-    ran its latest START, "" if none was said. is_over: nothing of it is left but what the record says."""
+    """What Redis holds of one sequence.
+
+    states       by state input name, without batch dimension; empty before the first checkpoint
+    model_state  what the model's own method gave; None if it gave nothing yet
+    mark         of the load that ran the latest START, "" if the record names none
+    is_over      the record is a tombstone
+    """
 
     restored: Restored
     states: Mapping[str, Tensor]
@@ -66,15 +70,15 @@ class Checkpoint:
     is_over: bool = False
 
     def is_of_another(self, mark: str) -> bool:
-        """Whether its state is not for the load of this mark: the model was loaded anew since (triton-spec 1.11)."""
+        """Whether its state belongs to another load than the one of this mark (triton-spec 1.11)."""
         return bool(mark and self.mark) and mark != self.mark
 
 
 def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, traceparent: str) -> list[tuple[str, bytes]]:
-    """State tensors, or what the model's own method gave, and the context of their step ("" when it is not traced), as
-    fields for `commit`.
+    """The fields of a checkpoint, for `commit`: state tensors, or what the model's own method gave, and the trace
+    context of their step ("" if it is not traced).
 
-    Without state there is no checkpoint, and then nothing carries the context.
+    Without state there is no checkpoint, and then the trace context is not kept either.
     """
     fields = [(STATE_FIELD + name, encode(tensor)) for name, tensor in states.items()]
     if model_state:
@@ -85,7 +89,8 @@ def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, tracepar
 
 
 def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: str) -> Checkpoint | None:
-    """A state that cannot be read is lost. Raises one of `FAILURES` for a record that cannot be read.
+    """Reads a record and a checkpoint; None for a sequence without an owner. A state that cannot be read is lost.
+    Raises one of `FAILURES` for a record that cannot be read.
 
     key  the checkpoint's
     """
@@ -97,10 +102,10 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
     last = int(committed or 0)
     void = VOID_CAUSES.get(void_cause or FAILED, VoidCause.LOST) if void_since is not None else None
     if int(given_up or 0) == last + 1:
-        # The next step is not to be run: then nothing that could be what killed its owners is done for it.
+        # The next step is given up. Its state is not loaded either, since loading it may be what killed the owners.
         void = void or VoidCause.LOST
     if durable != b"1" and last:
-        # The state was its engine's alone, and that engine is not ours.
+        # The mesh does not hold the state, and the engine that did is not here.
         void = void or VoidCause.LOST
     states: Mapping[str, Tensor] | None = {}
     if void is None:
@@ -133,8 +138,9 @@ def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
 async def read_checkpoints(
     redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]
 ) -> dict[SequenceId, Checkpoint]:
-    """Records and checkpoints of many sequences in one round trip. Left out are those that wait for an owner, that
-    nobody knows any more, or whose record cannot be read."""
+    """Records and checkpoints of many sequences in one round trip. A sequence is left out if it waits for an owner, has
+    no record, or its record cannot be read.
+    """
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)

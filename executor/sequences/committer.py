@@ -1,8 +1,8 @@
-"""Makes finished steps final, in the order in which they were computed, with one round trip outstanding.
+"""Makes finished steps final, in the order in which they were computed. Only one round trip is under way at a time.
 
-While one group of commits is on its way, the next batches are computed and gather here: under load every round trip
-carries many steps (group commit). A lost connection is not an error: `commit` knows what it did before, so the same
-group is sent again until Redis answers.
+While one group of commits is on its way, further batches are computed, and their commits gather here: under load every
+round trip carries many steps (group commit). A lost connection is no error: `commit` recognises what it did before, so
+the same group is sent again until Redis answers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shared.store.redis_client import CONNECTION_LOST
 from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
 
 OPEN_STEPS_MAX = 4096
-"""Computed steps that may wait for their commit, over all models: then computing waits for Redis."""
+"""Most computed steps that wait for their commit, over all models. Beyond that, computing waits for Redis."""
 OPEN_BYTES_MAX = 256 << 20
-"""Bytes of their answers and checkpoints, likewise; one batch goes beyond it."""
+"""Most bytes of their answers and checkpoints; the last batch may exceed it."""
 RETRY_DELAY_S = 0.2
 
 
 class CommitOwner(Protocol):
-    """Whose steps these are: a model whose sequences live here."""
+    """The owner of committed steps: a model whose sequences live here."""
 
     @property
     def model(self) -> str: ...
@@ -43,13 +43,13 @@ class CommitOwner(Protocol):
     @property
     def mark(self) -> str: ...
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        """Told once per step, in commit order; times are wall clock, ns."""
+        """Called once per step, in commit order; times are wall clock, ns."""
         ...
 
 
 @dataclass(slots=True)
 class _Group:
-    """What one call of the script carries. size: bytes."""
+    """The steps that one call of the script carries. size: bytes"""
 
     owner: CommitOwner
     shard: ShardId
@@ -58,7 +58,7 @@ class _Group:
 
     @property
     def place(self) -> tuple[CommitOwner, ShardId]:
-        """Groups of the same place hold steps of the same sequences."""
+        """Only groups of the same place can hold steps of the same sequence."""
         return self.owner, self.shard
 
 
@@ -89,7 +89,9 @@ class Committer:
         self._idle.set()
 
     def put(self, owner: CommitOwner, steps: Sequence[StepCommit]) -> int:
-        """Takes computed steps; a sequence's steps must come in their order. Returns how many were taken so far."""
+        """Takes computed steps; the steps of a sequence must come in order.
+        Returns how many steps were taken so far.
+        """
         if not steps:
             return self._taken
         self._taken += len(steps)
@@ -107,7 +109,7 @@ class Committer:
             self._room.set()
 
     async def final(self, count: int) -> None:
-        """Returns when so many steps, of those that were taken first, are final."""
+        """Returns when the first `count` steps that were taken are final."""
         while self._done < count:
             await self._progress.wait()
 
@@ -120,7 +122,7 @@ class Committer:
         await self._idle.wait()
 
     async def run(self, clock_ns: Callable[[], int]) -> None:
-        """Sends what gathers, for ever."""
+        """Sends the commits that gather, for ever."""
         try:
             while True:
                 await self._arrived.wait()
@@ -141,6 +143,7 @@ class Committer:
         self._sending = 0
         self._open_bytes -= sum(group.size for group in groups)
         self._done += len(taken)
+        # Waiters of this event look again at `_done`; the next ones wait for a new event.
         self._progress.set()
         self._progress = asyncio.Event()
         self._look_for_room()
@@ -148,7 +151,7 @@ class Committer:
             self._idle.set()
 
     def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
-        """Groups of one owner and shard each, in order of arrival, none larger than a script should carry."""
+        """Groups of one owner and shard each, in order of arrival; none is larger than a script call should be."""
         open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
         groups: list[_Group] = []
         for owner, step in taken:
@@ -178,9 +181,9 @@ class Committer:
                     logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
                     failed.append(group)
                 elif CommitCode.OUT_OF_ORDER in outcome:
-                    # The call before it, in the same place, was not carried out, or after it: a server that has just
-                    # been restarted does not know the script until it is told. A process that has lost count itself
-                    # must not go on: its end makes others restore from Redis.
+                    # The call for the step before was not run, or ran after this one: a server that has just been
+                    # restarted does not know the script until it is loaded. If there is no such call, this process has
+                    # lost count. It must end then, so that other executors restore the sequences from Redis.
                     assert any(before.place == group.place for before in remaining[:index]), (
                         f"{group.owner.load}, shard {group.shard}: out of order"
                     )

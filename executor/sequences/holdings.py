@@ -1,8 +1,8 @@
-"""What an executor knows of its sequences, against what Redis holds after a restart or a failover.
+"""Compares what an executor knows of its sequences with what Redis holds after a restart or a failover.
 
-A server that comes back with older data has lost steps, commits or assignments that it had acknowledged. Then neither
-the states in the arenas nor the steps taken in are what it holds, and no sequence of this executor may go on from them.
-What is newer there (a sequence that was moved, or ended) is nothing new: commits are refused by epoch.
+A server that comes back with older data has lost steps, commits or assignments that it had acknowledged. Then the
+states in the arenas and the steps taken in are newer than its data, and no sequence of this executor may go on from
+them. Newer data in Redis (a sequence that was moved, or ended) needs no comparison: commits are refused by epoch then.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ RECORDS_PER_READ = 512
 
 
 class Holding(NamedTuple):
-    """A sequence that is owned here. committed: the last step that is known to be final; accepted: the newest that was
-    taken in."""
+    """A sequence that is owned here.
+
+    committed  the last step that is known to be final
+    accepted   the newest step that was taken in
+    """
 
     sequence: SequenceId
     epoch: Epoch
@@ -32,7 +35,7 @@ class Holding(NamedTuple):
 
 
 async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings: Sequence[Holding]) -> bool:
-    """Whether Redis lacks anything of it. Raises one of `CONNECTION_LOST`."""
+    """Whether Redis lacks a part of the holdings. Raises one of `CONNECTION_LOST`."""
     for begin in range(0, len(holdings), RECORDS_PER_READ):
         chunk = holdings[begin : begin + RECORDS_PER_READ]
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
@@ -50,6 +53,6 @@ def _lacks(record: Sequence[bytes | None], executor: ExecutorId, holding: Holdin
     owner, epoch, accepted, committed = record
     if int(epoch or 0) != holding.epoch:
         return int(epoch or 0) < holding.epoch
-    # The counter of epochs may have been set back as well: then another owner has got the same one.
+    # The counter of epochs may be older too: then another owner may have got the same epoch.
     is_others = owner is not None and owner != executor.encode()
     return is_others or int(committed or 0) < holding.committed or int(accepted or 0) < holding.accepted

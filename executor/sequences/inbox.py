@@ -1,13 +1,15 @@
 """The inboxes of one executor registration, one per shard, read together.
 
-Entries stay in Redis until what they asked for is final, so a position is only a place to read on from: reading again
-from the beginning gives everything once more that is not finished.
+Entries stay in Redis until their effect is final. So a position only says where to read on: reading again from the
+beginning brings everything once more that is not finished.
 
-What is read is bounded in bytes. A read asks for no more entries than will bring READ_BYTES, if they are like the
-largest one of the read before. And while the requests that wait here for their turn take more than a bound, nothing is
-read: the rest waits in Redis. But only as long as any of them can run: steps may come in another order than their own
-after a takeover, so what lets all of them go on may be what was not read yet. For the same reason, and because control
-messages come the same way, nothing keeps the next read waiting for longer than PATIENCE_S, a model that hangs neither.
+Reads are bounded in bytes:
+* A read asks for no more entries than bring READ_BYTES, if they are as large as the largest entry of the read before.
+* While the requests that wait here take more than a bound, nothing is read, and the rest waits in Redis. But that holds
+  only while any of these requests can run. After a takeover steps may come out of order, so the step that lets all the
+  others run may be one that was not read yet.
+* For the same reason, and because control messages come the same way, no pause is longer than PATIENCE_S, even if a
+  model hangs.
 """
 
 from __future__ import annotations
@@ -29,30 +31,31 @@ from shared.store.redis_client import CONNECTION_LOST
 INBOX_BLOCK_MS = 1000
 BEGINNING = "0-0"
 READ_BYTES = 32 << 20
-"""What a read is to bring at most."""
+"""Most bytes that a read should bring."""
 FIRST_COUNT = 16
-"""Entries of the first read, when nobody knows how large they are."""
+"""Entries of the first read, when their size is unknown."""
 GROWTH = 4
 PATIENCE_S = 5.0
-"""How long the inboxes may be left alone."""
+"""Longest time without a read."""
 ROOM_POLL_S = 0.01
 
 Take = Callable[[str, bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
-"""Takes an entry in: (key of the stream, id, fields) -> the entries that may go now; itself, when that was all there is
-to do about it. Raises UnreadableError for an entry that says nothing: it goes."""
+"""Takes an entry in: (key of the stream, id, fields) -> the entries that may be removed now; the entry itself, if
+nothing more is to be done for it. Raises UnreadableError for an entry that means nothing: it is removed.
+"""
 
 
 class Holder(Protocol):
-    """Who keeps what was taken in until it is done."""
+    """Keeps the requests that were taken in until they are done."""
 
     @property
     def held_bytes(self) -> int:
-        """Of the requests that wait for their turn, or run."""
+        """Bytes of the requests that wait for their turn, or run."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether any of them runs, or can."""
+        """Whether any of these requests runs, or can run."""
         ...
 
 
@@ -64,7 +67,7 @@ class Inbox:
     """Reads every entry once, in the order of its shard, unless told to read again.
 
     count_max  entries of a shard per read
-    bytes_max  of the requests that the holder has, beyond which nothing is read while they can run
+    bytes_max  bytes of the holder's requests beyond which nothing is read while they can run
     """
 
     def __init__(
@@ -91,15 +94,15 @@ class Inbox:
         self._again = False
 
     def read_again(self) -> None:
-        """What was read and not finished is to be read once more."""
+        """Has every entry that is still in the inboxes read once more."""
         self._again = True
 
     async def remove(self, shard: ShardId, entries: Sequence[str]) -> None:
-        """Entries that nobody will need. Raises one of `CONNECTION_LOST`."""
+        """Removes entries. Raises one of `CONNECTION_LOST`."""
         await cast("Any", self._connections.commands).xdel(self._names[shard], *entries)
 
     async def marks(self) -> Marks:
-        """Where the inboxes end now. Raises one of `CONNECTION_LOST`."""
+        """The last entries of the inboxes now. Raises one of `CONNECTION_LOST`."""
         # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         pipe = cast("Any", self._connections.commands.pipeline(transaction=False))
         for name in self._names.values():
@@ -132,7 +135,7 @@ class Inbox:
             await link.close()
 
     async def _room(self) -> None:
-        """Returns when what comes next may be read (see above)."""
+        """Returns when the next read may begin (see the module)."""
         if self._held_at_most <= self._bytes_max:
             return
         with suppress(TimeoutError):
@@ -142,7 +145,7 @@ class Inbox:
         self._held_at_most = self._holder.held_bytes
 
     async def _read(self, link: Link) -> None:
-        """One blocking read of all inboxes; positions move on only with what was taken in."""
+        """One blocking read of all inboxes. A position moves on only when the entries before it were taken in."""
         if self._again:
             self._positions = dict.fromkeys(self._positions, BEGINNING)
             self._count = min(FIRST_COUNT, self._count_max)
@@ -154,11 +157,14 @@ class Inbox:
             raise read
         sizes = [sum(map(len, flat)) for _, entries in read or () for _, flat in entries]
         if sizes:
+            # An upper bound, without asking the holder after each read: only when it is exceeded, the holder is asked
+            # (`_room`).
             self._held_at_most += sum(sizes)
             self._count = next_count(self._count, max(sizes), self._count_max)
         for stream, entries in read or ():
-            # A step leaves the inbox with its checkpoint, a control message as soon as it was heard. What was heard and
-            # not removed is kept in mind: when it is read again, nobody will know what else was to go with it.
+            # A step leaves the inbox with its checkpoint, a control message as soon as it was taken in. Entries to be
+            # removed are remembered until Redis has removed them: `_take` names entries that go along with one only the
+            # first time.
             done = self._done.setdefault(stream, [])
             name = stream.decode()
             for entry, flat in entries:
@@ -176,11 +182,13 @@ class Inbox:
 
 
 def next_count(count: int, largest: int, count_max: int) -> int:
-    """How many entries the next read asks for, of each shard, after one of so many whose largest had so many bytes."""
+    """How many entries of each shard the next read asks for. count, largest: entries asked for, and bytes of the
+    largest entry found, in the read before
+    """
     return max(1, min(count_max, GROWTH * count, READ_BYTES // max(1, largest)))
 
 
 def entry_key(entry: str) -> tuple[int, int]:
-    """A stream entry's id in the order of the stream."""
+    """A stream entry's id as a key that sorts like the stream."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)

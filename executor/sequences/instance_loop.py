@@ -1,8 +1,8 @@
-"""One engine's loop: decide which steps run together, run them, and hand their commits on.
+"""One engine's loop: it decides which steps run together, runs them, and hands over their commits.
 
-Order of effects: run, then commit (checkpoint, step number and reply in one), then forget. The next step of a sequence
-may run while the commit of the last one is on its way: commits go out in order, and one that is refused takes the whole
-sequence with it.
+Order of effects: run, then commit (checkpoint, step number and reply together), then forget. The next step of a
+sequence may run while the commit of the step before is on its way. Commits go out in order, and if one is refused, the
+whole sequence is dropped with its later commits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_tra
 class Lane:
     """What every instance of a model version shares.
 
-    owner        who is told of its commits
-    first_batch  holds all instances' first batches back together; None: each instance has its own gate
-    answer_bytes_max  that Redis takes
+    owner        is told of the instance's commits
+    first_batch  holds the first batches of all instances back together; None: each instance has its own
+    answer_bytes_max  largest answer that Redis takes
     """
 
     owner: CommitOwner
@@ -58,14 +58,12 @@ class Lane:
 
 
 class RunningStep(msgspec.Struct, frozen=True, eq=False):
-    """A step in a running batch."""
-
     owned: OwnedSequence
     queued: QueuedStep
 
 
 class InstanceLoop:
-    """One engine's batches: ready steps by slot, decide, run, conclude."""
+    """Runs one engine's batches."""
 
     def __init__(self, lane: Lane, worker: EngineWorker) -> None:
         config = lane.config
@@ -89,7 +87,9 @@ class InstanceLoop:
         self._between_batches.set()
 
     def offer(self, owned: OwnedSequence) -> None:
-        """A sequence may have become ready. Steps that are not to be run are answered here, without the model."""
+        """A sequence may have become ready. Steps that are not run are answered here, without the model; then the next
+        step is the head, until one can run.
+        """
         while (queued := owned.head) is not None:
             if owned.head_is_cancelled:
                 self._answer_cancelled(owned)
@@ -103,12 +103,14 @@ class InstanceLoop:
 
     def _make_ready(self, owned: OwnedSequence, queued: QueuedStep) -> None:
         now_us = monotonic_us()
+        # A further pass of an iterative step waits since now, not since the request arrived.
         arrived_us = now_us if owned.passes else queued.queued_us
         if self._steps.offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us):
             self._wake.set()
 
     def cancel(self, owned: OwnedSequence) -> None:
-        """A step's caller has gone: if it is the head and does not run yet, it is answered, and all behind it are.
+        """A step's caller has gone. If the step is the head and is not running, it is answered now, and so are the
+        steps after it.
 
         source  Triton looks at the heads of its slots' queues only (triton-spec 1.8)
         """
@@ -117,11 +119,11 @@ class InstanceLoop:
             self.offer(owned)
 
     def vacate(self, slot: SlotIndex) -> None:
-        """Whoever had a ready step in that slot is gone."""
+        """The sequence in that slot is gone: its ready step is withdrawn."""
         self._steps.withdraw(slot)
 
     def fail(self, failure: Exception) -> None:
-        """This instance cannot go on: `run` raises that."""
+        """This instance cannot go on: `run` raises the failure."""
         self._failure = failure
         self._wake.set()
 
@@ -185,8 +187,8 @@ class InstanceLoop:
         result = await self.worker.run(rows, want_state)
         ended_ns = time.time_ns()
         if self._ordered:
-            # Answers leave in the order in which steps were queued (triton-spec 1.5). Within the batch they are that
-            # already; those of the last batch may lie in shards whose commits are still on their way.
+            # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
+            # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
             await self._lane.committer.final(self._answered)
         self._conclude(members, result, began_ns, ended_ns)
 
@@ -204,6 +206,7 @@ class InstanceLoop:
         answered: list[tuple[RunningStep, RowResult | RowError]] = []
         repeats = False
         for member, row in zip(members, result.rows, strict=True):
+            # A null row, or a sequence that was dropped while the batch ran: its new owner runs the step again.
             if member is None or row is None or self._table.get(member.owned.sequence) is not member.owned:
                 continue
             concluded.append(member.owned)
@@ -226,18 +229,22 @@ class InstanceLoop:
             )
             commits.append(self._commit(member, row, counts))
             self._trace(member, began_ns, ended_ns, len(members))
+        # Before the next steps are offered: an answer without the model is put at once, and must not come first.
         self._put(commits)
         for owned in concluded:
             self.offer(owned)
 
     def _settle(self, member: RunningStep, row: RowResult | RowError) -> bool:
-        """Concludes a step; False when it was committed before and ran again for its state alone."""
+        """Concludes a step. False if the step was committed before and ran again for its state alone, without an
+        answer.
+        """
         ok, owned = isinstance(row, RowResult), member.owned
         begins = StepFlag.START in member.queued.step.flags
         if owned.replays:
             if isinstance(row, RowError):
                 logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
-            # It succeeded the first time. What comes behind it would build on another state than its caller has seen.
+            # The step succeeded the first time. If it fails now, later steps would build on another state than their
+            # caller knows.
             self._table.conclude(owned, started=begins and ok, dropped=None if ok else VoidCause.LOST)
             return False
         lost = VoidCause.LOST if isinstance(row, RowError) and row.lost else None
@@ -266,7 +273,7 @@ class InstanceLoop:
         self._answered = self._lane.committer.put(self._lane.owner, commits)
 
     def _answer_refused(self, queued: QueuedStep, row: RowError) -> None:
-        """A step that the model cannot be given fails as if the model had failed it."""
+        """Fails a step that the model cannot take, as if the model had failed it."""
         member = self._begin(queued)
         if self._settle(member, row):
             self._put([self._commit(member, row, self._commits.refused(queued, FailureReason.OTHER))])
@@ -280,7 +287,7 @@ class InstanceLoop:
             self._put([self._commits.void(owned, queued, cause, entries)])
 
     def _answer_cancelled(self, owned: OwnedSequence) -> None:
-        """The sequence has no state from here on; a START behind this step begins anew."""
+        """Answers a cancelled or given-up step. The sequence has no state from here on, until a later START."""
         queued = self._table.begin(owned)
         entries = owned.closed()
         given_up = queued.step.given_up
@@ -289,13 +296,14 @@ class InstanceLoop:
         self._put([answer(owned, queued, entries)])
 
     def _trace(self, member: RunningStep, began_ns: int, ended_ns: int, batch_size: int) -> None:
-        """The step's spans up to here; `checkpoint` follows when its commit comes back."""
+        """Records the step's spans up to here; the span `checkpoint` follows when its commit comes back."""
         step, parent = member.queued.step, member.queued.message.traceparent
         if not parent:
             return
         tracing = self._lane.tracing
         delivered_ns = entry_time_ns(step.entry)
         links: list[str] = []
+        # The first step after a takeover links to the takeover and to the last span of the executor before.
         if member.owned.taken_over:
             links = [takeover_traceparent(step.sequence, step.epoch), member.owned.predecessor]
             member.owned.taken_over = False

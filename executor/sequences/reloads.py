@@ -1,6 +1,6 @@
-"""What an executor holds idle of a model that it has loaded anew is over (triton-spec 1.11), and gives its slots back.
+"""Ends the idle sequences of a model that was loaded again (triton-spec 1.11), and gives their slots back.
 
-Looked for in Redis, not in memory: what was assigned and never came here is there, too.
+They are looked for in Redis, not in memory, because some may have been assigned and not have come here yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.store.reading import text_of
 async def end_outdated(
     connections: RedisConnections, executor: ExecutorId, model: SequenceModel, *, tombstone_ms: int
 ) -> int:
-    """Ends them; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
+    """Ends the idle sequences of earlier loads; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
     count = 0
     for shard, sequences in (await _owned(connections, executor, model.model)).items():
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):

@@ -17,20 +17,22 @@ class RowMaker:
     def __init__(self, config: ModelConfig) -> None:
         self._controls = ControlTensors(config)
         self.null = Row(inputs={}, controls=self._controls.null_row, null=True)
-        """A slot without a step of this batch: not ready, nobody's; the engine fills its inputs."""
+        """Row of a slot without a step in this batch: READY is false, no correlation id; the engine fills its inputs.
+        """
 
     def problem(self, queued: QueuedStep) -> RowError | None:
-        """Why no row can be made of a step; None when one can. Of a correlation id a gateway says the same before it
-        takes the step, unless what it knows of the model is older than what is loaded here."""
+        """Why no row can be made of a step; None if one can. A gateway refuses a wrong correlation id already, unless
+        it knows an older configuration of the model than the one that is loaded here.
+        """
         if queued.step.unreadable:
             return RowError(Code.INTERNAL, UNREADABLE)
         problem = self._controls.problem(queued.message.correlation_id)
         return RowError(Code.INVALID_ARG, problem) if problem else None
 
     def of(self, queued: QueuedStep, slot: SlotIndex, *, passes: int) -> Row:
-        """The row of a step. passes: how often it was run before without being answered.
+        """The row of a step. passes: how often it was run before without being answered
 
-        The model hears a step's flags with its first pass; of the end of a request's own sequence it hears nothing.
+        The model gets a step's flags with its first pass. It does not get the end of a request's own sequence.
         """
         message = queued.message
         flags = StepFlag.NONE if passes else queued.step.flags

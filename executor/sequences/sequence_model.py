@@ -1,7 +1,8 @@
-"""The sequences of one model version on this executor: steps in, checkpoints restored, slots freed.
+"""The sequences of one model version on this executor: steps are taken in, checkpoints restored, slots freed.
 
-One `SequenceModel` per model version and executor registration; inside it one `InstanceLoop` per engine, because a
-sequence stays with its instance. All of it lives on the event loop; only the engines have threads (`EngineWorker`).
+There is one `SequenceModel` per model version and executor registration, and in it one `InstanceLoop` per engine,
+because a sequence stays with its instance. All of it runs on the event loop; only engines have threads
+(`EngineWorker`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from shared.store.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing
 
 RESTORES_PER_READ, PREFETCHES_PER_READ = 64, 16
-"""Checkpoints that are fetched together: that a step waits for, and that none does yet. After a takeover there may be
-thousands to fetch, and what runs meanwhile must not wait for all of them: neither for the read, nor for the engine,
-which takes them in one by one."""
+"""How many checkpoints one read fetches: for sequences with a step that waits, and for sequences without. After a
+takeover thousands may have to be fetched, and running sequences must not wait for all of them: neither for the read,
+nor for the engine, which takes them in one by one.
+"""
 
 
 class SequenceModel:
@@ -47,10 +49,10 @@ class SequenceModel:
         backlog: Backlog | None = None,
         answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
-        """What it is told besides.
+        """Beside the version that it serves and the services it uses:
 
         backlog           counts the requests of sequences that wait for a slot (see `first_batch`)
-        answer_bytes_max  that Redis takes
+        answer_bytes_max  largest value that Redis takes
         """
         assert served.config.sequence_batching is not None
         self.serves = served
@@ -61,10 +63,11 @@ class SequenceModel:
         self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
         self.table = SequenceTable()
         self.restoring: list[OwnedSequence] = []
-        """Ownerships whose checkpoint has to be fetched; emptied by the restore loop (`next_restores`)."""
+        """Sequences whose checkpoint must be fetched; the restore loop takes them out (`next_restores`)."""
         self._tracing = tracing
         self._shape_keys = ShapeKeys(served.config)
-        # Direct holds the first batch back over all instances; an oldest instance is a batcher of its own.
+        # The direct strategy holds the first batch back for all instances together; each oldest instance has its own
+        # batcher.
         is_direct = isinstance(served.config.sequence_batching.strategy, Direct)
         lane = Lane(
             owner=self,
@@ -83,7 +86,7 @@ class SequenceModel:
         self._describes = served.config.sequence_batching.describe_on_expiry
 
     def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
-        """Takes a step from the inbox. Returns entries that may go at once."""
+        """Takes a step from the inbox. Returns inbox entries that may be removed at once."""
         queued = QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs))
         known = self.table.get(step.sequence)
         owned = self.table.accept(queued)
@@ -96,14 +99,14 @@ class SequenceModel:
         return ()
 
     def expect(self, told: InboxOwned) -> None:
-        """A sequence has come here whose next step has not: its state is fetched at once."""
+        """A sequence has come here before its next step: its state is fetched at once."""
         known = self.table.get(told.sequence)
         owned = self.table.expect(told)
         if owned is not None:
             self._adopted(owned, known)
 
     def _adopted(self, owned: OwnedSequence, known: OwnedSequence | None) -> None:
-        """A sequence is new here. known: in an earlier ownership."""
+        """A sequence is new here. known: the same sequence in an earlier ownership, if it was still here"""
         if known is not None:
             self._part_with(known)
             self._leave_slot(known, owned)
@@ -111,8 +114,9 @@ class SequenceModel:
             self.restoring.append(owned)
 
     def next_restores(self) -> list[OwnedSequence]:
-        """Takes out those of which the checkpoints are fetched next, no more than one read should bring: of sequences
-        whose steps wait for it, and only when there are none of others."""
+        """Takes out the sequences whose checkpoints are fetched next, as many as one read should fetch. Sequences with
+        a step that waits come first; the others only when there are none of these.
+        """
         waited_for = [owned for owned in self.restoring if owned.steps]
         wanted = waited_for[:RESTORES_PER_READ] or self.restoring[:PREFETCHES_PER_READ]
         taken = set(map(id, wanted))
@@ -121,7 +125,7 @@ class SequenceModel:
 
     @property
     def suspects(self) -> list[OwnedSequence]:
-        """Sequences that wait for their turn to be tried."""
+        """Suspected sequences that wait for their turn to be tried."""
         return [owned for owned in self.table.all if owned.held]
 
     def attempt(self, owned: OwnedSequence) -> None:
@@ -134,14 +138,15 @@ class SequenceModel:
         self._loops[owned.instance].offer(owned)
 
     def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> Sequence[str]:
-        """Takes what Redis held of a sequence that another executor ran before; too late if it came here once more.
+        """Takes what Redis holds of a sequence that another executor ran before. Does nothing if the sequence has been
+        dropped or replaced meanwhile.
 
-        returns  inbox entries that were kept to make its state again, and may go: it was over before
+        returns  inbox entries that were kept for a replay and may be removed, because the sequence was over already
         """
         if self.table.get(owned.sequence) is not owned:
             return ()
         if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
-            # It is not ours any more; whoever owns it now has its steps.
+            # Another executor owns it now, and has its steps.
             self.forget(owned)
             return ()
         if checkpoint.is_over:
@@ -156,7 +161,7 @@ class SequenceModel:
         if found.void is None and checkpoint.is_of_another(self.mark):
             logs.info("sequence ended by a reload", sequence=owned.sequence, last_step=found.committed)
             found = replace(found, void=VoidCause.LOST)
-        # The sequence stays `restoring`, and none of its steps runs, until its state is in its place.
+        # The sequence stays `restoring` until its state is loaded, so none of its steps runs before.
         if found.void is None and checkpoint.states:
             loading = loop.worker.load_state(owned.slot, checkpoint.states)
         elif found.void is None and checkpoint.model_state is not None:
@@ -168,11 +173,12 @@ class SequenceModel:
         return ()
 
     def _loaded(self, owned: OwnedSequence, found: Restored, loading: asyncio.Future[None]) -> None:
+        # The engine's thread has ended, and this registration with it.
         if loading.cancelled():
             return
         failure = loading.exception()
         if isinstance(failure, DeviceLostError):
-            # The checkpoint is right; its next owner has another GPU, or another process.
+            # The checkpoint is sound: the next owner, on another GPU or in another process, can load it.
             self._loops[owned.instance].fail(failure)
             return
         if failure is not None:
@@ -181,6 +187,7 @@ class SequenceModel:
         self._resume(owned, found)
 
     def _resume(self, owned: OwnedSequence, found: Restored) -> None:
+        # It may have been dropped while its state was loaded.
         if self.table.get(owned.sequence) is not owned or self.table.restored(owned.sequence, found) is None:
             return
         logs.debug(
@@ -194,9 +201,10 @@ class SequenceModel:
         self._loops[owned.instance].offer(owned)
 
     async def expired(self, message: InboxExpired) -> list[str]:
-        """The scheduler has ended an idle sequence: describe its state if the model asks for it, then forget it.
+        """The scheduler has ended an idle sequence: its state is described, if the model asks for that, and then
+        forgotten.
 
-        returns  inbox entries that were kept to make its state again
+        returns  inbox entries that were kept for a replay
         """
         owned = self.table.get(message.sequence)
         if owned is None or owned.epoch != message.epoch:
@@ -209,7 +217,6 @@ class SequenceModel:
         return owned.entries
 
     def cancelled(self, message: InboxCancelled) -> None:
-        """The caller of a step has gone."""
         owned = self.table.cancel(message.sequence, message.epoch, message.step)
         if owned is not None:
             self._loops[owned.instance].cancel(owned)
@@ -222,28 +229,31 @@ class SequenceModel:
             self.forget(owned)
 
     def forget(self, owned: OwnedSequence) -> None:
-        """Drops a sequence that is over or somebody else's."""
+        """Drops a sequence that is over or has another owner."""
         if self.table.drop(owned.sequence, owned.epoch) is not None:
             self._part_with(owned)
             self._leave_slot(owned)
 
     def forget_all(self) -> None:
-        """The lease is over, and with it every ownership; the engines go on."""
+        """The lease is over, and with it every ownership. The engines stay for the next registration."""
         for loop in self._loops:
             loop.worker.release_all()
 
     def _part_with(self, gone: OwnedSequence) -> None:
-        """After a sequence was dropped: its model may forget it, too."""
+        """Tells the model that it may forget a dropped sequence."""
         self._loops[gone.instance].worker.release(gone.sequence)
 
     def _leave_slot(self, gone: OwnedSequence, successor: OwnedSequence | None = None) -> None:
-        """After a sequence was dropped: no step of it is ready any more. If it never came into its slot, there is none,
-        and what is ready there is another's. successor: who may have come into the slot at once."""
+        """Withdraws the ready step of a dropped sequence from its slot.
+
+        If the slot is another sequence's, the ready step there is that sequence's and stays. That is so if the dropped
+        sequence never got its slot. successor: a later ownership of the same sequence, which may have got the slot at
+        once; it has not offered a step yet
+        """
         if self.table.at(gone.instance, gone.slot) in (None, successor):
             self._loops[gone.instance].vacate(gone.slot)
 
     def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        """A commit came back (see `CommitOwner`)."""
         if step.traceparent:
             self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
             if code is CommitCode.OVER:

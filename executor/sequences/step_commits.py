@@ -1,4 +1,4 @@
-"""From a step and what became of it to the commit that makes it final: reply, checkpoint, counts."""
+"""Makes a commit from a step and its result: reply, checkpoint, counts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shared.store.scripts import StepCommit, StepOutcome
 class StepCommits:
     """Makes the commits of one instance's steps.
 
-    A batch's own counts go with the first step that it answers. A batch that answers nobody, because an iterative model
-    wants all of its requests again, leaves its counts to the next one that does.
+    A batch's own counts go with the first step that it answers. A batch of an iterative model may answer no step,
+    because all requests want another pass; its counts then go with the next batch that answers one.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StepCommits:
         answer_bytes_max: int,
         loss_remedy: str,
     ) -> None:
-        """loss_remedy: what callers hear where a state is lost."""
+        """loss_remedy: advice in the answer when a state is lost"""
         self._statistics = statistics
         self._version = version
         self._executor = executor
@@ -41,7 +41,7 @@ class StepCommits:
         self._executed = b""
 
     def executed(self, result: BatchResult, *, batch_size: int, ended_ns: int) -> None:
-        """The model has run. batch_size: null rows included."""
+        """Counts one run of the model. batch_size: with null rows"""
         counts = self._statistics.execution(batch_size=batch_size, timings=result.timings, ended_ns=ended_ns)
         left = self._executed
         self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
@@ -54,8 +54,8 @@ class StepCommits:
         counts: bytes,
         change: Change,
     ) -> StepCommit:
-        """A step that the model was given, or could not be given."""
-        # A request of its own is no step to its caller.
+        """The commit of a step that the model ran, or could not take."""
+        # A request that is a sequence of its own has no step number for its caller.
         counted = owned.start_step and not queued.message.own_sequence
         since_start = queued.step.step - owned.start_step + 1 if counted else 0
         execution, self._executed = self._executed, b""
@@ -79,7 +79,7 @@ class StepCommits:
         )
 
     def void(self, owned: OwnedSequence, queued: QueuedStep, cause: VoidCause, entries: Sequence[str]) -> StepCommit:
-        """A step that could not be run, because its sequence has no state."""
+        """The commit of a step that was not run, because its sequence has no state."""
         reply = void_answer(
             cause,
             queued.step.sequence,
@@ -89,19 +89,19 @@ class StepCommits:
             loss_remedy=self._loss_remedy,
         )
         reason = FailureReason.CANCELED if cause is VoidCause.CANCELLED else FailureReason.OTHER
-        # Where it was found here that the state is lost, the next owner is not to find otherwise.
+        # If this executor found that the state is lost, the record must say so, for the next owner.
         outcome = StepOutcome.LOST if cause is VoidCause.LOST else StepOutcome.VOID
         return _commit(queued, outcome, reply, entries=entries, counts=self.refused(queued, reason))
 
     def cancelled(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
-        """A step that was not run, because its caller has gone."""
+        """The commit of a step that was not run, because its caller has gone."""
         last_step = _last_step(owned, queued)
         reply = cancelled_answer(version=self._version, executor=self._executor, last_step=last_step)
         counts = self.refused(queued, FailureReason.CANCELED)
         return _commit(queued, StepOutcome.CANCELLED, reply, entries=entries, counts=counts)
 
     def given_up(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
-        """A step that was not run, because it is likely to kill whoever runs it."""
+        """The commit of a step that was not run, because it is likely to kill its executor."""
         reply = given_up_answer(
             queued.step.sequence,
             version=self._version,
@@ -117,7 +117,7 @@ class StepCommits:
 
 
 def _last_step(owned: OwnedSequence, queued: QueuedStep) -> int:
-    """The step before this one, counted since its START; 0 where that is not known any more."""
+    """The number of the step before this one, counted since its START; 0 if the START is unknown."""
     return queued.step.step - owned.start_step if owned.start_step else 0
 
 
