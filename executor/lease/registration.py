@@ -27,7 +27,7 @@ from executor.lease.serving import Serving
 from executor.lease.watchdog import Watchdog
 from executor.models.repository import ModelRepository
 from executor.reporting.host import Host
-from executor.reporting.nvml import load_nvml
+from executor.reporting.nvml import Nvml
 from executor.reporting.reports import Reporter
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import is_behind
@@ -124,7 +124,7 @@ class Registration:
             self.executor,
             self.serving.reports,
             Host(),
-            load_nvml(repository.devices.gpus),
+            Nvml(repository.devices.gpus),
         )
         self._started_ms = time.time_ns() // 1_000_000
         self.registered = asyncio.Event()

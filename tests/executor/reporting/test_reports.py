@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pynvml
 import pytest
 from redis.exceptions import ResponseError
 
 from executor.reporting import reports
 from executor.reporting.host import Host
-from executor.reporting.nvml import Nvml, load_nvml
+from executor.reporting.nvml import Nvml
 from shared.contract.ids import ExecutorId
 from shared.statistics.reports import ExecutorReport, GpuReport, HostReport
 
-MEMINFO = "MemTotal:       1000 kB\nMemFree:        100 kB\nMemAvailable:   400 kB\nHugePages_Total:  0\n"
+MEMINFO = {
+    "MemTotal": 1000,
+    "MemFree": 100,
+    "MemAvailable": 400,
+    "Buffers": 1,
+    "Cached": 2,
+    "Shmem": 3,
+    "Active": 4,
+    "Inactive": 5,
+}
+"""Kilobytes."""
 
 
-def test_the_machine_is_as_busy_as_it_was_since_the_last_report(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text(MEMINFO)
+def test_the_machine_is_as_busy_as_it_was_since_the_last_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    (tmp_path / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in MEMINFO.items()))
     (tmp_path / "stat").write_text("cpu 100 0 100 700 100 0 0 0 50 0\ncpu0 1 1 1 1\n")
-    host = Host(tmp_path)
+    host = Host()
     (tmp_path / "stat").write_text("cpu 150 0 125 725 100 0 0 0 75 0\n")
 
     assert HostReport(0.75, 1_024_000, 614_400) == host.report()
@@ -47,7 +63,7 @@ async def test_a_report_that_redis_has_no_memory_for_is_written_later(monkeypatc
     """An executor must not end for it."""
     monkeypatch.setattr(reports, "REPORT_INTERVAL_S", 0.0)
     redis: Any = FullRedis()
-    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml(None, ()))
+    reporter = reports.Reporter(redis, ExecutorId("a"), list, Host(), Nvml(()))
 
     running = asyncio.create_task(reporter.run())
     await redis.written.wait()
@@ -56,62 +72,65 @@ async def test_a_report_that_redis_has_no_memory_for_is_written_later(monkeypatc
     assert redis.tries >= 2
 
 
-def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert HostReport(0.0, 0, 0) == Host(tmp_path).report()
+def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+
+    assert HostReport(0.0, 0, 0) == Host().report()
 
 
 class Driver:
-    """NVML as seen from C: two cards, of which the second tells neither its power nor its energy."""
+    """NVML with two cards, of which the second tells neither its power nor its energy. A handle is a number."""
 
-    OK, NOT_SUPPORTED = 0, 3
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        self._answers("nvmlDeviceGetHandleByIndex", lambda index: index + 100 if index < 2 else _refuse())
+        self._answers("nvmlDeviceGetUUID", "GPU-{}".format)
+        self._answers("nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=25, memory=50))
+        self._answers("nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(total=80 << 30, free=79 << 30, used=1 << 30))
+        self._tells_of_the_first("nvmlDeviceGetPowerUsage", 300_500)
+        self._tells_of_the_first("nvmlDeviceGetEnforcedPowerLimit", 700_000)
+        self._tells_of_the_first("nvmlDeviceGetTotalEnergyConsumption", 12_500)
 
-    def __init__(self) -> None:
-        self.handles: dict[int, int] = {}
+    def _answers(self, function: str, answer: Callable[[Any], Any]) -> None:
+        self._monkeypatch.setattr(pynvml, function, answer)
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802 - the library's names
-        return self.OK
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, place: Any) -> int:  # noqa: N802
-        if index.value > 1:
-            return self.NOT_SUPPORTED
-        place._obj.value = 100 + index.value
-        return self.OK
-
-    def nvmlDeviceGetUUID(self, device: Any, text: Any, size: Any) -> int:  # noqa: N802
-        text.value = b"GPU-%d" % device.value
-        return self.OK if size.value >= ctypes.sizeof(text) else self.NOT_SUPPORTED
-
-    def nvmlDeviceGetUtilizationRates(self, device: Any, place: Any) -> int:  # noqa: N802
-        place._obj.gpu = 25
-        return self.OK
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, place: Any) -> int:  # noqa: N802
-        place._obj.total, place._obj.used = 80 << 30, 1 << 30
-        return self.OK
-
-    def nvmlDeviceGetPowerUsage(self, device: Any, place: Any) -> int:  # noqa: N802
-        return self._tell(device, place, 300_500)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, device: Any, place: Any) -> int:  # noqa: N802
-        return self._tell(device, place, 700_000)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, place: Any) -> int:  # noqa: N802
-        return self._tell(device, place, 12_500)
-
-    def _tell(self, device: Any, place: Any, value: int) -> int:
-        if device.value != 100:
-            return self.NOT_SUPPORTED
-        place._obj.value = value
-        return self.OK
+    def _tells_of_the_first(self, function: str, value: int) -> None:
+        self._answers(function, lambda device: value if device == 100 else _refuse())
 
 
-def test_gpus_are_reported_in_tritons_units_and_without_what_they_do_not_tell() -> None:
+def _refuse(_device: Any = None) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def test_gpus_are_reported_in_tritons_units_and_without_what_they_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch)
+
     assert (
         GpuReport("GPU-100", 0.25, 80 << 30, 1 << 30, 300.5, 700.0, 12.5),
         GpuReport("GPU-101", 0.25, 80 << 30, 1 << 30),
-    ) == Nvml(Driver(), (0, 1, 2)).report()
+    ) == Nvml((0, 1, 2)).report()
 
 
-def test_without_a_gpu_none_is_reported() -> None:
-    assert () == load_nvml(()).report()
-    assert () == Nvml(None, (0,)).report()
+def test_a_gpu_whose_driver_has_gone_is_reported_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch)
+    gpus = Nvml((0,))
+    for function in ("UtilizationRates", "MemoryInfo", "PowerUsage", "EnforcedPowerLimit", "TotalEnergyConsumption"):
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", _refuse)
+
+    assert (GpuReport("GPU-100"),) == gpus.report()
+
+
+def test_without_a_gpu_the_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: pytest.fail("it was asked"))
+
+    assert () == Nvml(()).report()
+
+
+def test_without_a_driver_no_gpu_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+
+    assert () == Nvml((0,)).report()
