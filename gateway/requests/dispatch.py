@@ -44,7 +44,8 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST, UnfitServerError
+from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_py import UnfitServerError
 from shared.store.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.store.scripts import Cancellation as CancelledStep
 from shared.store.work_scripts import WorkItem, WorkScripts

@@ -8,14 +8,14 @@ failed), and the caller knows which of its commands may be repeated. It also cos
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from shared.store.mending import is_wrong_type, keys_of, mend
-from shared.store.redis_client import UnfitServerError
+from shared.store.redis_py import UnfitServerError, new_connection
 
 SLOWEST_BYTES_S = 1 << 20
 """What is sent may take so long: a large request must not look like a server that is silent."""
@@ -26,11 +26,10 @@ class Link:
     two tasks at once."""
 
     def __init__(self, redis: Redis) -> None:
-        # redis-py types connections only abstractly.
-        self._connection = cast("Any", redis.connection_pool).make_connection()
+        self._connection = new_connection(redis)
 
     async def connect(self) -> None:
-        """Connects unless connected. Raises one of `redis_client.CONNECTION_LOST`: then nothing has been sent."""
+        """Connects unless connected. Raises one of `redis_py.CONNECTION_LOST`: then nothing has been sent."""
         connection = self._connection
         if connection.is_connected:
             if not await connection.can_read():
@@ -44,7 +43,7 @@ class Link:
         ResponseError, or an UnfitServerError, after which the link leads elsewhere when it is connected again.
 
         blocking_s  how long the server may hold its answer back, on top of the connection's own limit
-        raises      one of `redis_client.CONNECTION_LOST`: then nobody knows which of the commands were carried out
+        raises      one of `redis_py.CONNECTION_LOST`: then nobody knows which of the commands were carried out
         """
         connection = self._connection
         # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline
 from redis.exceptions import ResponseError
 
 from shared.store.keyspace import TYPES, kind_of
 from shared.store.reading import noted, text_of
+from shared.store.redis_py import RepeatablePipeline
 
 Ask = Callable[[Sequence[Sequence[Any]]], Awaitable[Sequence[Any]]]
 """Sends commands in one round trip; returns their replies."""
@@ -71,7 +71,7 @@ class MendingRedis(Redis):
         await mend(self.ask, [args])
         return await execute(*args, **options)
 
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:  # noqa: FBT001, FBT002 - redis-py's signature
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
         """As redis-py's."""
         return _MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
 
@@ -83,21 +83,21 @@ class MendingRedis(Redis):
         return await pipe.execute()
 
 
-class _MendingPipeline(Pipeline):
+class _MendingPipeline(RepeatablePipeline):
     """What was sent once is sent again as a whole: no command that the mesh sends so does harm if it is repeated."""
 
     def __init__(self, client: MendingRedis, *, transaction: bool, shard_hint: str | None) -> None:
-        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        super().__init__(client, transaction=transaction, shard_hint=shard_hint)
         self._client = client
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
         """As redis-py's."""
-        stack = list(self.command_stack)
+        commands = self.queued()
         try:
             return await super().execute(raise_on_error)
         except ResponseError as refused:
             if not is_wrong_type(refused):
                 raise
-        await mend(self._client.ask, [args for args, _ in stack])
-        self.command_stack = stack
+        await mend(self._client.ask, [args for args, _ in commands])
+        self.queue(commands)
         return await super().execute(raise_on_error)

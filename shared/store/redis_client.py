@@ -11,31 +11,17 @@ Lost connections are retried with jittered back-off; what a lost call had alread
 
 from __future__ import annotations
 
-import asyncio
-import math
 import re
 import socket
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-import hiredis
-from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    ClusterDownError,
-    InvalidResponse,
-    MasterDownError,
-    NoPermissionError,
-    ReadOnlyError,
-    ResponseError,
-    TryAgainError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
@@ -43,7 +29,14 @@ from shared.process import logs
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import value_of
-from shared.store.redis_url import RedisEndpoint, Way, parse_redis_url, url_without_password
+from shared.store.redis_py import (
+    CONNECTION_LOST,
+    CONNECTIONS,
+    DISCOVERED_CONNECTIONS,
+    REPLY_TIMEOUT_S,
+    DiscoveredConnection,
+)
+from shared.store.redis_url import RedisEndpoint, parse_redis_url, url_without_password
 from shared.store.release import RELEASE
 from shared.store.sentinels import Sentinels
 from shared.store.server_run import ServerRun
@@ -68,154 +61,11 @@ MINIMUM_VERSION = (7, 0)
 ENVELOPE_BYTES = 64 << 10
 """Of what the server takes at once, what is left for everything around a value."""
 
-REPLY_TIMEOUT_S = 10.0
-"""How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
-connection looks alive, and only its silence tells."""
-CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
-"""What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
-protocol."""
-UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
-UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
-READ_BYTES = 1 << 17
-"""Taken from a stream at once: as much as asyncio's holds."""
 
 
 class UnfitRedisError(MeshError):
     """This Redis cannot hold this mesh; the message says what to change."""
-
-
-class UnfitServerError(RedisConnectionError):
-    """What was reached cannot serve now: a replica, a server that is just becoming one or has lost its primary, one
-    that cannot write to its disk, or is busy with a script. The command was not carried out."""
-
-
-class _Bound:
-    """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
-
-    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
-    """
-
-    reply_timeout_s = REPLY_TIMEOUT_S
-    # redis-py's own.
-    _reader: asyncio.StreamReader | None
-    _writer: asyncio.StreamWriter | None
-    _parser: Any
-
-    async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
-        """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
-        read = cast("Any", super()).read_response
-        try:
-            if timeout is not None:
-                return await read(*args, timeout=timeout, **options)
-            async with asyncio.timeout(self.reply_timeout_s):
-                return await read(*args, timeout=math.inf, **options)
-        except TimeoutError as silence:
-            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
-        except ResponseError as error:
-            if is_unfit(error):
-                raise UnfitServerError(str(error)) from error
-            raise
-
-    async def exchange(self, packed: Sequence[bytes], limit_s: float) -> list[Any]:
-        """Sends commands in one write and reads as many replies; an error reply is an exception in its place.
-
-        Where redis-py goes through ten calls for each reply, this looks at the stream once for all that has come.
-
-        limit_s  how long the replies may take, all together
-        raises   one of `CONNECTION_LOST`; after any failure the connection is of no more use
-        """
-        stream, writer = self._reader, self._writer
-        if stream is None or writer is None:
-            raise RedisConnectionError("the connection is closed")
-        reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
-        replies: list[Any] = []
-        # What is to be sent is not waited for: the replies are, and nothing else is sent before.
-        writer.writelines(packed)
-        silence = asyncio.get_running_loop().call_later(limit_s, _fall_silent, stream, limit_s)
-        try:
-            while len(replies) < len(packed):
-                data = await stream.read(READ_BYTES)
-                if not data:
-                    raise RedisConnectionError("the server has closed the connection")
-                reader.feed(data)
-                while (reply := reader.gets()) is not False:
-                    replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
-        finally:
-            silence.cancel()
-        if len(replies) > len(packed):
-            raise RedisConnectionError("the server has sent more than was asked for")
-        return replies
-
-
-def _fall_silent(stream: asyncio.StreamReader, limit_s: float) -> None:
-    """Ends the wait for what a stream brings."""
-    stream.set_exception(RedisTimeoutError(f"no answer within {limit_s:g} s"))
-
-
-def _judged(error: Exception) -> Exception:
-    """An error reply as what it means. Raises one that says that the connection is lost."""
-    if isinstance(error, RedisConnectionError):
-        raise error
-    return UnfitServerError(str(error)) if isinstance(error, ResponseError) and is_unfit(error) else error
-
-
-class _TcpConnection(_Bound, Connection):
-    pass
-
-
-class _TlsConnection(_Bound, SSLConnection):
-    pass
-
-
-class _UnixConnection(_Bound, UnixDomainSocketConnection):
-    pass
-
-
-class _Discovered:
-    """A connection to the primary that Sentinels name. Mixed into those above."""
-
-    host: str
-    port: int
-
-    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
-        super().__init__(**options)
-        self._sentinels = sentinels
-
-    async def _connect(self) -> None:
-        self.host, self.port = await self._sentinels.primary()
-        await cast("Any", super())._connect()  # noqa: SLF001 -- redis-py's own
-
-    async def verify(self) -> None:
-        """Raises UnfitServerError when it is no primary: Sentinels may be wrong for a while."""
-        connection = cast("Any", self)
-        await connection.send_command("ROLE")
-        match await connection.read_response():
-            case [b"master", *_]:
-                return
-            case [bytes(role), *_]:
-                told = f"its role is {role.decode(errors='replace')}"
-            case _:
-                told = "it does not tell its role"
-        raise UnfitServerError(f"{self.host}:{self.port} was named as the primary, but {told}")
-
-
-class _DiscoveredTcpConnection(_Discovered, _TcpConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
-    pass
-
-
-class _DiscoveredTlsConnection(_Discovered, _TlsConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
-    pass
-
-
-CONNECTIONS: Mapping[Way, Any] = {"tcp": _TcpConnection, "tls": _TlsConnection, "unix": _UnixConnection}
-DISCOVERED_CONNECTIONS: Mapping[Way, Any] = {"tcp": _DiscoveredTcpConnection, "tls": _DiscoveredTlsConnection}
-
-
-def is_unfit(error: ResponseError) -> bool:
-    """Whether an error reply tells of the server's state alone. (A loading server's is a ConnectionError already; one
-    without memory must be told apart, because it still does part of what is asked.)"""
-    return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
 
 
 def connect(
@@ -253,9 +103,9 @@ def connect(
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
     """What all our connections are made with.
 
-    A host that is gone is found out by the kernel, and one that is silent by `_Bound`. redis-py's own socket timeout
-    would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is to end
-    would go on for ever.
+    A host that is gone is found out by the kernel, and one that is silent by `BoundedConnection`. redis-py's own socket
+    timeout would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is
+    to end would go on for ever.
     """
     keepalive = {"socket_keepalive": True, "socket_keepalive_options": KEEPALIVE}
     return {
@@ -278,7 +128,7 @@ async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any)
     """What is said on a new connection before anybody uses it."""
     connection.reply_timeout_s = reply_timeout_s
     await connection.on_connect()
-    if isinstance(connection, _Discovered):
+    if isinstance(connection, DiscoveredConnection):
         await connection.verify()
     if run is not None:
         run.meet(await _run(connection))

@@ -16,7 +16,7 @@ import hiredis
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.connection import AbstractConnection
 
-from shared.store.redis_client import _Bound
+from shared.store.redis_py import BoundedConnection
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
 
@@ -212,8 +212,8 @@ class _Writer:
         return None
 
 
-class TwinConnection(_Bound, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A connection as the mesh's own ones are (`shared.store.redis_client.CONNECTIONS`), whose other end is the twin.
+class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A connection as the mesh's own ones are (`shared.store.redis_py.CONNECTIONS`), whose other end is the twin.
 
     dial: how to reach it
     """

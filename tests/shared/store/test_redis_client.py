@@ -18,7 +18,8 @@ from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import redis_client
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, UnfitServerError, connect, join_mesh, joined
+from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, join_mesh, joined
+from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
 from tests.redis_proxy import RedisProxy
 

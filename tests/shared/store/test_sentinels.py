@@ -19,7 +19,8 @@ from deploy.local.embedded import EmbeddedRedis
 from shared.store import sentinels
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, UnfitServerError, connect, joined
+from shared.store.redis_client import CONNECTION_LOST, connect, joined
+from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"

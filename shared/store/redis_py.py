@@ -1,0 +1,194 @@
+"""Everything that this project uses of redis-py beyond its documented interface, and nothing else does.
+
+Our connections read and write the streams of redis-py's, because that takes half of a pipeline's time and leaves it to
+the caller to send again (`shared.store.link`). tests/shared/store/test_redis_py.py pins each use: a release of redis-py
+that lacks one fails there, by its name, before anything fails in a mesh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio import Connection, Redis, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.client import Pipeline
+from redis.exceptions import (
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.store.redis_url import Way
+from shared.store.sentinels import Sentinels
+
+REPLY_TIMEOUT_S = 10.0
+"""How long an answer may take when nobody says otherwise: through a proxy or a tunnel that has lost its other end, a
+connection looks alive, and only its silence tells."""
+CONNECTION_LOST = (RedisConnectionError, RedisTimeoutError, InvalidResponse, OSError)
+"""What a command raises when Redis cannot be reached, or cannot serve now, or what is there does not speak its
+protocol."""
+UNFIT = (ReadOnlyError, MasterDownError, ClusterDownError, TryAgainError)
+UNFIT_CODES = ("UNBLOCKED ", "MISCONF ", "NOREPLICAS ", "BUSY ")
+READ_BYTES = 1 << 17
+"""Taken from a stream at once: as much as asyncio's holds."""
+
+
+class UnfitServerError(RedisConnectionError):
+    """What was reached cannot serve now: a replica, a server that is just becoming one or has lost its primary, one
+    that cannot write to its disk, or is busy with a script. The command was not carried out."""
+
+
+class BoundedConnection:
+    """What all our connections have in common, whatever they go over. Mixed into redis-py's classes.
+
+    Replies have a time limit. Errors that are about the server, not about the command, count as a lost connection.
+    """
+
+    reply_timeout_s = REPLY_TIMEOUT_S
+    # redis-py's own; so are `_connect` and `_parser.parse_error`.
+    _reader: asyncio.StreamReader | None
+    _writer: asyncio.StreamWriter | None
+    _parser: Any
+
+    async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
+        read = cast("Any", super()).read_response
+        try:
+            if timeout is not None:
+                return await read(*args, timeout=timeout, **options)
+            async with asyncio.timeout(self.reply_timeout_s):
+                return await read(*args, timeout=math.inf, **options)
+        except TimeoutError as silence:
+            raise RedisTimeoutError(f"no answer within {self.reply_timeout_s:g} s") from silence
+        except ResponseError as error:
+            if is_unfit(error):
+                raise UnfitServerError(str(error)) from error
+            raise
+
+    async def exchange(self, packed: Sequence[bytes], limit_s: float) -> list[Any]:
+        """Sends commands in one write and reads as many replies; an error reply is an exception in its place.
+
+        Where redis-py goes through ten calls for each reply, this looks at the stream once for all that has come.
+
+        limit_s  how long the replies may take, all together
+        raises   one of `CONNECTION_LOST`; after any failure the connection is of no more use
+        """
+        stream, writer = self._reader, self._writer
+        if stream is None or writer is None:
+            raise RedisConnectionError("the connection is closed")
+        reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
+        replies: list[Any] = []
+        # What is to be sent is not waited for: the replies are, and nothing else is sent before.
+        writer.writelines(packed)
+        silence = asyncio.get_running_loop().call_later(limit_s, _fall_silent, stream, limit_s)
+        try:
+            while len(replies) < len(packed):
+                data = await stream.read(READ_BYTES)
+                if not data:
+                    raise RedisConnectionError("the server has closed the connection")
+                reader.feed(data)
+                while (reply := reader.gets()) is not False:
+                    replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
+        finally:
+            silence.cancel()
+        if len(replies) > len(packed):
+            raise RedisConnectionError("the server has sent more than was asked for")
+        return replies
+
+
+def _fall_silent(stream: asyncio.StreamReader, limit_s: float) -> None:
+    """Ends the wait for what a stream brings."""
+    stream.set_exception(RedisTimeoutError(f"no answer within {limit_s:g} s"))
+
+
+def _judged(error: Exception) -> Exception:
+    """An error reply as what it means. Raises one that says that the connection is lost."""
+    if isinstance(error, RedisConnectionError):
+        raise error
+    return UnfitServerError(str(error)) if isinstance(error, ResponseError) and is_unfit(error) else error
+
+
+class _TcpConnection(BoundedConnection, Connection):
+    pass
+
+
+class _TlsConnection(BoundedConnection, SSLConnection):
+    pass
+
+
+class _UnixConnection(BoundedConnection, UnixDomainSocketConnection):
+    pass
+
+
+class DiscoveredConnection:
+    """A connection to the primary that Sentinels name. Mixed into those above."""
+
+    host: str
+    port: int
+
+    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
+        super().__init__(**options)
+        self._sentinels = sentinels
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._sentinels.primary()
+        await cast("Any", super())._connect()  # noqa: SLF001 -- redis-py's own
+
+    async def verify(self) -> None:
+        """Raises UnfitServerError when it is no primary: Sentinels may be wrong for a while."""
+        connection = cast("Any", self)
+        await connection.send_command("ROLE")
+        match await connection.read_response():
+            case [b"master", *_]:
+                return
+            case [bytes(role), *_]:
+                told = f"its role is {role.decode(errors='replace')}"
+            case _:
+                told = "it does not tell its role"
+        raise UnfitServerError(f"{self.host}:{self.port} was named as the primary, but {told}")
+
+
+class _DiscoveredTcpConnection(DiscoveredConnection, _TcpConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+class _DiscoveredTlsConnection(DiscoveredConnection, _TlsConnection):  # pyright: ignore[reportIncompatibleVariableOverride]
+    pass
+
+
+CONNECTIONS: Mapping[Way, Any] = {"tcp": _TcpConnection, "tls": _TlsConnection, "unix": _UnixConnection}
+DISCOVERED_CONNECTIONS: Mapping[Way, Any] = {"tcp": _DiscoveredTcpConnection, "tls": _DiscoveredTlsConnection}
+
+
+def is_unfit(error: ResponseError) -> bool:
+    """Whether an error reply tells of the server's state alone. (A loading server's is a ConnectionError already; one
+    without memory must be told apart, because it still does part of what is asked.)"""
+    return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
+
+
+def new_connection(redis: Redis) -> Any:
+    """A connection that the client's pool does not know of, made like those of the pool; not connected yet."""
+    return cast("Any", redis.connection_pool).make_connection()
+
+
+class RepeatablePipeline(Pipeline):
+    """A pipeline whose commands can be queued once more after they were sent."""
+
+    def __init__(self, client: Redis, *, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+
+    def queued(self) -> list[Any]:
+        """The commands that are to be sent, each with its options."""
+        return list(self.command_stack)
+
+    def queue(self, commands: Sequence[Any]) -> None:
+        """Queues what `queued` has returned."""
+        self.command_stack = list(commands)

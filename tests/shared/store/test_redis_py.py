@@ -1,0 +1,114 @@
+"""What `shared.store.redis_py` uses of redis-py beyond its documentation: a redis-py without it fails here, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
+
+from shared.store.redis_client import connect
+from shared.store.redis_py import BoundedConnection, RepeatablePipeline, new_connection
+
+ROOT = Path(__file__).resolve().parents[3]
+INTERNALS = re.compile(
+    r"redis\._|\b_parser\b|make_connection|command_stack|response_callbacks|super\(\)[^\n]*_connect\b"
+    r"|from redis\.asyncio(\.connection|\.client)? import [^\n]*(Connection\b|Pipeline)"
+)
+
+
+@pytest.fixture
+async def redis(redis_server: str) -> AsyncIterator[Redis]:
+    redis = connect(redis_server, retries=0)
+    yield redis
+    await redis.aclose()
+
+
+def test_no_other_module_uses_the_insides_of_redis_py() -> None:
+    files = [
+        file for folder in ("shared", "gateway", "executor", "scheduler") for file in (ROOT / folder).rglob("*.py")
+    ]
+
+    assert ["redis_py.py"] == [file.name for file in files if INTERNALS.search(file.read_text())]
+
+
+@pytest.mark.parametrize("method", ["connect", "disconnect", "can_read", "send_command", "on_connect", "_connect"])
+def test_a_connection_has_the_coroutine(method: str) -> None:
+    assert inspect.iscoroutinefunction(getattr(AbstractConnection, method, None)), f"redis-py's connection: {method}"
+
+
+def test_a_connection_takes_the_arguments() -> None:
+    assert "timeout" in inspect.signature(AbstractConnection.read_response).parameters
+    assert "nowait" in inspect.signature(AbstractConnection.disconnect).parameters
+    assert {"redis_connect_func", "retry", "client_name"} <= inspect.signature(AbstractConnection).parameters.keys()
+
+
+def test_a_connections_streams_and_parser_lie_where_we_take_them() -> None:
+    connection: Any = Connection()
+
+    assert (None, None) == (connection._reader, connection._writer)
+    assert not connection.is_connected
+    errors = [connection._parser.parse_error(text) for text in ("ERR a", "READONLY b", "LOADING c")]
+    assert [ResponseError, ReadOnlyError, BusyLoadingError] == [type(error) for error in errors]
+
+
+async def test_a_connections_streams_are_asyncios_and_it_dials_by_connect(redis_server: str) -> None:
+    """`_connect` opens the streams, then `redis_connect_func` is called, all within `connect`."""
+    called: list[str] = []
+
+    class Watched(Connection):
+        async def _connect(self) -> None:
+            called.append("_connect")
+            await super()._connect()
+
+    async def greet(connection: Any) -> None:
+        called.append("redis_connect_func")
+        await connection.on_connect()
+
+    pool: Any = ConnectionPool.from_url(redis_server, connection_class=Watched, redis_connect_func=greet, protocol=2)
+    connection: Any = pool.make_connection()
+    await connection.connect()
+
+    assert ["_connect", "redis_connect_func"] == called
+    assert isinstance(connection._reader, asyncio.StreamReader)
+    assert isinstance(connection._writer, asyncio.StreamWriter)
+    assert not await connection.can_read(), "nothing has come that was not asked for"
+    await connection.disconnect(nowait=True)
+    assert not connection.is_connected
+
+
+async def test_a_pool_makes_connections_that_it_does_not_know(redis: Redis) -> None:
+    connection: Any = new_connection(redis)
+
+    assert not connection.is_connected
+    assert isinstance(connection, BoundedConnection)
+    await redis.ping()
+    (pooled,) = redis.connection_pool._available_connections
+    assert pooled is not connection
+
+
+async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Redis) -> None:
+    pipe: Any = RepeatablePipeline(redis, transaction=False, shard_hint=None)
+    assert list(inspect.signature(Pipeline).parameters)[:4] == [
+        "connection_pool",
+        "response_callbacks",
+        "transaction",
+        "shard_hint",
+    ]
+    pipe.echo("a").echo("b")
+
+    queued = pipe.queued()
+
+    assert [("ECHO", "a"), ("ECHO", "b")] == [args for args, _ in queued]
+    assert [b"a", b"b"] == await pipe.execute()
+    assert [] == pipe.queued()
+    pipe.queue(queued)
+    assert [b"a", b"b"] == await pipe.execute()
