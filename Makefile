@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test sim gpu conformance check format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run unit test sim gpu conformance check format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -43,6 +43,9 @@ install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .
 
 run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, until Ctrl-C
 	@exec $(BIN)/seqmesh up --models deploy/models $(UP)
+
+unit: install  ## the tests that need no server and start no process, in about a minute
+	$(BIN)/python -m pytest -m unit $(ARGS)
 
 test: install  ## all tests that need no Docker, on a real embedded server
 	$(BIN)/python -m pytest $(ARGS)

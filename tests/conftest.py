@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -59,6 +60,72 @@ STORE_CONTRACT = frozenset(
     }
 )
 """Files whose tests say what a store of the mesh must do."""
+
+
+SERVERS = frozenset({"redis_server", "private_server", "otlp_receiver"})
+"""Fixtures that start a server."""
+NO_UNITS = ("chaos", "conformance", "e2e", "fuzz", "incidents", "mesh", "simulation")
+"""Folders of tests that run whole services."""
+STARTS_PROCESSES = frozenset(
+    {
+        "benchmarks/test_bench.py",
+        "benchmarks/test_bench_memory.py",
+        "benchmarks/test_soak.py",
+        "deploy/test_cli.py",
+        "deploy/test_demo.py",
+        "deploy/test_embedded.py",
+        "deploy/test_launcher.py",
+        "deploy/test_locks.py",
+        "docs/test_blocks.py",
+        "executor/configuration/test_config_json.py",
+        "executor/engine/test_backends.py",
+        "executor/engine/test_mkl.py",
+        "executor/engine/test_model_completion.py",
+        "executor/models/test_configuration_choice.py",
+        "executor/test_health.py",
+        "shared/process/test_lifecycle.py",
+        "shared/store/test_sentinels.py",
+        "shared/traces/test_tracing.py",
+    }
+)
+"""Files of other folders that are no unit tests either."""
+
+
+def is_unit(item: pytest.Item) -> bool:
+    """Whether a test needs no server and starts no process (`make unit`)."""
+    path = item.path.relative_to(Path(__file__).parent)
+    fixtures: Sequence[str] = getattr(item, "fixturenames", ())
+    return path.parts[0] not in NO_UNITS and path.as_posix() not in STARTS_PROCESSES and SERVERS.isdisjoint(fixtures)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks unit tests, before `-m unit` selects them."""
+    for item in items:
+        if is_unit(item):
+            item.add_marker("unit")
+
+
+unit_test_runs = False
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if unit_test_runs and event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        raise RuntimeError(f"a unit test starts a process: {arguments[0]}; tests/conftest.py lists who may")
+
+
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A unit test that starts a process fails, so that `make unit` stays quick."""
+    global unit_test_runs  # noqa: PLW0603 - an audit hook cannot be taken away, and asks for this
+    unit_test_runs = item.get_closest_marker("unit") is not None
+    try:
+        yield
+    finally:
+        unit_test_runs = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
