@@ -1,7 +1,8 @@
-"""What of a gateway is open to everybody who reaches it: said in the log, for nobody finds out otherwise.
+"""Warns in the log which parts of a gateway are open to every client that reaches it.
 
-Triton opens everything, so a mesh does. But whoever may load a model with files of his own runs code in the executors:
-beyond a loopback address that is off, unless an operator allows it or closes the model repository with a header.
+As in Triton, everything is open by default. One exception: a client that loads a model with files of its own runs code
+in the executors. On an address beyond loopback this is off, unless the operator allows it or restricts the model
+repository to clients with a secret header.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """is_loopback: nobody but this machine reaches the gateway."""
+    """What is open on a gateway. is_loopback: only this machine reaches it."""
 
     settings: GatewaySettings
     is_loopback: bool
 
     @property
     def open_parts(self) -> list[str]:
-        """Those that change the mesh, and need no header over HTTP or over gRPC."""
+        """The parts that change the mesh and need no secret header over HTTP or over gRPC."""
         http, grpc = self.settings.http_restrictions, self.settings.grpc_restrictions
         return [part for part in CHANGING if part not in http or part not in grpc]
 
     def takes_overrides(self, restrictions: Mapping[str, Restriction]) -> bool:
-        """Whether a port with these restrictions loads models with configurations and files that callers bring."""
+        """Whether a port with these restrictions loads models with a client's own configuration and files."""
         return self.is_loopback or self.settings.allow_load_overrides or CONTROL in restrictions
 
     def warn(self) -> None:
-        """Says what everybody may change who reaches a gateway beyond loopback."""
+        """Logs which parts every client may change, if the gateway listens beyond loopback."""
         if self.open_parts and not self.is_loopback:
             logs.warning(
                 "OPEN TO EVERYBODY WHO REACHES THIS GATEWAY",
@@ -50,7 +51,7 @@ class Exposure:
             )
 
     async def warn_of_model_control(self, catalog: Catalog) -> None:
-        """Says, once there are executors that load on request, that everybody may ask them to."""
+        """Logs that every client may load models, as soon as an executor lives that loads on request."""
         if CONTROL not in self.open_parts:
             return
         while not any(  # noqa: ASYNC110 - the catalog is looked at, by whoever asks

@@ -1,1 +1,1 @@
-"""Who may ask for what: restricted APIs, and the origins of browsers."""
+"""Access control: parts of the protocols that need a secret header, and web pages that may use the HTTP ports."""

@@ -1,15 +1,17 @@
-"""Whose web pages may use the HTTP ports. A gateway serves no pages: but for a proxy in front of it, nobody's.
+"""Refuses requests that a foreign web page makes through a browser. A gateway serves no web pages itself.
 
-A browser sends what any page asks it to send, from inside a network where nobody else could; for a POST of plain text
-it asks nobody first. So two rules, neither of which a client that is no browser meets:
+A browser sends the requests that a page asks it to send, also from inside a private network that the page's author
+cannot reach; a POST of plain text it sends without asking the server first. Two rules stop that. Clients that are not
+browsers never meet them:
 
     foreign    a request that may change something is refused when its `Origin` is not this server, or when the browser
-               says that it comes from elsewhere (`Sec-Fetch-Site`)
-    rebinding  a name that an attacker lets lead to 127.0.0.1 makes the attacker's page this server's own. A server that
-               listens on a loopback address answers under names alone that no stranger can have: addresses, names
-               without a dot, this machine's. A port that others can reach cannot know its names
+               says that it comes from another site (`Sec-Fetch-Site`)
+    rebinding  an attacker can let a name of their own lead to 127.0.0.1: to the browser, their page then has this
+               server's origin. So a server on a loopback address answers only under names that an attacker cannot have:
+               addresses, names without a dot, and this machine's name. A port that other machines reach has names that
+               the server cannot know, so the rule does not apply there
 
-An operator names the origins of pages that a proxy serves under its own name (`--http-allowed-origin`).
+An operator allows the origins of pages that a proxy serves in front of the gateway (`--http-allowed-origin`).
 
 Source: the Fetch standard, `Origin` and `Sec-Fetch-Site`; the same rules in Jupyter, Ollama, webpack's server.
 """
@@ -25,21 +27,25 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 SAFE_METHODS = frozenset(("GET", "HEAD"))
-"""They change nothing, and a foreign page does not get to see their answers."""
+"""Methods that change nothing. The browser does not show their answers to a foreign page."""
 BROWSERS_HEADERS = (b"host", b"origin", b"sec-fetch-site")
-"""A browser sends each of them once, and lets no page say what is in them."""
+"""Headers that a browser sends once, and that no page can set."""
 OWN_PAGES = ("same-origin", "none")
-"""What a browser says of where a request comes from: a page of this server, or nobody's (typed in)."""
+"""Values of `Sec-Fetch-Site` for a page of this server, and for a request that no page made (a typed address)."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 NAMES_KEPT = 256
-"""Clients call a server by few names, again and again."""
+"""Size of the caches: clients call a server by few names."""
 
 Place = tuple[str, int | None]
-"""Host and port; None where nobody says one."""
+"""Host and port; None for no port."""
 
 
 class Origins:
-    """allowed: origins as of the setting; is_loopback: whether nobody but this machine reaches the port."""
+    """Judges requests by their browser headers.
+
+    allowed      origins of the setting
+    is_loopback  whether only this machine reaches the port
+    """
 
     def __init__(self, allowed: Iterable[str] = (), *, is_loopback: bool = False) -> None:
         self._allowed = frozenset(map(parse_origin, allowed))
@@ -47,7 +53,7 @@ class Origins:
         self._names = frozenset(names) if is_loopback else None
 
     def refusal(self, scope: Scope) -> str:
-        """Why a request is not answered; "" for one that is."""
+        """Why a request is refused; "" if it is not."""
         given: dict[bytes, str] = {
             name: value.decode("latin-1") for name, value in scope["headers"] if name in BROWSERS_HEADERS
         }
@@ -79,7 +85,7 @@ class Origins:
 
 
 def parse_origin(text: str) -> tuple[str, Place]:
-    """Scheme, host and port of an origin, `https://app.example.com`. Raises ValueError for what is none."""
+    """Scheme, host and port of an origin such as `https://app.example.com`. Raises ValueError for another text."""
     parts = urlsplit(text.lower())
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.path or parts.query or "@" in parts.netloc:
         raise ValueError(
@@ -90,7 +96,7 @@ def parse_origin(text: str) -> tuple[str, Place]:
 
 @lru_cache(NAMES_KEPT)
 def place_of(host: str) -> Place:
-    """Of a `Host` header."""
+    """Host and port of a `Host` header."""
     try:
         parts = urlsplit(f"//{host.lower()}")
         return (parts.hostname or "").rstrip("."), parts.port
@@ -99,13 +105,13 @@ def place_of(host: str) -> Place:
 
 
 def is_local(name: str, names: frozenset[str]) -> bool:
-    """Whether no stranger can decide where a name leads: nobody gets a name without a dot from a registry."""
+    """Whether an attacker cannot own this name. A name without a dot cannot be registered."""
     return "." not in name or name.endswith(".localhost") or name in names or is_address(name)
 
 
 @lru_cache(NAMES_KEPT)
 def is_address(name: str) -> bool:
-    """Whether it is no name, but an address."""
+    """Whether the text is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -114,5 +120,5 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a listening socket's address is reached by its own machine alone."""
+    """Whether only this machine reaches a listening socket's address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback

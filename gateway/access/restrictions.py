@@ -1,7 +1,9 @@
-"""Which parts of the protocols answer only to those who know a header. Pure; source: triton-spec 5.2, Triton's options.
+"""Parts of the protocols that answer only requests with a secret header. Pure.
 
-An operator closes, say, loading and unloading to ordinary clients: `model-repository:admin-key=secret`. One setting
-covers HTTP, gRPC and the metrics port (`--restricted-api`); Triton's two close a part of one protocol alone.
+An operator closes, for instance, loading and unloading to ordinary clients: `model-repository:admin-key=secret`. The
+setting `--restricted-api` covers HTTP, gRPC and the metrics port; Triton's two settings cover one protocol each.
+
+Source: triton-spec 5.2; Triton's options.
 """
 
 from __future__ import annotations
@@ -25,35 +27,36 @@ CATEGORIES = frozenset(
         METRICS,
     )
 )
-"""Parts of the protocol, as Triton names them, and the page of metrics."""
+"""Parts of the protocols by Triton's names, and the page of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """The header that opens a part of the protocol. key: lower case, as headers arrive."""
+    """The header that a restricted part requires. key: in lower case, as headers arrive."""
 
     key: str
     value: str
 
     def is_met(self, given: Iterable[str | bytes]) -> bool:
-        """Whether one of the values that a caller gave for the key is the right one. How long that takes says nothing
-        of how much of it was right."""
+        """Whether one of the values that a client gave for the key is the right one."""
         expected = self.value.encode()
+        # No early exit and a constant-time comparison: the time taken must not tell how much of a guess was right.
         met = [hmac.compare_digest(one.encode() if isinstance(one, str) else one, expected) for one in given]
         return any(met)
 
 
 def of_metrics(restrictions: Mapping[str, Restriction]) -> Restriction | None:
-    """What opens the page of metrics: its own restriction, or else that of the statistics, which it shows as well."""
+    """The restriction of the page of metrics: its own, or else that of the statistics, which the page shows too."""
     return restrictions.get(METRICS) or restrictions.get("statistics")
 
 
 def parse_restrictions(texts: Iterable[str]) -> dict[str, Restriction]:
-    """Category -> what opens it, from texts `<category>,<category>,...:<header>=<value>`.
+    """Parses texts `<category>,<category>,...:<header>=<value>` into category -> restriction.
 
-    A text may also be cut at its commas (lists in the environment are): what has no `:` belongs to what follows.
+    Lists in the environment are cut at their commas, also inside such a text. So a text without `:` is taken as the
+    beginning of the next one.
 
-    raises  ValueError for another form, an unknown category, and one that is restricted twice
+    raises  ValueError for another form, an unknown category, and a category that is restricted twice
     """
     restrictions: dict[str, Restriction] = {}
     pending: list[str] = []

@@ -1,1 +1,1 @@
-"""What one gateway may hold at a time: bytes of requests, unread answers, file descriptors."""
+"""Bounds of one gateway process: bytes of requests, unread answers, memory, file descriptors."""

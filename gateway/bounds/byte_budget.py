@@ -1,8 +1,9 @@
-"""The bytes of requests that a gateway holds: while they are received, and until they are answered.
+"""Bounds the bytes of requests that a gateway holds, from their first byte until they are answered.
 
-A body whose length is announced counts at once; a body without a length counts as it arrives. When a request is
-admitted, the bytes of its body become the bytes of its input tensors, in the same turn of the loop. A request that does
-not fit is refused at once: requests that were accepted before are never dropped for it.
+A body with an announced length counts at once; a body without one counts as it arrives. When a request is admitted, its
+count changes from the bytes of its body to the bytes of its input tensors, in one turn of the event loop.
+
+A request that does not fit is refused at once. Requests that were accepted before are never dropped for it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from shared.contract.errors import Code, RequestError, UnavailableError
 
 
 class ByteBudget:
-    """How many bytes of requests a gateway holds.
+    """Counts the bytes of requests that a gateway holds.
 
-    bytes_max  a request beyond it is refused
+    bytes_max  bound; a request that does not fit is refused
     memory     while it is full, every request is refused
     """
 
@@ -26,13 +27,15 @@ class ByteBudget:
         self.bytes_max = bytes_max
         self.taken = 0
         self.decoding = asyncio.Lock()
-        """Held while something bulky is decoded beside the loop: decoding takes many times its size."""
+        """Held while a large body is decoded in a thread: decoding takes many times its size, so one goes at a time."""
         self._memory = memory or MemoryBound()
 
     def take(self, size: int, *, own: int = 0) -> None:
-        """Takes bytes, to be given back once; `own` of what is taken are this request's already.
+        """Takes `size` bytes of the budget; the caller gives them back exactly once.
 
-        raises  UnavailableError when they do not fit. A request larger than the whole budget is taken when it is alone
+        own     bytes of the budget that this request has taken already
+        raises  UnavailableError when the bytes do not fit. A request larger than the whole budget is taken if it is the
+                only one
         """
         if self._memory.is_full:
             raise self._memory.refusal()
@@ -45,16 +48,16 @@ class ByteBudget:
         self.taken += size
 
     def give_back(self, size: int) -> None:
-        """Bytes that were taken."""
+        """Gives bytes back that were taken."""
         self.taken -= size
 
     def reserve(self) -> Reservation:
-        """For a body that is about to be received."""
+        """A reservation, still empty, for a body that is about to be received."""
         return Reservation(self)
 
 
 class Reservation:
-    """The bytes that one body has taken of the budget. A context manager: its exit gives all of them back."""
+    """The part of the budget that one body has taken. A context manager: its exit gives all of it back."""
 
     __slots__ = ("_budget", "_size")
 
@@ -63,15 +66,15 @@ class Reservation:
         self._size = 0
 
     def hold(self, size: int) -> None:
-        """From now on it takes at least so many bytes. Raises UnavailableError (see `ByteBudget.take`)."""
+        """Grows the reservation to at least `size` bytes. Raises UnavailableError (see `ByteBudget.take`)."""
         if size > self._size:
             self._budget.take(size - self._size, own=self._size)
             self._size = size
 
     def hold_decoded(self, size: int, weight: int) -> None:
-        """As `hold`, of bytes that are about to be decoded, which takes `weight` more of them for a while.
+        """Grows the reservation to `size` bytes and the `weight` bytes that decoding them takes for a while.
 
-        raises  RequestError where that would be more than the whole budget
+        raises  RequestError when `weight` is more than the whole budget; otherwise as `hold`
         """
         if weight > self._budget.bytes_max:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""How a gateway's open files are shared out: each connection of a client takes one, and so does everything else.
+"""Divides the files that a gateway may open among its ports: each connection of a client takes one.
 
 Source: getrlimit(2), RLIMIT_NOFILE.
 """
@@ -9,19 +9,24 @@ import resource
 from dataclasses import dataclass
 
 OWN = 64
-"""Kept for the gateway itself: Redis, listening sockets, event loops, logs."""
+"""Files kept for the gateway itself: Redis, listening sockets, event loops, logs."""
 METRICS = 16
 """Connections of the metrics port."""
 SPARE = 16
-"""Connections of the HTTP port beyond its bound, for health and refusals."""
+"""Connections of the HTTP port beyond its bound. They are served health alone, and refused everything else."""
 CONNECTIONS_MAX = 4096
-"""Of each protocol, unless it is told otherwise."""
+"""Default bound of the connections of each protocol."""
 LIMIT_WANTED = OWN + METRICS + SPARE + 2 * CONNECTIONS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class DescriptorShares:
-    """Connections at once. http_per_client: of one client, of these; grpc: what its transport takes at most."""
+    """Connections that each port may have at once.
+
+    http_per_client   of `http`, those of one client
+    spare             of the HTTP port beyond `http`
+    spare_per_client  of `spare`, those of one client
+    """
 
     http: int
     http_per_client: int
@@ -32,7 +37,7 @@ class DescriptorShares:
 
 
 def raise_limit() -> int:
-    """Asks the system for as many open files as are wanted; returns how many there may be."""
+    """Raises this process's limit of open files to LIMIT_WANTED, if the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMIT_WANTED if hard == resource.RLIM_INFINITY else min(LIMIT_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -42,7 +47,7 @@ def raise_limit() -> int:
 
 
 def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0) -> DescriptorShares:
-    """What each port may have of so many open files. The others as they were set; 0 for the default."""
+    """The connections of each port, for a limit of open files. Keyword arguments: settings, where 0 is the default."""
     half = min(CONNECTIONS_MAX, max(1, (limit - OWN - METRICS - SPARE) // 2))
     connections = http or half
     return DescriptorShares(connections, http_per_client or max(1, connections // 2), grpc or half)

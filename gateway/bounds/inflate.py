@@ -1,4 +1,4 @@
-"""Unpacking what a client has compressed, piece by piece: a few bytes may become many, which are counted first."""
+"""Unpacks compressed requests piece by piece. A few bytes may unpack to very many, so each piece is counted."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ GZIP_WINDOW = 31
 ZLIB_WINDOW = 15
 RAW_WINDOW = -15
 EITHER_WINDOW = 47
-"""gzip's or zlib's header, whichever there is."""
+"""Detects whether the data has gzip's or zlib's header."""
 PIECE_BYTES = 1 << 20
-"""What is unpacked at once."""
+"""Unpacked bytes of one piece."""
 STEP_BYTES = 1 << 16
 
 
 class BrokenDataError(RequestError):
-    """Data that is not what it is said to be."""
+    """Data that does not have the announced compression, or ends early."""
 
 
 def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int], MeshError]) -> Iterator[bytes]:
-    """The content, in pieces: all but the last have PIECE_BYTES.
+    """The unpacked content in pieces. All but the last have PIECE_BYTES; the last has fewer, and may be empty.
 
-    window    zlib's number for the form
-    size_max  bytes; larger content is refused before it is unpacked
-    raises    BrokenDataError; what `too_large` makes of a size
+    window     zlib's `wbits`, which says the format
+    size_max   bytes; at the first piece beyond it the content is refused
+    too_large  makes the error from the size seen so far
+    raises     BrokenDataError; the error of `too_large`
     """
     reader = zlib.decompressobj(window)
     rest, begin, size = b"", 0, 0
@@ -55,11 +56,11 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
 
 
 async def gathered(pieces: Iterator[bytes], packed_bytes: int, reservation: Reservation) -> bytes:
-    """All pieces as one; each takes its place, beside what was packed, as it comes.
+    """Joins the pieces. The reservation grows with each piece; `packed_bytes` are in it throughout.
 
-    raises  UnavailableError when there is no room
+    raises  UnavailableError when the budget has no room
     """
-    # The first piece is often the only one, and not worth a thread; nobody should wait for the others.
+    # The first piece is often the only one, and not worth a thread. Further ones would block the event loop.
     parts = [next(pieces)]
     size = len(parts[0])
     reservation.hold(packed_bytes + size)

@@ -1,9 +1,10 @@
-"""What this process may take of the machine's memory, how that is shared out, and what happens near the bound.
+"""Bounds the memory of this process: divides it into shares, and watches the process's size.
 
-What is counted (`gateway.bounds.byte_budget`, `gateway.bounds.unread_answers`) gets a share each. What nobody can count
-(what a transport has received and not delivered, what decoding takes for a moment, what the allocator keeps) is seen in
-the process's size, which is looked at many times a second: beyond a first mark memory is asked back from those who can
-give it, beyond a second one nothing new is accepted until there is less of it.
+Memory that can be counted has a share of the bound: bytes of requests (`gateway.bounds.byte_budget`) and unread answers
+(`gateway.bounds.unread_answers`). Other memory cannot be counted: bytes that a transport has not delivered yet, what
+decoding takes for a moment, what the allocator keeps. So the size of the process is read many times a second.
+Beyond TIGHT_PART of the bound, the `reliefs` are asked to give memory back. Beyond FULL_PART, no request is accepted
+until the process is smaller.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from shared.contract.errors import UnavailableError
 from shared.process import logs
 
 OWN_BYTES = 192 << 20
-"""What a gateway takes without any request: the interpreter, its libraries, their threads."""
+"""Memory of a gateway without any request: the interpreter, its libraries, their threads."""
 MEMORY_MIN = 384 << 20
 LOOK_EVERY_S = 0.05
-"""A client on the same machine sends some tens of MiB in this time."""
+"""Pause between two looks at the process's size. A client on the same machine sends some tens of MiB in this time."""
 TIGHT_PART = 0.65
 FULL_PART = 0.8
-"""Of the bound. What is being decoded, and what arrives until the next look, still comes on top."""
+"""Parts of the bound. The rest is for requests that are being decoded and bytes that arrive until the next look."""
 MESSAGE_BYTES_MAX = 64 << 20
-"""Of one request; Triton's bound on HTTP bodies."""
+"""Default bound of one request: Triton's bound on HTTP bodies."""
 IN_FLIGHT_BYTES_MAX = 1 << 30
-"""Redis holds as much."""
+"""Highest default for the bytes of requests in flight: Redis holds them too."""
 RPC_BYTES = 128 << 10
-"""What an idle call takes: its metadata, its tasks, half a window of the transport's."""
+"""Memory of an idle gRPC call: its metadata, its tasks, half a window of the transport."""
 RPCS_MAX = 10_000
 TRIM_EVERY_S = 1.0
 SAY_EVERY_S = 10.0
@@ -42,10 +43,10 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """What is derived from a process's bound, unless it is given. Bytes, and calls.
+    """Default bounds that follow from the memory bound of a process. In bytes; `rpcs` in calls.
 
-    A request's bytes exist several times while it passes (received, decoded, encoded for Redis): in flight it gets a
-    quarter.
+    The bytes of requests in flight get only a quarter, because they exist several times: received, decoded, and encoded
+    for Redis.
     """
 
     in_flight: int
@@ -55,7 +56,7 @@ class MemoryShares:
 
 
 def shares(memory_bytes_max: int) -> MemoryShares:
-    """What each bound is by default."""
+    """The default bounds for a process that may take `memory_bytes_max`."""
     rest = memory_bytes_max - OWN_BYTES
     return MemoryShares(
         in_flight=min(IN_FLIGHT_BYTES_MAX, rest // 4),
@@ -66,9 +67,9 @@ def shares(memory_bytes_max: int) -> MemoryShares:
 
 
 def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
-    """The machine's memory, or what the container may take of it.
+    """The machine's memory, or the container's limit if that is smaller.
 
-    source  cgroup v2: memory.max; v1: memory.limit_in_bytes; the smallest on the way to the root
+    source  cgroup v2: memory.max; v1: memory.limit_in_bytes; the smallest of the group's and its parents' limits
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
@@ -87,7 +88,7 @@ def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
         for group in (own, *own.parents):
             if group == base.parent:
                 break
-            # In a container the path may be the host's, and only the root be there.
+            # In a container the path may be the host's, of which only the root exists here.
             limit = read_text(group / name)
             if limit.isdecimal():
                 found.append(int(limit))
@@ -95,7 +96,7 @@ def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Of a small file; "" where it cannot be read."""
+    """The text of a small file; "" where it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -103,19 +104,19 @@ def read_text(path: Path) -> str:
 
 
 def resident_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not say."""
+    """The resident size of this process; 0 where the system does not say."""
     words = read_text(STATM).split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
 class MemoryBound:
-    """This process's, against a bound.
+    """Compares the size of this process with a bound.
 
     bytes_max  0: no bound
-    resident   says how much there is
-    is_full    nothing new is to be accepted
-
-    `reliefs` are asked, one after the other, for the bytes that are too many; each returns how many it gives back.
+    resident   reads the size of the process
+    is_full    while it is True, no request is to be accepted
+    reliefs    functions that give memory back. Each is called with the bytes that are too many, and returns how many it
+               gives back
     """
 
     def __init__(self, bytes_max: int = 0, resident: Callable[[], int] = resident_bytes) -> None:
@@ -127,14 +128,14 @@ class MemoryBound:
         self._trimmed = self._said = float("-inf")
 
     def refusal(self) -> UnavailableError:
-        """Why nothing is accepted."""
+        """The error of a request that is refused because memory is full."""
         return UnavailableError(
             f"the gateway's process has nearly as much memory as it may have (--memory-max, {self.bytes_max} bytes): "
             "try again later"
         )
 
     async def eased(self) -> None:
-        """Returns when it is not full."""
+        """Returns when memory is not full."""
         while self.is_full:
             self._eased.clear()
             await self._eased.wait()
@@ -146,11 +147,12 @@ class MemoryBound:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def look(self, now: float) -> None:
-        """One look. now: seconds, monotonic."""
+        """Reads the size once and acts on it. now: seconds, monotonic."""
         resident = self._resident()
         tight = int(self.bytes_max * TIGHT_PART)
         if resident > tight and now - self._trimmed >= TRIM_EVERY_S:
-            # The allocator keeps what was freed in the middle of its heaps.
+            # The allocator keeps freed memory in the middle of its heaps. Trimming may make the process small enough
+            # without taking anything from a client.
             self._trimmed = now
             trim()
             resident = self._resident()
@@ -167,7 +169,7 @@ class MemoryBound:
 
 
 def trim() -> None:
-    """Gives memory that was freed back to the system, where the C library can."""
+    """Gives freed memory back to the system, where the C library can."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
         give_back(0)

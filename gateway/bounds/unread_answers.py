@@ -1,7 +1,7 @@
-"""Answers that their clients have not taken yet, of both protocols: they have a bound together.
+"""Bounds the answers that clients have not read yet, of both protocols together.
 
-Beyond it the client that has taken nothing for longest loses its connection, whoever the newcomer is: a client that
-reads its answers is never the one. What it had asked for is done, and can be asked for again.
+At the bound, the client that has read nothing for the longest time loses its connection. A client that reads is never
+the one. The requests of the lost connection were carried out; a repeatable one can be sent again.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from shared.process import logs
 
 UNLIMITED = 1 << 62
 MUCH_BYTES = 1 << 20
-"""A client that keeps less than this waiting is left alone while memory is short."""
+"""When memory is short, only clients with at least so many unread bytes lose their connection."""
 
 
 class UnreadAnswers:
-    """Those of one gateway. bytes_max: of all answers; one that is larger is kept when it is alone."""
+    """Counts the unread answers of one gateway. bytes_max: bound of all; a larger single answer is kept if alone."""
 
     def __init__(self, bytes_max: int) -> None:
         self.taken = 0
         self._bytes_max = bytes_max
-        # By client, the one first that has taken nothing for longest: bytes, and what closes its connection.
+        # Per client: its unread bytes, and the function that closes its connection. The client that has read nothing
+        # for the longest time comes first.
         self._clients: dict[Hashable, tuple[int, Callable[[], None]]] = {}
 
     def add(self, client: Hashable, size: int, cut: Callable[[], None]) -> None:
-        """An answer waits to be taken. cut: closes the client's connection, now."""
+        """Counts an answer that waits to be read. cut: closes the client's connection at once."""
         before, _ = self._clients.get(client, (0, cut))
         self._clients[client] = (before + size, cut)
         self.taken += size
@@ -33,14 +34,14 @@ class UnreadAnswers:
             self._cut(next(iter(self._clients)))
 
     def took(self, client: Hashable, size: int) -> None:
-        """The client has taken so much, or left it."""
+        """Counts bytes off: the client has read them, or has left. The client goes to the end of the order."""
         held, cut = self._clients.pop(client, (0, _nothing))
         self.taken -= min(size, held)
         if held > size:
             self._clients[client] = (held - size, cut)
 
     def relieve(self, excess: int) -> int:
-        """Closes connections until so many bytes are given back; returns how many are."""
+        """Closes connections until so many bytes are free. Returns how many are."""
         given = 0
         for client, (size, _) in list(self._clients.items()):
             if given >= excess:

@@ -1,9 +1,9 @@
-"""What the transport has received of messages that are not there yet, by connection; and whose calls end for it.
+"""Finds the connections that have sent most bytes of unfinished messages, and ends their calls when memory is short.
 
-The transport says nothing of a message before it is whole, but the system knows how many bytes have come over each
-connection: what was delivered of them is counted here, the rest waits in the transport. Headers and frames are not
-known exactly; over a connection's life the difference becomes some bytes a call, which does not matter where those are
-looked for who have sent many megabytes.
+The transport shows a message only when it is whole. But the system knows how many bytes have come over each connection,
+and this module counts the bytes that were delivered; the difference waits in the transport. The sizes of headers and
+frames are only estimated. The error is some bytes per call, which does not matter when the search is for connections
+with many megabytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ END_OF_REQUESTS = _aio.EOF
 Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 CALL_BYTES = 64
-"""Headers and frames of a message, about; rather too many, so that a connection that lives long is not suspected."""
+"""Estimate of a message's headers and frames. Rather too large, so that a connection with many calls does not seem to
+have undelivered bytes."""
 MUCH_BYTES = 1 << 20
-"""A connection that keeps less than this waiting is left alone."""
+"""A connection with less than this undelivered is left alone."""
 CHECK_S = 1.0
-"""Between two looks for calls whose message does not come: a timer for each call would take ten times as long."""
+"""Pause between two checks for calls whose message does not come. A timer per call would cost ten times as much."""
 PEERS_MAX = 4096
-"""Beyond so many connections those that are closed are forgotten."""
+"""Beyond so many connections, closed ones are forgotten."""
 
 
 class Arrivals:
-    """Of one port."""
+    """Reads the messages of one port's calls, and counts their bytes per connection."""
 
     def __init__(self, connections: GrpcConnections) -> None:
         self._connections = connections
-        # Until when each call's message has to be there, by the loop's clock.
+        # When each call's message must be there at the latest, by the loop's clock.
         self._reading: dict[Context, float] = {}
         self._checking: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -47,7 +48,10 @@ class Arrivals:
         self._cutting: dict[int, asyncio.Task[None]] = {}
 
     async def read(self, context: Context, patience_s: float = math.inf) -> Any:
-        """A call's next message as it came, or END_OF_REQUESTS. patience_s: then the call is ended, within CHECK_S."""
+        """A call's next message as it came, or END_OF_REQUESTS.
+
+        patience_s  a call whose message has not come after this is ended, at most CHECK_S later
+        """
         loop = asyncio.get_running_loop()
         self._reading[context] = loop.time() + patience_s
         if self._checking is None and patience_s < math.inf:
@@ -64,9 +68,11 @@ class Arrivals:
         return raw
 
     def relieve(self, excess: int) -> int:
-        """Ends the calls that wait for their messages, on the connections that have sent most of such, until so many
-        bytes are given back; returns how many are. A connection that has no such call, or does not let them end, is
-        closed."""
+        """Gives memory of unfinished messages back: ends the calls that wait for one, on the connections with the most
+        undelivered bytes first. Returns how many bytes that is.
+
+        A connection that has no such call, or whose calls do not end, is closed.
+        """
         calls: dict[int, list[Context]] = {}
         for context in self._reading:
             calls.setdefault(client_port(context), []).append(context)
@@ -86,6 +92,7 @@ class Arrivals:
 
     def _cut(self, client: int, calls: list[Context], size: int) -> None:
         logs.warning("memory is short, calls are ended", calls=len(calls), waiting_bytes=size, client_port=client)
+        # Its calls were told to end at an earlier look and the task still waits, or none is known: close it.
         if client in self._cutting or not calls:
             self._connections.cut(client)
             return
@@ -116,5 +123,5 @@ class Arrivals:
 
 
 async def end_all(calls: list[Context], refusal: MeshError) -> None:
-    """Ends calls from outside of their handlers."""
+    """Ends calls from outside of their handlers. A call that has ended meanwhile is no error."""
     await asyncio.gather(*[abort(context, refusal) for context in calls], return_exceptions=True)

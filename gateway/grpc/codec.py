@@ -1,9 +1,9 @@
-"""gRPC messages of inference to the mesh's values and back. Pure: message in, value or error out.
+"""Converts gRPC inference messages to the mesh's values and back. Pure: message in, value or error out.
 
-Raw tensor bytes are handed on as protobuf gives them, never decoded. A request is read here only as far as the protocol
-itself goes; whether it fits the model is for `gateway.requests.admission`.
+Raw tensor bytes are handed on as protobuf gives them, never decoded. Only the protocol's own form is checked here;
+`gateway.requests.admission` checks the request against its model.
 
-Repeated fields are read by a slice (`field[:]`): that copies them in C, where iterating comes back to Python for each
+Repeated fields are read by a slice (`field[:]`), which copies them in C. Iterating would call back into Python for each
 element, at two to three times the cost for a small request.
 
 Source: triton-spec section 6; KServe v2 protocol, gRPC.
@@ -26,7 +26,7 @@ from shared.contract.tensors import Tensor
 
 RESERVED_PREFIX = "triton_"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-"""Accepted and without effect: a model of the mesh gives a request exactly one response, which is the final one."""
+"""Accepted without effect: a model of the mesh gives each request exactly one response, which is the final one."""
 RESERVED_REFUSAL = (
     "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
     f"'triton_' are allowed: {EMPTY_FINAL_RESPONSE}"
@@ -89,9 +89,9 @@ def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) 
 
 
 def correlation_id_of(parameter: InferParameter) -> CorrelationId:
-    """The client's id of its sequence.
+    """The correlation id.
 
-    int64_param is read as unsigned: that is how clients send ids beyond 2**63; as in Triton, uint64_param is refused.
+    int64_param is read as unsigned: clients send ids beyond 2**63 in it. uint64_param is refused, as in Triton.
     """
     match parameter.WhichOneof("parameter_choice"):
         case "int64_param":
@@ -111,7 +111,7 @@ def flag_of(key: str, parameter: InferParameter) -> bool:
 
 
 def count_of(key: str, parameter: InferParameter, *, at_least: int = 0) -> int:
-    """A parameter that must be a number, signed or not, of at least that size."""
+    """A parameter that must be an integer, signed or unsigned, of at least `at_least`."""
     match parameter.WhichOneof("parameter_choice"):
         case "int64_param":
             value: int = parameter.int64_param
@@ -132,7 +132,7 @@ def timeout_of(parameter: InferParameter) -> int:
 
 
 def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]) -> None:
-    """Puts a parameter that means nothing to the mesh among those that the model is given; refuses reserved ones."""
+    """Adds a parameter without a meaning for the mesh to `custom`, for the model. Refuses reserved names."""
     if key.startswith(RESERVED_PREFIX):
         if key != EMPTY_FINAL_RESPONSE:
             raise RequestError(RESERVED_REFUSAL)
@@ -149,7 +149,7 @@ def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]
 def decode_inputs(request: InferRequest) -> tuple[Tensor, ...]:
     """The request's tensors: raw contents as they are, typed contents packed.
 
-    Raw contents belong to the inputs in their order; a request uses one way for all of its inputs.
+    The raw contents belong to the inputs in their order. A request uses raw or typed contents for all of its inputs.
     """
     model: str = request.model_name
     raw: list[bytes] = request.raw_input_contents[:]
@@ -180,7 +180,7 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
 
 
 def requested_classes(request: InferRequest) -> Mapping[str, int]:
-    """Outputs that the caller wants as their k largest elements, and k (parameter `classification`).
+    """Outputs that the client wants as their k largest elements, and k (parameter `classification`).
 
     raises  RequestError for a k below 1, and for an output that should go into shared memory
     """
@@ -195,7 +195,7 @@ def requested_classes(request: InferRequest) -> Mapping[str, int]:
 
 
 def class_count_of(parameter: InferParameter) -> int:
-    """How many classes are asked for. The words are Triton's, which mean: more than 0."""
+    """How many classes the client wants. Triton's error says >= 0, but 0 is refused."""
     if parameter.WhichOneof("parameter_choice") != "int64_param":
         raise RequestError("invalid value type for 'classification' parameter, expected int64_param")
     if parameter.int64_param <= 0:
@@ -204,7 +204,7 @@ def class_count_of(parameter: InferParameter) -> int:
 
 
 def refuse_shared_memory(parameters: Mapping[str, InferParameter], name: str) -> None:
-    """Raises RequestError when a tensor is said to lie in shared memory."""
+    """Raises RequestError when the request places a tensor in shared memory."""
     if SHARED_MEMORY_REGION in parameters:
         if parameters[SHARED_MEMORY_REGION].WhichOneof("parameter_choice") != "string_param":
             raise RequestError(
@@ -219,8 +219,8 @@ def refuse_shared_memory(parameters: Mapping[str, InferParameter], name: str) ->
 def encode_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> InferResponse:
     """The message that answers a unary call.
 
-    classes  of `requested_classes`
-    raises   RequestError for an output that has no classes
+    classes  as from `requested_classes`
+    raises   RequestError for an output that cannot be classified
     """
     response = pb.ModelInferResponse()
     fill_response(response, answer, classes)
@@ -230,7 +230,7 @@ def encode_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> In
 def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> StreamInferResponse:
     """The message that answers one request of a stream; otherwise as `encode_answer`."""
     message = pb.ModelStreamInferResponse()
-    # Filled in place: a message that is given to another one is copied.
+    # Filled in place: protobuf copies a message that is assigned to a field.
     response = message.infer_response
     fill_response(response, answer, classes)
     response.parameters[FINAL_RESPONSE].bool_param = True
@@ -238,10 +238,11 @@ def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES
 
 
 def encode_stream_error(error: MeshError, request_id: str, model: str) -> StreamInferResponse:
-    """The message by which one request of a stream fails; the stream goes on.
+    """The message by which one request of a stream fails. The stream goes on.
 
-    What unary calls have in status and trailing metadata stands in the parameters `code`, `reason`, `last_step` and
-    `retry`. A request that had been accepted is answered by it, finally, for its model; one that was refused never was.
+    The parameters `code`, `reason`, `last_step` and `retry` say what a unary call's status and trailing metadata would.
+    For a request that Redis had accepted, the message is marked as its final response and names its model. A refused
+    request has no response, so its message has neither.
     """
     message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
     response = message.infer_response
@@ -256,7 +257,7 @@ def encode_stream_error(error: MeshError, request_id: str, model: str) -> Stream
 
 
 def fill_response(response: InferResponse, answer: Answer, classes: Mapping[str, int]) -> None:
-    """Writes an answer into an empty ModelInferResponse; outputs are always raw."""
+    """Writes an answer into an empty ModelInferResponse, with raw outputs."""
     response.model_name = answer.model.config.name
     response.model_version = answer.version
     if answer.request_id:
@@ -272,7 +273,7 @@ def fill_response(response: InferResponse, answer: Answer, classes: Mapping[str,
 
 
 def classified(tensor: Tensor, classes: Mapping[str, int], answer: Answer) -> Tensor:
-    """The output itself, or its largest elements where those were asked for."""
+    """The output itself, or its largest elements if the client asked for classes of it."""
     if tensor.name not in classes:
         return tensor
     record = answer.model
@@ -284,7 +285,7 @@ def write_parameters(target: Mapping[str, InferParameter], parameters: Mapping[s
     """Writes parameters, each into the field of its type; integers beyond int64 go into uint64_param."""
     for key, value in parameters.items():
         field = target[key]
-        # bool first: it is an int to Python.
+        # bool must be tested first: it is a subclass of int.
         if isinstance(value, bool):
             field.bool_param = value
         elif isinstance(value, int):

@@ -1,13 +1,13 @@
-"""The connections of the gRPC port when the gateway leaves: each one is closed in a moment in which it has no call.
+"""Closes the connections of the gRPC port when the gateway stops, each at a moment at which it has no call.
 
-grpc.aio stops a server as a whole, and ends the calls that arrive while it tells its clients so with CANCELLED: no
-client takes that for a lost connection. So the sockets are closed from here, the listening one first, and only then
-the server is stopped, which nobody notices any more. What a client sends in the very moment in which its connection
-closes, the transport answers with UNAVAILABLE.
+grpc.aio can only stop a server as a whole. Calls that arrive while it does end with CANCELLED, and clients do not retry
+that as they do a lost connection. So this module closes the sockets first, the listening one before all others, and the
+server is stopped when no connection is left. A call that a client sends just while its connection closes gets
+UNAVAILABLE from the transport.
 
-The transport does not show its sockets. They are found among this process's open files by the port they belong to; a
-connection goes by its client's port, so two clients of different hosts with the same port are taken for one, and wait
-for each other.
+The transport does not show its sockets. They are found among this process's open files by the port they belong to. A
+connection is identified by its client's port alone: two clients on different hosts with the same port count as one
+connection, which is closed when neither has a call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 
 OPEN_FILES = Path("/dev/fd")
 LOOK_INTERVAL_S = 0.02
-"""How often connections without any call are looked for; one whose last call has just ended is closed at once."""
+"""Pause between two searches for connections without a call. One whose last call ends is closed without a search."""
 
 Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 
 
 class GrpcConnections:
-    """The calls of one port, by connection. port: assigned when it is open."""
+    """The calls of one port, by connection. port: set when the port is open."""
 
     def __init__(self) -> None:
         self._calls: set[Context] = set()
@@ -42,25 +42,25 @@ class GrpcConnections:
         self._closed: set[int] = set()
 
     def enter(self, context: Context) -> bool:
-        """A call has come; False when its connection is closed already: nobody would get its answer."""
+        """Notes a call. False when its connection is closed already, so that no client would get the answer."""
         self._calls.add(context)
         context.add_done_callback(self._ended)
         return not self._closed or client_port(context) not in self._closed
 
     async def leave(self) -> None:
-        """Accepts no connection any more, and closes those there are as their calls end. Returns when none is left."""
+        """Stops accepting connections, and closes each open one when it has no call. Returns when none is left."""
         self._leaving = True
         while self._close_quiet():  # noqa: ASYNC110 - nobody tells of a connection that comes or goes without a call
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def cut(self, client: int) -> None:
-        """Closes a connection now, with all of its calls: the transport gives back what it holds for it."""
+        """Closes a connection with all of its calls at once. The transport then frees what it holds for it."""
         for file, found in sockets_of(self.port):
             if found == client:
                 shut(file, self.port, client, socket.SHUT_RDWR)
 
     def _ended(self, context: Context) -> None:
-        # Told when the last byte of the answer was written: closing cuts off nothing.
+        # grpc.aio calls this when the last byte of the answer was written, so closing cuts off nothing.
         self._calls.discard(context)
         if self._leaving:
             client = client_port(context)
@@ -68,7 +68,7 @@ class GrpcConnections:
                 self._close(client, self._files[client])
 
     def _close_quiet(self) -> bool:
-        """Closes what has no call; whether any connection is still open."""
+        """Closes the connections without a call. Returns whether any connection is still open."""
         busy = self._busy()
         self._files = {}
         for file, client in sockets_of(self.port):
@@ -93,13 +93,13 @@ class GrpcConnections:
 TCP_INFO = getattr(socket, "TCP_INFO", 11)
 TCP_INFO_BYTES = 232
 LISTENING = 0
-"""In place of a client's port."""
+"""Stands for a client's port: the socket is the listening one."""
 GONE = -1
-"""Likewise: of a call whose connection is lost."""
+"""Stands for a client's port: the call's connection is lost."""
 
 
 def client_port(context: Context) -> int:
-    """Of a call's connection, or GONE.
+    """The client's port of a call's connection, or GONE.
 
     source  gRPC names peers `ipv4:127.0.0.1:50000`, `ipv6:%5B::1%5D:50000`, and a lost one "" or `unknown`
     """
@@ -108,7 +108,7 @@ def client_port(context: Context) -> int:
 
 
 def sockets_of(port: int) -> Iterator[tuple[int, int]]:
-    """Open files that are TCP sockets of a local port, each with its client's port, or LISTENING."""
+    """The open files that are TCP sockets of a local port, each with its client's port or LISTENING."""
     for path in OPEN_FILES.iterdir():
         with contextlib.suppress(OSError), borrowed(int(path.name)) as found:
             client = client_of(found, port)
@@ -117,7 +117,7 @@ def sockets_of(port: int) -> Iterator[tuple[int, int]]:
 
 
 def client_of(found: socket.socket, port: int) -> int | None:
-    """The client's port of a local port's socket, LISTENING for the one that accepts; None for any other socket."""
+    """The client's port of a socket of this local port; LISTENING for the listening one; None for any other socket."""
     if found.family not in (socket.AF_INET, socket.AF_INET6) or found.getsockname()[1] != port:
         return None
     if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -126,9 +126,9 @@ def client_of(found: socket.socket, port: int) -> int | None:
 
 
 def shut(file: int, port: int, client: int, how: int = socket.SHUT_WR) -> None:
-    """Closes our side of a connection, if the file still is that one: its number may belong to another by now.
+    """Closes our side of a connection. Does nothing if the file's number belongs to another socket by now.
 
-    how  SHUT_WR: what the client has not read yet still reaches it, before the end; SHUT_RDWR: the end, now
+    how  SHUT_WR: answers that are on their way still reach the client; SHUT_RDWR: ends the connection at once
     """
     with contextlib.suppress(OSError), borrowed(file) as found:
         if client_of(found, port) == client:
@@ -136,7 +136,7 @@ def shut(file: int, port: int, client: int, how: int = socket.SHUT_WR) -> None:
 
 
 def received_bytes(file: int) -> int:
-    """What has come over an open connection; 0 where the system does not say.
+    """The bytes that have come over an open connection; 0 where the system does not say.
 
     source  linux/tcp.h, struct tcp_info: tcpi_bytes_received
     """
@@ -146,16 +146,20 @@ def received_bytes(file: int) -> int:
 
 
 def close_listener(file: int) -> None:
-    """Ends the listening socket by putting one without an address in its place: the transport, which is never told of
-    any event of that one, goes on to own the file and closes it when it stops."""
+    """Ends the listening socket by putting an unbound socket at its file number.
+
+    The transport still owns that number and closes it when it stops. If the file were closed here, its number could be
+    given to another file, which the transport would then close.
+    """
     with socket.socket() as nowhere:
         os.dup2(nowhere.fileno(), file, inheritable=False)
 
 
 @contextmanager
 def borrowed(file: int) -> Generator[socket.socket]:
-    """An open file as a socket, for a moment. Raises OSError when it is none."""
+    """An open file as a socket, within the block. Raises OSError when the file is no socket."""
     if not stat.S_ISSOCK(os.fstat(file).st_mode):
         raise OSError(f"file {file} is no socket")
+    # A duplicate: closing it at the end of the block leaves the transport's own file open.
     with socket.socket(fileno=os.dup(file)) as found:
         yield found

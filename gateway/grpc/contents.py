@@ -1,7 +1,7 @@
-"""Typed tensor contents of a gRPC request (`InferTensorContents`) to the bytes that everything else works with.
+"""Packs the typed tensor contents of a gRPC request (`InferTensorContents`) into raw tensor bytes.
 
-A client that cannot or will not send raw bytes puts numbers into one of eight repeated fields. They are packed here by
-numpy; 8 and 16 bit integers come in the 32 bit fields and must fit. FP16 and BF16 have no field: they need raw bytes.
+A client that does not send raw bytes puts numbers into one of eight repeated fields. numpy packs them here. Integers of
+8 and 16 bits come in the 32 bit fields and must fit. FP16 and BF16 have no field; they need raw bytes.
 
 Source: triton-spec section 6; Triton server, src/grpc/infer_handler.h, InferGRPCToInput.
 """
@@ -20,7 +20,7 @@ from shared.contract.tensors import NUMPY_TYPE, pack_bytes
 
 @dataclass(frozen=True, slots=True)
 class TypedField:
-    """One field of `InferTensorContents`: the datatype it is named after, and all datatypes that it may carry."""
+    """One field of `InferTensorContents`: the datatype that it is named after, and the datatypes that it may carry."""
 
     datatype: str
     carries: tuple[str, ...]
@@ -42,8 +42,8 @@ FIELDS: dict[str, TypedField] = {
 def pack_contents(contents: AnyMessage, datatype: str, name: str, model: str) -> bytes:
     """The tensor's bytes, little-endian and row-major, from its typed contents.
 
-    datatype     what the request says the tensor is
-    name, model  of the input and its model, for the message
+    datatype     the tensor's datatype in the request
+    name, model  names of the input and its model, for the error's text
     raises       RequestError when a field does not fit the datatype, two fields are set, or a value is out of range
     """
     # ListFields gives the non-empty repeated fields only, by field number.
@@ -65,14 +65,14 @@ def check_carries(field: str, datatype: str, where: str) -> None:
 
 
 def pack_values(values: Sequence[bytes] | Sequence[float], datatype: str, name: str, model: str) -> bytes:
-    """Bytes of numbers (or of byte strings) that a protobuf field holds."""
+    """Packs the numbers or byte strings of a protobuf field."""
     if datatype == "BYTES":
         return pack_bytes(values)  # pyright: ignore[reportArgumentType]  (the datatype says which sequence it is)
     wanted = NUMPY_TYPE[datatype]
     carried = wanted if wanted.itemsize >= 4 or wanted.kind == "b" else np.dtype(np.int64)
     array = np.fromiter(values, dtype=carried, count=len(values))
     if array.dtype != wanted:
-        # Triton cuts such values off silently; a number that is not the client's helps nobody.
+        # Triton truncates such values silently. Here they are refused: a wrong number is worse than an error.
         limits = np.iinfo(wanted)
         if array.min() < limits.min or array.max() > limits.max:
             raise RequestError(

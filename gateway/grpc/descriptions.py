@@ -1,4 +1,4 @@
-"""What the mesh says about models, as protobuf messages; and what a load request asks for. Pure."""
+"""Protobuf messages about models: metadata, index, statistics; and the parameters of load requests. Pure."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def _duration(duration: Duration) -> AnyMessage:
 
 
 def load_parameters(parameters: Mapping[str, AnyMessage]) -> tuple[str, dict[str, bytes]]:
-    """Configuration and files that a load brings instead of the repository's; "" and {} when it brings none.
+    """The configuration and files that a load request sends to replace the repository's.
 
-    returns  the configuration's JSON; path below the model's directory -> content
-    raises   RequestError for a parameter that means nothing, or of the wrong type
+    returns  the configuration's JSON, "" for none; path below the model's directory -> content, {} for none
+    raises   RequestError for an unknown parameter, or one of the wrong type
     """
     config_json = ""
     files: dict[str, bytes] = {}
@@ -102,9 +102,9 @@ def check_choice(key: str, parameter: AnyMessage, choice: str) -> None:
 
 
 def check_unload_parameters(parameters: Mapping[str, AnyMessage]) -> None:
-    """Accepts `unload_dependents`, which has no effect: there are no ensembles whose parts could be dependents.
+    """Checks the type of `unload_dependents`. It has no effect: without ensembles no model has dependents.
 
-    As in Triton, others are ignored.
+    Other parameters are ignored, as in Triton.
     """
     for key, value in parameters.items():
         if key == "unload_dependents" and value.WhichOneof("parameter_choice") != "bool_param":

@@ -1,7 +1,7 @@
-"""The mesh's errors as gRPC statuses: code, text, and what machines read.
+"""Converts the mesh's errors to gRPC statuses: code, text and machine-readable details.
 
-A sequence's error carries its facts twice: as plain trailing metadata, and as the status details of gRPC's richer error
-model (google.rpc.Status with an ErrorInfo), which client libraries of many languages read.
+A SequenceError carries its facts twice: as plain trailing metadata, and as the status details of gRPC's richer error
+model (google.rpc.Status with an ErrorInfo), which client libraries in many languages can read.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ from gateway.requests.status import GRPC_STATUS, grpc_details
 from shared.contract.errors import Code, MeshError, SequenceError, shortened
 
 DETAILS_BYTES_MAX = 4096
-"""Longest status text, bytes as sent (percent-encoded). It travels in a header: clients refuse headers beyond 8 KiB,
-and then nothing of the error reaches the caller. A python model's traceback can be longer."""
+"""Longest status text, bytes as sent (percent-encoded). It travels in a header. Clients refuse headers beyond 8 KiB;
+the application then sees nothing of the error. A python model's traceback can be longer."""
 RICH_BYTES_MAX = 1024
-"""Longest status text that is sent with details: they repeat it, and share its header block."""
+"""Longest status text that is sent with details: the details repeat the text, and count for the same 8 KiB."""
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "seqmesh"
-"""Of the reasons in status details."""
+"""The `domain` of the reasons in status details."""
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
 STATUS: dict[Code, grpc.StatusCode] = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
 
 
 async def abort(context: Any, error: MeshError) -> NoReturn:
-    """Ends a call with the status that an error stands for. Raises what grpc.aio raises to unwind a handler."""
+    """Ends a call with the status of an error. Raises the exception by which grpc.aio unwinds a handler."""
     text = status_text(error.message)
     try:
         await context.abort(STATUS[error.code], text, (*grpc_details(error), *status_details(error, text)))
     finally:
-        # The call keeps what is raised here, with this frame: it must not keep the call in turn.
+        # The call keeps the exception and, in its traceback, this frame. Without `del` the frame would keep the call:
+        # a cycle that holds the request's memory until the next garbage collection.
         del context, error
     raise AssertionError("context.abort returned")
 
 
 def status_details(error: MeshError, text: str) -> tuple[tuple[str, bytes], ...]:
-    """A sequence's error as google.rpc.Status, in the metadata that belongs to it. text: the call's status text."""
+    """Trailing metadata with a SequenceError as google.rpc.Status; none for other errors. text: the status text."""
     if not isinstance(error, SequenceError) or len(text.encode()) > RICH_BYTES_MAX:
         return ()
     facts = {name: str(value) for name, value in error.facts.items() if name != "reason"}
     info = AnyProto()
     info.Pack(ErrorInfo(reason=error.reason.upper(), domain=DOMAIN, metadata=facts))
-    # Clients refuse details whose code or text is not the call's own.
+    # Clients refuse details whose code or text differs from the call's own.
     number: int = STATUS[error.code].value[0]
     status = Status(code=number, message=text, details=[info])
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
 def status_text(message: str) -> str:
-    """The message, with its middle left out when it is too long for a header."""
+    """The message as a status text. The middle of a message that is too long for a header is left out."""
     kept, text = len(message), message
     while len(quote(text, safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}")) > DETAILS_BYTES_MAX:
         kept = kept * 3 // 4

@@ -1,8 +1,8 @@
 """`grpc.health.v1.Health` for load balancers and orchestrators: Check and Watch.
 
-The messages are grpcio-health-checking's. Its asyncio servicer is not used: it keeps one condition per service name and
-forgets it when any watcher leaves, so that the others are never told again; and an open Watch would hold up a graceful
-stop until its deadline.
+The messages are those of grpcio-health-checking. Its asyncio servicer is not used, for two reasons. It keeps one
+condition per service name and drops it when any watcher leaves, after which the other watchers hear no change. And an
+open Watch would delay a graceful stop until its deadline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 OVERALL = ""
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 SERVICES = frozenset({OVERALL, INFERENCE_SERVICE})
-"""What can be asked for: the server as a whole, and the one service it offers. They are healthy together."""
+"""Names that a client can ask for: the server as a whole and its one service. Both always have the same status."""
 
 _messages: Any = health_pb2  # made at run time, without stubs
 _base: Any = health_pb2_grpc.HealthServicer
@@ -27,9 +27,9 @@ SERVICE_UNKNOWN: int = _messages.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health(_base):
-    """Answers for one server.
+    """The health service of one gateway.
 
-    is_ready  whether the gateway can serve requests now; asked at every Check, and at every `refresh` for Watch
+    is_ready  whether the gateway can serve requests now; called at every Check, and at every `refresh` for Watch
     """
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
@@ -39,28 +39,28 @@ class Health(_base):
         self._changed = asyncio.Event()
 
     def status(self) -> int:
-        """SERVING or NOT_SERVING, now."""
+        """The present status: SERVING or NOT_SERVING."""
         return SERVING if self._is_ready() and not self._stopping else NOT_SERVING
 
     def refresh(self) -> None:
-        """Tells the watchers when the status differs from what they know."""
+        """Tells the watchers if the status has changed."""
         if self._told != self.status():
             self._told = self.status()
             self._wake_watchers()
 
     def stop(self) -> None:
-        """NOT_SERVING from now on; watchers are told so and their calls end."""
+        """Sets NOT_SERVING for good. Watchers are told, and their calls end."""
         self._stopping = True
         self.refresh()
         self._wake_watchers()
 
     def _wake_watchers(self) -> None:
-        # A new event for those who wait next; whoever waits for the old one still holds it.
+        # Watchers that wait now hold the old event, which is set. The next wait uses the new one.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  (the rpc's name)
-        """The status of a service; NOT_FOUND for one that is not here."""
+        """The status of a service; NOT_FOUND for an unknown one."""
         if request.service not in SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
         return _messages.HealthCheckResponse(status=self.status())
@@ -77,5 +77,6 @@ class Health(_base):
                 await context.write(_messages.HealthCheckResponse(status=status))
             if self._stopping:
                 return
+            # If the event was replaced during the write, the status may have changed: look again without waiting.
             if changed is self._changed:
                 await changed.wait()

@@ -1,13 +1,13 @@
-"""How the messages of gRPC calls are received: while there is memory for them, unpacked and decoded within bounds.
+"""Receives the messages of gRPC calls within bounds: of the process's memory, and of what they unpack and decode to.
 
-Until a message is asked for, the transport receives no more of it than a stream's window. Then it receives all of it,
-at most the largest size that the port takes, and nobody sees how far it is. So messages are asked for freely while the
-process is far from its bound (`gateway.bounds.memory`); near it the connections that have sent most lose the calls
-whose message is not there yet (`gateway.grpc.arrivals`), and at it no request is received.
+Receiving. Until the gateway asks for a message, the transport receives no more of it than a stream's window. Then the
+transport receives all of it, up to the port's largest size, and does not show its progress. So the gateway asks freely
+while the process is far from its memory bound (`gateway.bounds.memory`). Near the bound, the connections with the most
+undelivered bytes lose their calls (`gateway.grpc.arrivals`). At the bound, no request is received.
 
-The transport does not unpack what clients have compressed, for it would do so before anybody could count the bytes. No
-message of the protocols begins as gzip's and zlib's data do (the tags of a field 3 of an unknown kind, and of a field
-15), so nobody has to be asked which messages are packed.
+Unpacking. The transport would unpack compressed messages before their bytes could be counted, so it is told not to.
+Whether a message is compressed shows in its first byte. No message of the protocols begins like gzip's or zlib's data,
+which would be the tags of a field 3 with an unknown wire type and of a field 15.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from shared.contract.errors import Code, MeshError, RequestError
 Context = Any
 """grpc.aio.ServicerContext; its methods carry no types."""
 SMALL_BYTES = 64 << 10
-"""A message up to this size is decoded at once, whatever it takes for that moment."""
+"""A message up to this size is decoded without counting the memory that decoding takes."""
 PLAIN_BYTES_MAX = 1 << 20
-"""Largest message that is neither for inference nor brings a model."""
+"""Largest message that is neither an inference request nor a load request."""
 PACKED = frozenset({b"\x1f", b"\x78"})
-"""First bytes of gzip's and of zlib's data."""
+"""First byte of gzip's and of zlib's data."""
 
 
 class MalformedError(RequestError):
-    """A message that is none of its kind."""
+    """A message that cannot be parsed as its type."""
 
 
 class Intake:
-    """Of one port.
+    """Receives the messages of one port.
 
-    message_bytes_max  the largest message, unpacked
-    patience_s         how long a unary call's message may take to come: the gateway does not see how much of it has
-                       come, so this is the time of the largest message at the slowest pace
+    message_bytes_max  largest message, unpacked
+    patience_s         how long a unary call's message may take to come. The gateway does not see how much of it has
+                       come, so the time is that of the largest message for all
     """
 
     def __init__(self, budget: ByteBudget, memory: MemoryBound, arrivals: Arrivals, *, message_bytes_max: int) -> None:
@@ -57,9 +57,9 @@ class Intake:
     async def only_message(self, context: Context, kind: Any) -> AnyMessage:
         """The message of a unary call.
 
-        kind    its class
-        raises  UnavailableError when there is no memory for it; RequestError. A call whose message does not come
-                is ended from outside
+        kind    the message's class
+        raises  UnavailableError when there is no memory for it; RequestError when it is malformed or too large. A call
+                whose message does not come is ended by `Arrivals`
         """
         if self._memory.is_full and kind.DESCRIPTOR.name in CARRIED:
             raise self._memory.refusal()
@@ -69,7 +69,7 @@ class Intake:
         return await self._message(raw, kind)
 
     async def next_message(self, context: Context, kind: Any) -> AnyMessage:
-        """The next message of a stream, or END_OF_REQUESTS; while there is no memory, nothing is read. As above."""
+        """The next message of a stream, or END_OF_REQUESTS. Waits while memory is full. Raises as `only_message`."""
         await self._memory.eased()
         raw = await self._arrivals.read(context)
         return raw if raw is END_OF_REQUESTS else await self._message(raw, kind)
@@ -96,9 +96,10 @@ class Intake:
 
 
 def decoded(raw: bytes, kind: Any) -> AnyMessage:
-    """The message. Raises MalformedError."""
+    """Parses a message. Raises MalformedError."""
     try:
         return kind.FromString(raw)
     except DecodeError:
         error = MalformedError(f"failed to parse the request: the message is no {kind.DESCRIPTOR.full_name}")
+    # Raised outside the handler, so that it does not chain the DecodeError and its frames.
     raise error

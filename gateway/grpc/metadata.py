@@ -1,6 +1,4 @@
-"""What a call's metadata says, beside its messages: trace context, session, how a stream wants its errors, and what is
-forwarded to the model. Pure.
-"""
+"""Reads a call's metadata: trace context, session, how a stream reports errors, and keys to forward. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +11,16 @@ from gateway.requests.forwarding import forwarded
 TRACE_KEYS = frozenset({"traceparent", "tracestate"})
 """W3C trace context; gRPC's metadata keys are lower-case already."""
 SESSION_KEY = "inference-session-id"
-"""The HTTP header `Inference-Session-Id`, as gRPC writes it; in requests and in the answer's metadata."""
+"""The HTTP header `Inference-Session-Id` in gRPC's lower case; in requests and in the answer's metadata."""
 STATUS_ON_ERROR_KEY = "triton_grpc_error"
 """`true`: a stream ends with the status of its first error, instead of carrying it as a message (triton-spec 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """The keys that mean something to the mesh; all others are ignored.
+    """The metadata keys that have a meaning for the mesh. All others are ignored.
 
-    forwarded  those that become parameters of each request
+    forwarded  keys and values that become parameters of each request
     """
 
     trace_headers: Mapping[str, str]
@@ -32,16 +30,16 @@ class CallMetadata:
 
 
 NO_METADATA = CallMetadata({})
-"""What most calls have; shared, because it is never changed."""
+"""Most calls have none of the keys. They share this value, which is never changed."""
 
 
 def call_metadata(
     pairs: Iterable[tuple[str, str | bytes]] | None, forward: re.Pattern[str] | None = None
 ) -> CallMetadata:
-    """Reads a call's metadata. Binary values (keys ending in -bin) mean nothing here.
+    """Reads a call's metadata. Binary values (of keys that end in -bin) are ignored.
 
-    forward  keys that it finds become parameters
-    raises   RequestError for such a key that has a meaning as a parameter
+    forward  keys that match this pattern become parameters
+    raises   RequestError for such a key that already has a meaning as a parameter
     """
     trace: dict[str, str] = {}
     session_id: str | None = None

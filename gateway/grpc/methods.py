@@ -1,8 +1,8 @@
-"""The rpcs of a service as handlers that read their messages themselves.
+"""Serves the rpcs of a service by handlers that read their messages themselves.
 
-grpc.aio's own unary handlers have a message received whole, and unpacked, before anybody is asked. On the wire a unary
-call is a stream of one message: served as such, nothing beyond the stream's window is received until
-`gateway.grpc.intake` reads. What cannot be read, and every MeshError, ends the call with its status.
+grpc.aio's own unary handlers are called only when the message was received whole and unpacked, too late for a bound. On
+the wire a unary call is a stream of one message. Served as a stream, nothing beyond the stream's window is received
+until `gateway.grpc.intake` reads. Every MeshError, also of a malformed message, ends the call with its status.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Context = Any
 
 
 def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connections: GrpcConnections) -> None:
-    """Serves every rpc of a service by the servicer's method of that name.
+    """Serves every rpc of a service by the servicer's method of the same name.
 
-    A method is given a call's one message and its context; of a stream of requests its context alone.
+    The method gets the call's message and context; for a stream of requests only the context.
 
     service  protobuf's descriptor
     """
@@ -46,7 +46,7 @@ def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connec
 def with_message(
     work: Callable[[Any, Context], Awaitable[Any]], kind: Any, intake: Intake
 ) -> Callable[[Context], Awaitable[Any]]:
-    """What a unary call does, beginning with its message. kind: the message's class."""
+    """A handler that reads the call's message, then calls `work`. kind: the message's class."""
 
     async def read_and_work(context: Context) -> Any:
         return await work(await intake.only_message(context, kind), context)
@@ -57,7 +57,7 @@ def with_message(
 def serving(
     work: Callable[[Context], Awaitable[Any]], connections: GrpcConnections
 ) -> Callable[[object, Context], Awaitable[Any]]:
-    """A handler whose call is known to its connection, and whose MeshErrors become the call's status."""
+    """A handler that notes its call in `connections`, and ends it with the status of a MeshError."""
 
     async def serve(_messages: object, context: Context) -> Any:
         try:
@@ -69,7 +69,7 @@ def serving(
         try:
             await abort(context, refusal)
         finally:
-            # The call keeps what `abort` raises, with this frame: it must not keep the call in turn.
+            # The call keeps the exception of `abort` and thereby this frame, which must not keep the call in turn.
             del context, refusal
 
     return serve

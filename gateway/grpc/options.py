@@ -1,4 +1,4 @@
-"""A gateway's settings as the options of its gRPC server."""
+"""Converts a gateway's settings to the options of its gRPC server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gateway.settings import GatewaySettings
 
 
 def grpc_options(settings: GatewaySettings, connections_max: int | None = None) -> GrpcOptions:
-    """What an operator has set; the settings have been checked when they were read.
+    """The options that the settings mean. The settings were checked when they were read.
 
-    connections_max  of the port (`gateway.bounds.descriptors`)
+    connections_max  bound of the port's connections (`gateway.bounds.descriptors`)
     """
     return GrpcOptions(
         receive_bytes=settings.grpc_max_input_size,

@@ -1,7 +1,7 @@
-"""The protobuf classes of the v2 protocol, from the `tritonclient` package: there is one definition, and it is theirs.
+"""The protobuf classes of the v2 protocol. They come from the `tritonclient` package, so there is only one definition.
 
-The classes are made at run time and have no stubs, so to the type checker every message is `Any`; the names below say
-which message is meant. What is read out of a message gets its type where it is read.
+The classes are made at run time and have no stubs: to the type checker every message is `Any`. The names below say
+which message is meant. A value that is read out of a message gets its type where it is read.
 
 Importing any part of `tritonclient.grpc` imports the client too: 57 ms beside grpc and numpy, once per process.
 """

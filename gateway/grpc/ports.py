@@ -1,4 +1,4 @@
-"""What the gRPC side needs of the rest of the gateway. Its own tests put twins in these places."""
+"""The interfaces of the gateway that the gRPC side uses. Its tests implement them in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InferencePort(Protocol):
     """`gateway.requests.inference.Inference`."""
 
     def connection(self) -> ConnectionSequences:
-        """Of one stream, to be ended with it."""
+        """The sequences of a new stream. Call its `end` when the stream ends."""
         ...
 
     def submit(self, call: InferCall, connection: ConnectionSequences | None = None) -> asyncio.Future[Answer]:
@@ -41,12 +41,12 @@ class CatalogPort(Protocol):
         ...
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether somebody serves it. Raises RequestError for a version that is no number."""
+        """Whether a living executor serves the model. Raises RequestError for a version that is no number."""
         ...
 
 
 class RepositoryPort(Protocol):
-    """`gateway.models.repository.Repository`."""
+    """`gateway.models.repository.RepositoryControl`."""
 
     def index(self, *, ready_only: bool = False) -> list[RepositoryEntry]:
         """Every model version that an executor knows of."""
@@ -83,7 +83,7 @@ class SettingsPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All of them, as the composition root gives them."""
+    """All interfaces, as the composition root passes them."""
 
     inference: InferencePort
     catalog: CatalogPort

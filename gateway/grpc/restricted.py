@@ -1,7 +1,7 @@
-"""Parts of the gRPC protocol that answer only to those who send a metadata key (options `--restricted-api`,
-`--grpc-restricted-protocol`).
+"""Refuses calls to restricted parts of the gRPC protocol that lack the secret metadata key.
 
-The key is the option's with Triton's prefix before it. What is restricted is refused before a message is read.
+Options `--restricted-api` and `--grpc-restricted-protocol`. The metadata key is the option's key with Triton's prefix.
+A call is refused before its message is read.
 
 Source: triton-spec 5.2; Triton server, `grpc_server.cc`, restricted protocols.
 """
@@ -39,7 +39,7 @@ CATEGORY: dict[str, str] = {
     "TraceSetting": "trace",
     "LogSettings": "logging",
 }
-"""Of every rpc of GRPCInferenceService; all of grpc.health.v1.Health is `health`."""
+"""The category of every rpc of GRPCInferenceService. All rpcs of grpc.health.v1.Health are `health`."""
 INFERENCE_PREFIX = f"/{pb.DESCRIPTOR.package}.GRPCInferenceService/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
@@ -49,7 +49,7 @@ Handler = Any
 
 
 class Restrictions(_aio.ServerInterceptor):
-    """Looks at every call before its handler does."""
+    """The interceptor that checks every call before its handler runs."""
 
     def __init__(self, restrictions: Mapping[str, Restriction]) -> None:
         self._restrictions = restrictions
@@ -67,7 +67,7 @@ class Restrictions(_aio.ServerInterceptor):
 
 
 def category_of(method: str) -> str:
-    """The category of `/package.Service/Method`; "" for what does not belong to one."""
+    """The category of a method `/package.Service/Method`; "" if it has none."""
     if method.startswith(HEALTH_PREFIX):
         return "health"
     return CATEGORY.get(method.removeprefix(INFERENCE_PREFIX), "")

@@ -28,28 +28,32 @@ from shared.process import logs
 INT32_MAX = (1 << 31) - 1
 """Largest message in either direction, bytes: Triton's limit, and protobuf's own."""
 WINDOW_BYTES = 256 << 10
-"""Of a stream that is not read; with 64 KiB, requests of that size take half as long again."""
+"""How much of a stream the transport receives before it is read. With 64 KiB, requests of that size take 1.5 times as
+long."""
 HANDSHAKE_MS = 20_000
-"""For a connection to say that it speaks HTTP/2, and for TLS."""
+"""How long a new connection may take for TLS and for the preface of HTTP/2."""
 IDLE_MS = 600_000
-"""Of a connection without a call, as on the HTTP port; clients make another one without a word."""
+"""How long a connection without a call stays open, as on the HTTP port. Clients silently open another one."""
 TRANSPORT_LOGGER = "grpc._cython.cygrpc"
 ABOUT_CLIENTS = ("ExecuteBatchError raised in core", "Invalid encoding on")
 HEALTH_PERIOD_S = 0.25
-"""How often a change of readiness is looked for, to tell those who watch."""
+"""Pause between two checks for a change of readiness, which watchers are told."""
 SERVE_ON_S = 2.0
-"""How long a server that leaves takes new calls, on connections that are never without one."""
+"""How long a server that stops takes new calls, on connections that are never without a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keepalive:
-    """How the transport looks after connections; the defaults are Triton's. Durations in ms.
+    """Keepalive settings of the transport. The defaults are Triton's; durations in ms.
 
-    time, timeout                a client that is silent for so long is pinged, and must answer within
-    permit_without_calls         pings go on while a connection has no call
-    pings_without_data_max       pings that are sent without data between them; 0 for any number
-    ping_interval_min, strikes   a client that pings more often than the first, more often than the second, is cut off
-    connection_age, its grace    a connection is closed when it is so old, calls on it after the grace; 0 for never
+    time                   a client that was silent for this long is pinged
+    timeout                how long its answer may take
+    permit_without_calls   also ping connections without a call
+    pings_without_data_max pings sent without data between them; 0 for any number
+    ping_interval_min      a client that pings at shorter intervals gets a strike
+    ping_strikes_max       a client with more strikes loses its connection
+    connection_age_max     age at which a connection is closed to new calls; 0 for never
+    connection_age_grace   how long the calls on it may then go on
     """
 
     time: int = 7_200_000
@@ -74,11 +78,11 @@ class GrpcTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcOptions:
-    """Of the transport.
+    """Options of the transport.
 
-    receive_bytes    largest request; a larger one is refused by the transport with RESOURCE_EXHAUSTED
-    rpcs_max         calls at once; one more is refused by the transport likewise, before its message is read
-    connections_max  clients' connections at once; the transport closes one more
+    receive_bytes    largest request; the transport refuses a larger one with RESOURCE_EXHAUSTED
+    rpcs_max         calls at once; the transport refuses further ones in the same way, before their message is read
+    connections_max  clients' connections at once; the transport closes further ones
     tls              None: the port speaks plain text
     restrictions     parts of the protocol that need a key, by category
     """
@@ -92,7 +96,7 @@ class GrpcOptions:
 
 
 class GrpcServer:
-    """A running server. `port` is the one it listens on, also where it was asked for 0."""
+    """A running server. port: the port that it listens on, which the system chose where 0 was asked for."""
 
     def __init__(self, server: Any, servicer: InferenceServicer, health: Health, port: int) -> None:
         self.port = port
@@ -107,14 +111,14 @@ class GrpcServer:
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def stop(self, grace_s: float) -> None:
-        """Sees the callers off, then stops.
+        """Answers the calls on open connections, closes the connections, then stops.
 
-        Health says NOT_SERVING, and no connection is accepted any more. What arrives on those there are is served; each
-        is closed as soon as it has no call, a stream ends as soon as it is answered. Where calls overlap without end,
-        new ones are refused with UNAVAILABLE after a while. Where the system does not show the sockets, grpc.aio's own
-        stop has to do, which cancels what arrives in that moment.
+        Health says NOT_SERVING, and no connection is accepted any more. Calls on open connections are served. A
+        connection is closed as soon as it has no call; a stream ends as soon as all its requests are answered. If calls
+        on a connection overlap without end, new ones are refused with UNAVAILABLE after SERVE_ON_S. Where the system
+        does not show the sockets, grpc.aio's own stop is used, which cancels calls that arrive while it works.
 
-        grace_s  seconds until what is still unanswered is cancelled
+        grace_s  seconds until unanswered calls are cancelled
         """
         self._health_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -172,20 +176,23 @@ async def serve_grpc(
 
 
 def is_about_the_gateway(record: logging.LogRecord) -> bool:
-    """Whether a word of the transport is worth the log. It logs a traceback when a client has left before its call has
-    ended, of which the call hears a moment later, and for each header that is no UTF-8, which it reads nevertheless."""
+    """Filters the transport's log: False for two messages that are about clients, not about the gateway.
+
+    The transport logs a traceback when a client leaves before its call has ended, though the handler learns of it too.
+    And it logs each header that is not UTF-8, though it can read it.
+    """
     return not any(words in str(record.msg) for words in ABOUT_CLIENTS)
 
 
 def credentials(tls: GrpcTls) -> grpc.ServerCredentials:
-    """What the port shows and asks for. Raises OSError for a file that cannot be read."""
+    """The port's TLS credentials. Raises OSError for a file that cannot be read."""
     pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
     root = Path(tls.root).read_bytes() if tls.root else None
     return grpc.ssl_server_credentials([pair], root, require_client_auth=tls.mutual)
 
 
 def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
-    """The transport's arguments. Two servers on one port would share connections silently, so that is refused."""
+    """The transport's arguments."""
     keepalive = options.keepalive
     arguments = [
         ("grpc.max_receive_message_length", min(options.receive_bytes, INT32_MAX)),
@@ -196,11 +203,12 @@ def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", keepalive.pings_without_data_max),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive.ping_interval_min),
         ("grpc.http2.max_ping_strikes", keepalive.ping_strikes_max),
+        # Otherwise a second server on the same port would silently get a part of the connections.
         ("grpc.so_reuseport", 0),
-        # What is compressed is unpacked by `gateway.grpc.intake`, which counts it.
+        # `gateway.grpc.intake` unpacks compressed messages, and counts their bytes.
         ("grpc.per_message_decompression", 0),
-        # A stream that is not read gets this much. The transport's own estimate of a window grows without regard to
-        # how many there are: 100 such streams took 774 MiB.
+        # A fixed window for each stream. The transport's own estimate grows without regard to the number of streams:
+        # 100 streams that were not read took 774 MiB.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),

@@ -1,8 +1,8 @@
 """GRPCInferenceService: every rpc of the v2 protocol that has a meaning in a mesh.
 
-Handlers decode, hand over, encode; what a request means is decided where HTTP asks too (`gateway.requests.admission`,
-`gateway.models.catalog`, `gateway.models.repository`, `gateway.models.statistics`). An rpc without a meaning here
-answers UNIMPLEMENTED and says why.
+The handlers only decode and encode. What a request means is decided in modules that HTTP uses too
+(`gateway.requests.admission`, `gateway.models.catalog`, `gateway.models.repository`, `gateway.models.statistics`). An
+rpc without a meaning in a mesh answers UNIMPLEMENTED and says why.
 
 Source: triton-spec section 6.
 """
@@ -46,11 +46,11 @@ from shared.store.release import RELEASE
 # ruff: noqa: N802  (handlers are named by the protocol)
 
 OUTSTANDING_MAX = 1024
-"""Unanswered requests of one stream. Above any sensible number of sequences that one client interleaves; 1024 waiting
-futures cost about a megabyte."""
+"""Unanswered requests of one stream. More than the sequences that one client may sensibly interleave; 1024 waiting
+futures take about a megabyte."""
 INT32_MAX = (1 << 31) - 1
 COUNTED_BYTES = 64 << 10
-"""An answer to a unary call up to this size is not counted until it is taken: calls are bounded themselves."""
+"""Unary answers up to this size are not counted as unread: the number of calls is bounded."""
 COMPRESSION: dict[str, grpc.Compression | None] = {
     "none": None,
     "low": grpc.Compression.Gzip,
@@ -66,7 +66,7 @@ _base: Any = pb_grpc.GRPCInferenceServiceServicer
 
 
 def refuses(reason: str) -> Handler:
-    """A handler for an rpc that is not served, with the reason."""
+    """A handler for an rpc that is not served: it answers UNIMPLEMENTED with the reason."""
 
     async def refusing(_self: Any, _request: AnyMessage, _context: Context) -> None:
         raise RequestError(reason, Code.UNSUPPORTED)
@@ -75,14 +75,14 @@ def refuses(reason: str) -> Handler:
 
 
 class InferenceServicer(_base):
-    """Answers for one gateway.
+    """The service of one gateway.
 
-    budget, memory   for what is received; by default as much as comes
-    unread           counts answers until their client has read them; by default without a bound
+    budget, memory     bounds of what is received; by default none
+    unread             counts answers until their client has read them; by default without a bound
     message_bytes_max  largest request, unpacked
-    outstanding_max  unanswered requests of one stream
-    forward          metadata keys that it finds become parameters of the requests
-    compression      level at which answers to inference are compressed: none, low, medium or high
+    outstanding_max    unanswered requests of one stream
+    forward            metadata keys that match this pattern become parameters of the requests
+    compression        level at which answers to inference are compressed: none, low, medium or high
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class InferenceServicer(_base):
         self._refuses = False
 
     def is_ready(self) -> bool:
-        """Whether inference requests are worth sending here."""
+        """Whether the mesh can serve, and this gateway is not stopping."""
         return self._ports.catalog.is_ready and not self._leaving
 
     def leave(self) -> None:
-        """Is not ready any more, and serves what comes nevertheless; a stream ends in a moment without a request."""
+        """Reports not ready, but still serves calls. Each stream ends as soon as it has no unanswered request."""
         self._leaving = True
         for stream in self._streams:
             stream.leave()
 
     def stop(self) -> None:
-        """Accepts no new request; open streams end when what they brought is answered."""
+        """Refuses new requests. Open streams end when the requests that they have accepted are answered."""
         self.leave()
         self._refuses = True
         for stream in self._streams:
@@ -131,12 +131,13 @@ class InferenceServicer(_base):
     # -- inference --------------------------------------------------------------------------------------------------
 
     async def ModelInfer(self, request: InferRequest, context: Context) -> InferResponse:
-        """One request, one answer. A caller who leaves (or whose time is up) cancels the request."""
+        """One request, one answer. When the client leaves, or its deadline passes, grpc.aio cancels this handler, and
+        with it the request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
         classes = requested_classes(request)
-        del request  # its tensors are in the call
+        del request  # its tensors are in the call: keeping both would double them while the answer is awaited
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
         answer = await self._ports.inference.submit(call)
@@ -155,7 +156,7 @@ class InferenceServicer(_base):
         return response
 
     async def ModelStreamInfer(self, context: Context) -> None:
-        """Any number of requests, for any models; see `gateway.grpc.stream`."""
+        """A stream of requests for any models; see `gateway.grpc.stream`."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
         if self._compression is not None:
@@ -185,7 +186,7 @@ class InferenceServicer(_base):
     # -- server and models ------------------------------------------------------------------------------------------
 
     async def ServerLive(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Whether this process runs its loop, which it does when it answers."""
+        """Always live: a process that does not run its event loop cannot answer."""
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
@@ -193,7 +194,7 @@ class InferenceServicer(_base):
         return pb.ServerReadyResponse(ready=self.is_ready())
 
     async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """An unknown model is not ready; that is no error."""
+        """Whether a model is ready. An unknown model is not ready, which is no error."""
         ready = not self._leaving and self._ports.catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
@@ -271,12 +272,12 @@ class InferenceServicer(_base):
 
 
 def refuse_region(kind: str, name: str) -> None:
-    """Raises RequestError when a shared memory region is asked for by name."""
+    """Raises RequestError when the client names a shared memory region: there is none."""
     if name:
         raise RequestError(f"Unable to find {kind} shared memory region: '{name}'", Code.NOT_FOUND)
 
 
 def refuse_repository_name(request: AnyMessage) -> None:
-    """Raises RequestError when one of several repositories is named: a mesh has one."""
+    """Raises RequestError when the client names a repository: a mesh has only one."""
     if request.repository_name:
         raise RequestError("'repository_name' specification is not supported", Code.UNSUPPORTED)

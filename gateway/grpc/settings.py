@@ -1,4 +1,4 @@
-"""Trace and log settings as the protocol's messages carry them (triton-spec 5.8, 6). Pure."""
+"""Converts trace and log settings from and to protobuf messages (triton-spec 5.8, 6). Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.process.log_settings import BOOLEANS, LogSettings
 
 
 def trace_changes(request: AnyMessage) -> dict[str, list[str] | None]:
-    """Texts by setting; a setting without a value is taken back."""
+    """Values by setting; None for a setting without a value, which is reset."""
     return {name: list(setting.value) or None for name, setting in request.settings.items()}
 
 
@@ -23,7 +23,7 @@ def trace_response(texts: Mapping[str, list[str]]) -> AnyMessage:
 
 
 def log_changes(request: AnyMessage) -> dict[str, bool | int | str]:
-    """Values by setting. Raises RequestError for one of another type."""
+    """Values by setting. Raises RequestError for a value of the wrong type."""
     changes: dict[str, bool | int | str] = {}
     for name, setting in request.settings.items():
         kind = setting.WhichOneof("parameter_choice")

@@ -1,23 +1,22 @@
-"""One ModelStreamInfer call: requests in the order read, answers in the same order, and nothing kept beyond that.
+"""One ModelStreamInfer call: answers its requests in the order in which they came.
 
 One reader and one writer per stream, and no task per message:
 
-    reader   reads a message, decodes it and submits it before it reads the next one: the order in which requests
-             are accepted is the order in which the client wrote them, which keeps a sequence's steps in order
-    writer   takes the oldest unanswered request, waits for its future, writes; so an answer that is early waits for
-             those before it, errors included (head-of-line, as Triton does for models that are not decoupled)
+    reader   reads a message, decodes it and submits it before it reads the next one. So requests are accepted in the
+             order in which the client wrote them, which keeps a sequence's steps in order
+    writer   takes the oldest unanswered request, waits for its answer or error, and writes it. An answer that comes
+             early waits for those before it (head-of-line, as Triton does for models that are not decoupled)
 
-The writer is the call's handler; the reader is its child. A read is never cancelled: the core still writes into the
-buffers of a read that its coroutine has given up. A read ends by itself when the client half-closes or leaves, and
-when the call ends.
+The writer runs in the call's handler, the reader in a task that the handler starts. A read is never cancelled: gRPC's
+core would still write into the buffers of the cancelled read. A read ends by itself when the client half-closes or
+leaves, and when the call ends.
 
-Unanswered requests are bounded, by their number and by the bytes of their tensors, and of those of answers that are
-not written yet (a client that does not read them does not get more); at the bound the stream is not read,
-and HTTP/2 flow control makes the client wait. The number must be well above that of the sequences which a client
-interleaves on one stream: at the bound, an END that would free a slot may stand behind a START that waits for one,
-until one of them times out.
+Unanswered requests are bounded by their number, and by the bytes of their tensors and of answers that are not written
+yet. At the bound the stream is not read, and HTTP/2 flow control makes the client wait. The number must be well above
+that of the sequences that a client interleaves on one stream. Otherwise an END that would free a slot may wait, unread,
+behind a START that waits for that slot, until one of them times out.
 
-A request that is refused fails by a message, and the stream goes on. So does one that was accepted and failed later,
+A refused request fails by a message, and the stream goes on. So does a request that was accepted and failed later,
 unless the client has asked, by `triton_grpc_error`, that such a failure ends the stream with its status.
 
 Source: triton-spec section 6, Streaming.
@@ -50,10 +49,10 @@ from shared.contract.errors import MeshError, ModelError, UnavailableError
 from shared.process import logs
 
 OUTSTANDING_BYTES_MAX = 256 << 20
-"""Tensors of one stream's unanswered requests, and of its unwritten answers; a request that is larger by itself is let
-through alone."""
+"""Tensors of one stream's unanswered requests and unwritten answers. A single request may be larger: the bound is
+checked before a request is read."""
 ENTRY_BYTES = 2048
-"""What an answer takes besides its tensors."""
+"""Memory of an answer besides its tensors."""
 
 Submit = Callable[[InferCall], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage]]
@@ -64,10 +63,10 @@ StreamContext = Any
 class Outstanding(msgspec.Struct):
     """A request that is not answered yet.
 
-    answer   its answer to come, or the error that it never got beyond
-    classes  its outputs that are to be classified
-    size     of its tensors, and of its answer's once there is one, bytes
-    unread   of its answer, as it counts until it is written, bytes
+    answer   future of its answer; or the error that it was refused with
+    classes  outputs to be classified, and into how many classes
+    size     bytes of its tensors, plus those of its answer once it is there
+    unread   bytes of its answer that count as unread until it is written
     """
 
     request_id: str
@@ -79,10 +78,11 @@ class Outstanding(msgspec.Struct):
 
 
 class InferStream:
-    """State of one stream, between its reader and its writer.
+    """The state of one stream, shared by its reader and its writer.
 
-    read     gives the next request, or END_OF_REQUESTS (`gateway.grpc.intake`)
-    unread   counts the answers until they are written; cut: closes the stream's connection
+    read    gives the next request, or END_OF_REQUESTS (`gateway.grpc.intake`)
+    unread  counts the answers until they are written
+    cut     closes the stream's connection
     """
 
     def __init__(
@@ -117,11 +117,10 @@ class InferStream:
         self._stopping = False
 
     async def run(self) -> None:
-        """Serves the stream until the client half-closes and has every answer, leaves, or the server stops.
+        """Serves the stream until the client half-closes and has every answer, the client leaves, or the server stops.
 
-        Ends the call with an error's status where the client asked for that (`triton_grpc_error`) and where the server
-        stops. What nobody waits for any more is abandoned, and given up where it does not run yet
-        (`gateway.requests.cancellation`).
+        Ends the call with an error's status if the client asked for that (`triton_grpc_error`), and when the server
+        stops. Requests that are then unanswered are cancelled (`gateway.requests.cancellation`).
         """
         self._reader = self._loop.create_task(self._read_requests(), name="grpc stream reader")
         self._reader.add_done_callback(self._reading_ended)
@@ -135,13 +134,15 @@ class InferStream:
                 self._reading_ended(self._reader)
 
     def leave(self) -> None:
-        """Takes requests until there is a moment in which all of them are answered: then the call ends, with
-        UNAVAILABLE unless the client had half-closed."""
+        """Ends the call as soon as every request that was read is answered; until then it goes on taking requests.
+
+        The status is UNAVAILABLE, unless the client had half-closed.
+        """
         self._leaving = True
         wake(self._work)
 
     def stop(self) -> None:
-        """Accepts nothing more; the call ends in the same way once what was accepted is answered."""
+        """Takes no further request. The call ends as after `leave`."""
         self._stopping = True
         self.leave()
         wake(self._room)
@@ -165,7 +166,7 @@ class InferStream:
             await self._accept(request)
 
     async def _accept(self, request: InferRequest) -> None:
-        """Hands a request on and queues what will answer it. Awaits at most the reading of many strings."""
+        """Submits a request and queues its answer to come. Awaits nothing but the reading of many strings."""
         answer: asyncio.Future[Answer] | MeshError
         classes = NO_CLASSES
         size = 0
@@ -201,7 +202,7 @@ class InferStream:
         wake(self._work)
 
     def _weigh(self, request: Outstanding, answer: asyncio.Future[Answer]) -> None:
-        """An answer waits for those before it, and for a client that reads them: it counts until then."""
+        """Counts an answer that has come until it is written: it waits for earlier ones, and for the client to read."""
         if not answer.cancelled() and answer.exception() is None:
             size = sum([len(output.raw) for output in answer.result().message.outputs])
             request.size += size
@@ -216,7 +217,7 @@ class InferStream:
         self._room = None
 
     def _reading_ended(self, reader: asyncio.Task[None]) -> None:
-        # Once the call is over nobody asks how its last read ended; asking here keeps asyncio from reporting it.
+        # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
         if self._closed and not reader.cancelled():
             reader.exception()
         wake(self._work)
@@ -250,8 +251,9 @@ class InferStream:
         error = request.answer
         if not isinstance(error, MeshError):
             try:
-                # Shielded: a cancelled handler would cancel the head alone, a turn of the loop before `_abandon` takes
-                # the rest. What is queued could be sent in between, and a sequence would go on without that step.
+                # Shielded, because cancelling this handler must not cancel the oldest request alone. `_abandon` cancels
+                # the others only one turn of the loop later; in between, a later step of the same sequence could be
+                # sent, and the sequence would go on without this step.
                 return encode_stream_answer(await asyncio.shield(error), request.classes)
             except MeshError as failure:
                 error = failure.released()
@@ -268,16 +270,17 @@ class InferStream:
         self._work = None
 
     def _abandon(self) -> None:
-        """All in one turn of the loop: of what is queued, nothing is sent whose predecessors are given up."""
+        """Cancels all unanswered requests in one turn of the loop, so that no step is sent whose predecessor is
+        cancelled."""
         for request in self._outstanding:
             answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
-                answer.exception()  # as above: nobody else will ask
+                answer.exception()  # retrieved, so that asyncio does not log it
             self._unread.took(self, request.unread)
         self._outstanding.clear()
 
 
 def wake(waiter: asyncio.Future[None] | None) -> None:
-    """Lets the one coroutine go on that waits for this, if any does."""
+    """Wakes the one coroutine that waits for this future, if one does."""
     if waiter is not None and not waiter.done():
         waiter.set_result(None)

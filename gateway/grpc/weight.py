@@ -1,8 +1,8 @@
-"""How much memory decoding a message may take, from a look at its fields. Pure.
+"""Estimates how much memory decoding a message takes, from its fields. Pure.
 
 A field of two bytes may become an object of a hundred (measured: an empty input 44 bytes in the message and 92 as
-Python's object, a parameter 20, a number in typed contents 8). Only what is carried as it is, raw contents and files of
-a model, weighs what it is long.
+Python's object, a parameter 20, a number in typed contents 8). Only raw contents and files of a model are carried as
+they are, and take as many bytes as in the message.
 
 Source: protobuf's encoding, https://protobuf.dev/programming-guides/encoding
 """
@@ -14,19 +14,19 @@ from shared.contract.errors import RequestError
 FIELDS_MAX = 10_000
 """Inputs, outputs, contents and parameters of one message."""
 EXPANSION = 24
-"""Bytes of decoded fields for each of the message's, but for those that are counted (FIELDS_MAX)."""
+"""Decoded bytes per byte of the message. Tiny fields take more; their number is bounded by FIELDS_MAX."""
 CARRIED = {"ModelInferRequest": 7, "RepositoryModelLoadRequest": 3}
-"""The field whose bytes are carried as they are: raw contents, files."""
+"""Per message: the number of the field whose bytes are carried as they are, raw contents or files."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LENGTHS = {FIXED64: 8, FIXED32: 4}
 VARINT_BITS_MAX = 70
 
 
 def decoding_bytes(raw: bytes, kind: str) -> int:
-    """What decoding a message takes at most, besides the bytes that are carried as they are.
+    """The memory that decoding a message takes at most, besides the bytes that are carried as they are.
 
-    kind    its name
-    raises  RequestError for a message of too many fields
+    kind    the message's name
+    raises  RequestError for a message with too many fields
     """
     carried = CARRIED.get(kind, 0)
     position, fields, payload = 0, 0, 0
@@ -50,12 +50,12 @@ def decoding_bytes(raw: bytes, kind: str) -> int:
             else:
                 position += LENGTHS[form]
     except (KeyError, IndexError):
-        pass  # groups, or the end in the middle of a field: whoever decodes it will say so
+        pass  # groups, or an end in the middle of a field: protobuf will refuse the message
     return (end - payload) * EXPANSION
 
 
 def varint(raw: bytes, position: int) -> tuple[int, int]:
-    """A number and the position behind it. Raises IndexError where it has no end."""
+    """A number, and the position after it. Raises IndexError when it has no end."""
     value = shift = 0
     while True:
         byte = raw[position]

@@ -1,4 +1,4 @@
-"""One client's connection: reads for the protocol, writes what it answers, and ends when its client is too slow."""
+"""One client's connection: passes bytes between the socket and the protocol, and ends when its client is too slow."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from gateway.http.protocol import LINGER_S, Applications, Http1
 from gateway.http.seats import Seat
 
 KEEP_ALIVE_S = 600.0
-"""A client's pool must not lose an idle connection while it is about to use it."""
+"""How long a connection without a request stays open. Long, so that a client's pool does not find its connection closed
+just when it sends a request."""
 HEAD_S = 30.0
-"""How long a head may take to come: a connection's first from its beginning, others from their first byte."""
+"""How long a request's head may take to come. The first head of a connection counts from the connection's beginning,
+later ones from their first byte."""
 LEAVING_PATIENCE_S = 3.0
-"""In place of PATIENCE_S while the gateway stops."""
+"""Replaces PATIENCE_S while the gateway stops."""
 READ_BYTES = 64 << 10
 WRITE_AHEAD_BYTES = 64 << 10
-"""What a transport takes before a writer has to wait (asyncio's own bound)."""
+"""Bytes that a transport buffers before a writer must wait: asyncio's own default."""
 
 
 class ServedConnection:
-    """`run` serves it to its end; `check` has to be called now and then."""
+    """One connection. `run` serves it to its end; call `check` regularly."""
 
     def __init__(
         self,
@@ -55,9 +57,10 @@ class ServedConnection:
         self._protocol: Http1 | None = None
         self._ending: asyncio.Task[None] | None = None
         self._abort_at: float | None = None
-        """When it is ended, and its client has neither closed its side nor sent anything for a while."""
+        """When the connection is cut off. Set once it has been ended: its client may then still read the answer."""
         self._unsent = 0, 0.0
-        """Bytes, and since when there are so many; kept only while the gateway stops."""
+        """Bytes that wait in the transport, and since when their number has not changed. Kept only while the gateway
+        stops."""
 
     async def run(self) -> None:
         """Returns when the connection is closed."""
@@ -77,7 +80,7 @@ class ServedConnection:
             await self._close()
 
     def check(self, now: float, left_at: float | None) -> None:
-        """Ends it when its client is too slow. left_at: since when the gateway stops."""
+        """Ends the connection if its client is too slow. left_at: when the gateway began to stop, else None."""
         protocol = self._protocol
         if self._abort_at is not None:
             if now >= self._abort_at:
@@ -89,6 +92,7 @@ class ServedConnection:
                 self.end(HTTPStatus.REQUEST_TIMEOUT, f"the request's head does not come within {HEAD_S:g} s")
         elif (exchange := protocol.exchange) is not None and not exchange.is_whole:
             begin, patience_s = exchange.began, PATIENCE_S
+            # Every byte that has come earns its sender time, so a slow but steady client is not cut off.
             if left_at is not None:
                 begin, patience_s = max(begin, left_at), LEAVING_PATIENCE_S
             if now > begin + patience_s + exchange.received / SLOWEST_BYTES_S:
@@ -98,12 +102,12 @@ class ServedConnection:
             self._check_taken(now)
 
     def see_off(self) -> None:
-        """Ends it if it has no request."""
+        """Ends the connection if it has no request."""
         if self._seat.is_waiting and self._abort_at is None:
             self.end(HTTPStatus.SERVICE_UNAVAILABLE, "Server exiting")
 
     def end(self, status: int, error: str) -> None:
-        """Ends it from outside. A client of which part of a request has come is told why."""
+        """Ends the connection from outside the protocol. A client in the middle of a request is told why."""
         protocol = self._protocol
         if protocol is None or self._abort_at is not None:
             self._transport.abort()
@@ -130,7 +134,7 @@ class ServedConnection:
         await protocol.handle(Closed())
 
     async def _send(self, event: Event) -> None:
-        """Does what the protocol wants."""
+        """Carries out an event of the protocol: it has bytes to send, is idle or busy, or wants to close."""
         assert self._protocol is not None, "it is the protocol's call"
         match event:
             case RawData(data):
@@ -158,7 +162,10 @@ class ServedConnection:
                 await self._protocol.end()
 
     async def _taken(self) -> None:
-        """Returns when the client has all but a small rest. Raises TimeoutError."""
+        """Returns when the client has read the answer, but for a small rest in the transport.
+
+        Raises TimeoutError when the client reads too slowly.
+        """
         size = self._transport.get_write_buffer_size()
         if size <= WRITE_AHEAD_BYTES:
             # Nothing to wait for, and so no need of a timer.
@@ -189,10 +196,10 @@ class ServedConnection:
             self._transport.abort()
 
     def _finish(self, *, lingering: bool) -> None:
-        """Nothing is answered any more.
+        """Closes our side of the connection, and sets when it is cut off.
 
-        lingering  the client may be sending: were it not read, the system would reset the connection, and the client
-                   lose the answer that says why (RFC 9112, 9.6)
+        lingering  the client may still be sending. Its bytes are then read and dropped for a while: otherwise the
+                   system would reset the connection, and the client would lose the answer (RFC 9112, 9.6)
         """
         now = self._now()
         self._seat.wait(now, PATIENCE_S)

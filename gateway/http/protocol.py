@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection, and no other protocol.
 
-Hypercorn's protocol for h11 would go over to HTTP/2 when a client begins with it or asks for an upgrade, and to
-WebSocket. Here `Upgrade` is ignored, as RFC 9110 (7.8) allows, and the preface of HTTP/2 is refused: Hypercorn 0.18
-never frees what a client of HTTP/2 has not taken when it leaves.
+Hypercorn's protocol for h11 changes to HTTP/2 or to WebSocket when a client asks for it. Here `Upgrade` is ignored, as
+RFC 9110 (7.8) allows, and the preface of HTTP/2 is refused. The reason: when an HTTP/2 client leaves, Hypercorn 0.18
+never frees the answers that the client has not read.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from starlette.types import Message
 
 VERSIONS = (b"1.0", b"1.1")
 AHEAD_BYTES = 128 << 10
-"""Of a body, that wait for the application; the rest waits for them."""
+"""Bytes of a body that may wait for the application. At this bound the connection is not read."""
 PART_BYTES = 512
-"""What a part of a body takes beside its bytes: a chunk may have a single one."""
+"""Memory that a part of a body takes beside its bytes. It counts, because a chunk may have a single byte."""
 LINGER_S = 2.0
-"""How long an answer to a request that has not come whole waits for the rest of it."""
+"""How long an early answer waits for the rest of its request's body."""
 DISCONNECT: Message = {"type": "http.disconnect"}
 CLOSE = (b"connection", b"close")
 
 
 class RequestReceiver:
-    """What one application receives of its request."""
+    """The queue of ASGI messages by which an application receives its request's body."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -43,7 +43,7 @@ class RequestReceiver:
         self._room: asyncio.Event | None = None
 
     async def receive(self) -> Message:
-        """The next message."""
+        """The next message, as ASGI's `receive`."""
         message = await self._messages.get()
         self._bytes -= size_of(message)
         if self._room is not None and self._bytes <= AHEAD_BYTES:
@@ -51,7 +51,11 @@ class RequestReceiver:
         return message
 
     async def put(self, message: Message) -> None:
-        """Returns when there is room for another one. The client's departure needs none, and makes it."""
+        """Queues a message, and returns when there is room for another one.
+
+        A disconnect message does not wait. It also wakes a `put` that does: the reader must not hang on an application
+        that reads no further.
+        """
         self._messages.put_nowait(message)
         self._bytes += size_of(message)
         if message["type"] == "http.disconnect":
@@ -63,7 +67,7 @@ class RequestReceiver:
 
 
 def size_of(message: Message) -> int:
-    """What a message takes while it waits, in bytes."""
+    """The memory that a message takes while it waits, bytes."""
     return PART_BYTES + len(message.get("body", b""))
 
 
@@ -73,7 +77,7 @@ class Applications(TaskGroup):
     async def spawn_app(
         self, app: AppWrapper, config: Config, scope: Scope, send: Callable[[Any], Awaitable[None]]
     ) -> Callable[[Any], Awaitable[None]]:
-        """Begins to answer a request; returns where its body goes."""
+        """Starts the application for a request. Returns the function that takes the request's body."""
         inbox = RequestReceiver()
         self.spawn(self._answered, app, config, scope, inbox.receive, send)
         return inbox.put
@@ -88,18 +92,18 @@ class Applications(TaskGroup):
 
 
 def _unused() -> None:
-    """For WSGI."""
+    """Stands for the two arguments that Hypercorn passes for WSGI applications."""
 
 
 class Exchange(HTTPStream):
     """One request and its answer.
 
-    When it is answered before it has come whole, the rest is read and thrown away for a moment, so that the connection
-    can go on; when that does not do, the answer says `Connection: close`.
+    If the application answers before the whole request has come, the rest is read and dropped for up to LINGER_S. If it
+    has then come, the connection can serve another request; if not, the answer says `Connection: close`.
 
-    began          when its head had come, by the loop's clock
-    received       bytes of its body, so far
-    is_whole       whether all of it has come
+    began     when the request's head had come, by the loop's clock
+    received  bytes of its body so far
+    is_whole  whether the whole request has come
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -110,10 +114,11 @@ class Exchange(HTTPStream):
         self._rest: asyncio.Event | None = None
 
     async def handle(self, event: Event) -> None:
-        """What has come."""
+        """Takes a part of the request, or its end."""
         if isinstance(event, Body):
             self.received += len(event.data)
             if self._rest is not None:
+                # The request is answered already: this part is dropped.
                 return
         elif isinstance(event, EndBody | StreamClosed):
             self.is_whole = True
@@ -122,15 +127,16 @@ class Exchange(HTTPStream):
         await super().handle(event)
 
     async def app_send(self, message: Any) -> None:
-        """What the application answers; None when it has ended."""
+        """Takes a message of the application's answer; None when the application has ended."""
         if message is not None and message["type"] == "http.response.start" and not self.is_whole:
             message = await self._early(message)
         await super().app_send(message)
 
     async def _early(self, answer: Message) -> Message:
-        """That answer, when it can be sent."""
+        """Holds back an early answer until the rest of the request has come, or LINGER_S have passed."""
         self._rest = asyncio.Event()
-        await self.app_put(cast("Any", DISCONNECT))  # nobody reads the rest
+        # The application reads no further. A `put` that waits for it must end, or the connection would not be read.
+        await self.app_put(cast("Any", DISCONNECT))
         headers = list(answer.get("headers", ()))
         if CLOSE not in headers:
             try:
@@ -142,7 +148,7 @@ class Exchange(HTTPStream):
 
 
 class Ended:
-    """In place of an h11 connection of which nothing more is read or written."""
+    """Replaces the h11 connection once nothing more is to be read or written."""
 
     our_state = None
     their_state = h11.ERROR
@@ -150,19 +156,19 @@ class Ended:
     trailing_data = (b"", False)
 
     def receive_data(self, data: bytes) -> None:
-        """Thrown away."""
+        """Drops the data."""
 
     def next_event(self) -> type[h11.NEED_DATA]:
-        """None."""
+        """Never gives an event."""
         return h11.NEED_DATA
 
     def send(self, event: h11.Event) -> bytes:
-        """Refuses; the protocol expects that of a connection whose client has made an error."""
+        """Raises, as h11 does after a client's error; Hypercorn's protocol expects that."""
         raise h11.LocalProtocolError("the connection is being closed")
 
 
 class Http1(H11Protocol):
-    """One connection's requests, in order."""
+    """HTTP/1.1 on one connection: its requests one after the other."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -170,7 +176,7 @@ class Http1(H11Protocol):
 
     @property
     def exchange(self) -> Exchange | None:
-        """What is being answered."""
+        """The request that is being answered, if there is one."""
         return cast("Exchange | None", self.stream)
 
     @property
@@ -182,7 +188,10 @@ class Http1(H11Protocol):
         )
 
     def refusal(self, status: int, error: str) -> bytes:
-        """An answer after which the connection ends; nothing when part of another answer has been sent."""
+        """The bytes of an error answer after which the connection ends.
+
+        Empty when part of another answer has been sent: the client would read them as part of that one.
+        """
         if self.connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return b""
         connection = cast("h11.Connection", self.connection)
@@ -195,16 +204,17 @@ class Http1(H11Protocol):
         try:
             return b"".join(connection.send(event) or b"" for event in events)
         except h11.LocalProtocolError:
-            return b""  # there is nothing that such a client would understand
+            # After this client's error h11 has no valid answer.
+            return b""
 
     async def end(self) -> None:
-        """From now on nothing that comes is heard, and nothing is answered; the application is told."""
+        """Stops reading and answering. The application is told that its client has left."""
         self.connection = cast("Any", Ended())
         await self.can_read.set()
         await self.handle(Closed())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Here Hypercorn would go over to HTTP/2."""
+        """Overrides the method in which Hypercorn changes to HTTP/2, and does nothing."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"

@@ -1,8 +1,8 @@
-"""Who may hold a connection. Pure: `now` is the loop's clock, in seconds.
+"""Bounds the connections of a port: a connection needs a seat. Pure: `now` is the loop's clock, in seconds.
 
-A connection *waits* while it has no whole head of a request: it has just begun, a head is on its way, or nothing is. At
-a bound, the connection that has waited for longest makes room for a new one. So clients that send their heads slowly
-keep out nobody: theirs are the connections that go.
+A connection *waits* while it does not have the whole head of a request. It has just begun, a head is on its way, or it
+is idle. When all seats are taken, the connection that has waited longest is ended for a new one. So clients that send
+their heads slowly cannot keep others out: their own connections are the first to end.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SETTLED_S = 1.0
-"""How long a connection waits before it has to make room: a herd of clients that starts at once must not push itself
-out."""
+"""How long a connection must have waited before it can be ended for a new one. Otherwise clients that start all at once
+would end one another's new connections."""
 IPV6_CLIENT_BITS = 64
-"""Of an address; one client has all of those that share them."""
+"""Addresses with the same first 64 bits count as one client: a single machine may use all of them."""
 
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One connection's place in a share.
+    """One connection's seat in a share.
 
-    since, until  of its waiting
-    make_room     ends the connection; belongs to whoever serves it
+    since      when the connection began to wait
+    until      when its client has to have sent a head
+    make_room  ends the connection; set by the server that serves it
     """
 
     share: Share
@@ -35,41 +36,42 @@ class Seat:
     make_room: Callable[[], object] = bool
 
     def wait(self, now: float, patience_s: float) -> None:
-        """The connection has no request."""
+        """Notes that the connection waits for a request."""
         self.share.wait(self)
         self.since, self.until, self.is_waiting = now, now + patience_s, True
 
     def work(self) -> None:
-        """It has one."""
+        """Notes that the connection has a request: it cannot be ended for another one."""
         self.share.waiting.pop(self, None)
         self.is_waiting = False
 
     def leave(self) -> None:
-        """The connection has ended, or is about to; may be said twice."""
+        """Gives the seat back: the connection has ended or is about to. May be called twice."""
         self.share.leave(self)
 
 
 class Share:
-    """Connections of one kind. connections_max: at once; per_client: of one client."""
+    """The seats for connections of one kind. connections_max: seats; per_client: seats of one client at most."""
 
     def __init__(self, connections_max: int, per_client: int) -> None:
         self.connections_max = connections_max
         self.per_client = per_client
         self.refused = 0
-        """Connections for which there was no seat."""
+        """How many connections got no seat."""
         self.waiting: dict[Seat, None] = {}
-        """In the order in which they began to wait."""
+        """Seats whose connections wait, in the order in which they began to."""
         self._taken: set[Seat] = set()
         self._of_client: Counter[str] = Counter()
 
     @property
     def taken(self) -> int:
-        """Connections that there are."""
+        """The number of seats taken."""
         return len(self._taken)
 
     def take(self, client: str, now: float, patience_s: float) -> Seat | None:
-        """A seat for a new connection, which waits for its first request; None: there is none."""
+        """A seat for a new connection, which waits for its first request. None if there is no room."""
         if self._of_client[client] >= self.per_client:
+            # A client at its own bound may end only connections of its own, not another client's.
             has_room = self._relieved(now, client)
         else:
             has_room = self.taken < self.connections_max or self._relieved(now)
@@ -83,13 +85,11 @@ class Share:
         return seat
 
     def wait(self, seat: Seat) -> None:
-        """See `Seat.wait`."""
         if seat in self._taken:
             self.waiting.pop(seat, None)
             self.waiting[seat] = None
 
     def leave(self, seat: Seat) -> None:
-        """See `Seat.leave`."""
         if seat in self._taken:
             self._taken.remove(seat)
             self.waiting.pop(seat, None)
@@ -98,7 +98,7 @@ class Share:
                 del self._of_client[seat.client]
 
     def relieve(self, now: float) -> None:
-        """The connection that has waited for longest makes room, if there is one."""
+        """Ends the connection that has waited longest, if one has waited long enough."""
         self._relieved(now)
 
     def _relieved(self, now: float, client: str | None = None) -> bool:
@@ -113,7 +113,7 @@ class Share:
 
 
 def client_of(host: str) -> str:
-    """Whose an address is: IPv4 by address, IPv6 by network."""
+    """The client that an address counts for: an IPv4 address itself, an IPv6 address's network."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 4:
         return str(address)

@@ -1,4 +1,7 @@
-"""Hypercorn's HTTP/1.1, configured for a gateway: who may connect, and a stop that answers first."""
+"""The HTTP server of a gateway, on Hypercorn's HTTP/1.1: bounds its connections, and answers clients before it stops.
+
+Hypercorn's own `serve` has no such bounds and no such stop.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,16 @@ from shared.process import logs
 from shared.process.lifecycle import end
 
 BACKLOG = 1024
-"""Connections that may wait to be accepted: a herd of clients that starts at once."""
+"""Connections that may wait to be accepted. Large, for many clients that start at once."""
 SEE_OFF_S = 0.5
-"""How long a gateway that stops keeps idle connections: a caller's next request is answered, and leaves in order."""
+"""How long a gateway that stops keeps idle connections open. A client's next request in this time is answered, and its
+answer tells the client to close the connection."""
 CHECK_S = 1.0
-"""How often it is looked whether clients are too slow."""
+"""Pause between two checks for clients that are too slow."""
 ACCEPT_PAUSE_S = 0.2
-"""After a connection that could not be accepted, for want of descriptors or memory."""
+"""Pause after a connection could not be accepted because descriptors or memory ran out."""
 TELL_S = 60.0
-"""Between two lines in the log about connections that are refused."""
+"""Shortest time between two log lines about refused connections."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,7 +60,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Connections that are served alike. app: ASGI; share: their seats; once: each is closed with its first answer."""
+    """Connections that are served alike.
+
+    app    ASGI application
+    share  their seats
+    once   each connection is closed with its first answer
+    """
 
     app: Any
     share: Share
@@ -64,9 +73,9 @@ class Served:
 
 
 class HttpServer:
-    """Serves ASGI applications. Hypercorn's own `serve` knows no bounds, and can only stop at once.
+    """Serves ASGI applications on one port.
 
-    A connection belongs to the first of `served` that has a seat for it; where none has, it is closed.
+    A connection is served by the first of `served` that has a seat for it. If none has, it is closed.
     """
 
     def __init__(
@@ -89,7 +98,7 @@ class HttpServer:
         self._checking: asyncio.Task[None] | None = None
 
     async def start(self, listening: socket.socket) -> None:
-        """Accepts connections; the socket becomes the server's, which closes it."""
+        """Begins to accept connections. The server owns the socket from now on, and closes it."""
         loop = asyncio.get_running_loop()
         self._listening = listening
         self._port = listening.getsockname()[1]
@@ -97,22 +106,24 @@ class HttpServer:
         self._checking = loop.create_task(self._check(), name="http check")
 
     async def stop(self, grace_s: float, *, see_off_s: float = SEE_OFF_S) -> None:
-        """Sees the callers off: accepts no connection, serves what arrives on those there are, and closes each with
-        its next response, which says so (`Connection: close`), or else after a moment. Who does not send the rest of a
-        request, or does not take an answer, has less patience shown than at other times.
+        """Stops accepting connections, answers the requests on open ones, then closes them.
 
-        grace_s    seconds until requests that are still unanswered are cut off
+        Each open connection is closed with its next response, which says `Connection: close`; one without a request is
+        closed after `see_off_s`. A client that is slow to send or read has less time than usual (LEAVING_PATIENCE_S).
+
+        grace_s    seconds until unanswered requests are cut off
         see_off_s  seconds until connections without a request are closed
         """
         assert self._listening is not None and self._accepting is not None and self._checking is not None
         await end([self._accepting])
         self._listening.close()
-        # Hypercorn counts each connection's requests; from now on every one is one too many.
+        # Hypercorn closes a connection when it has served more requests than this: from now on, with the next response.
         self._config.keep_alive_max_requests = 0
         self._left_at = asyncio.get_running_loop().time()
         begin = time.monotonic()
         await self._gone(min(see_off_s, grace_s))
-        await self._context.terminated.set()  # from now on none becomes idle any more
+        # From now on Hypercorn closes a connection instead of letting it become idle again.
+        await self._context.terminated.set()
         for task, connection in self._connections.items():
             if connection is None:
                 task.cancel()
@@ -145,7 +156,7 @@ class HttpServer:
             seat = served.share.take(client, loop.time(), HEAD_S)
             if seat is not None:
                 task = loop.create_task(self._serve(served, seat, accepted), name="http connection")
-                # Until there is a connection, it is its task that ends.
+                # While the connection is being opened (TLS), it can be ended only by cancelling its task.
                 seat.make_room = task.cancel
                 self._connections[task] = None
                 task.add_done_callback(self._connections.pop)
@@ -168,7 +179,7 @@ class HttpServer:
             self._connections[task] = connection
             await connection.run()
         except OSError:
-            pass  # TLS did not come about
+            pass  # the TLS handshake failed: a client's fault, not worth the log
         except Exception as error:  # noqa: BLE001  one connection's failure is nobody else's
             logs.error("http connection failed unexpectedly", error)
         finally:
@@ -176,7 +187,7 @@ class HttpServer:
             seat.leave()
 
     async def _opened(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Streams as `asyncio.start_server` makes them."""
+        """Makes the connection's streams as `asyncio.start_server` does, which has no place for a bound."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
@@ -196,20 +207,20 @@ class HttpServer:
                     logs.error("http connection failed unexpectedly", error)
 
     def _tell(self, event: str, **fields: object) -> None:
-        """Logs it, unless that was done a moment ago."""
+        """Logs a warning, at most one in TELL_S seconds."""
         now = asyncio.get_running_loop().time()
         if now >= self._tell_at:
             self._tell_at = now + TELL_S
             logs.warning(event, None, port=self._port, **fields)
 
     async def _gone(self, patience_s: float) -> None:
-        """Returns when there is no connection, or after so many seconds."""
+        """Returns when every connection has ended, or after `patience_s`."""
         if self._connections:
             await asyncio.wait(self._connections, timeout=patience_s)
 
 
 def configured(certificate: Certificate | None) -> Config:
-    """What Hypercorn is told."""
+    """Hypercorn's configuration."""
     config = Config()
     config.keep_alive_max_requests = UNLIMITED
     config.include_server_header = False
