@@ -1,6 +1,6 @@
-"""The routes of the v2 protocol (triton-spec 5.1). Inference first: routes are tried in this order.
+"""The routes of the v2 protocol (triton-spec 5.1). Starlette tries routes in their order, so inference comes first.
 
-Every route belongs to a category, which an operator may restrict to those who send a header
+Every route belongs to a category. An operator may restrict a category to clients that send a secret header
 (`gateway.access.restrictions`).
 """
 
@@ -36,11 +36,11 @@ class Digits(Convertor[str]):
     regex = "[0-9]+"
 
     def convert(self, value: str) -> str:
-        """As it is; what it means is for the catalog to say."""
+        """The text unchanged: the catalog checks versions."""
         return value
 
     def to_string(self, value: str) -> str:
-        """As it is."""
+        """The text unchanged."""
         return value
 
 
@@ -48,10 +48,10 @@ register_url_convertor("digits", Digits())
 
 
 class Answering(Route):
-    """A route that answers for itself the methods that it has not."""
+    """A route that answers other methods itself: with 405 and a JSON body, where Starlette would send plain text."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request whose path fits."""
+        """Answers a request whose path matches."""
         assert self.methods is not None, "every route names its methods"
         if scope["method"] in self.methods:
             await self.app(scope, receive, send)
@@ -62,31 +62,31 @@ class Answering(Route):
 
 
 class Routes(Router):
-    """The application: an endpoint turns its own errors into responses, so nothing stands around them all."""
+    """The application. It needs no error middleware: each endpoint turns its own errors into responses."""
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request whose path is none of ours."""
+        """Answers a request whose path matches no route."""
         await Response(b'{"error":"Not Found"}', 404, media_type="application/json")(scope, receive, send)
 
 
 class Crowded(Routes):
-    """The application of connections beyond the bound: whatever is not among its routes is refused."""
+    """The application for connections beyond the bound. It refuses every path that is not among its routes."""
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, whose rest is not waited for."""
+        """Refuses a request without waiting for its body."""
         await send_error(send, UnavailableError(CROWDED), (b"connection", b"close"))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The routes as they are collected. restrictions: by category."""
+    """Collects the routes. restrictions: by category."""
 
     origins: Origins
     restrictions: Mapping[str, Restriction]
     routes: list[Route] = field(default_factory=list[Route])
 
     def add(self, category: str, path: str, handler: Handler, *methods: str) -> None:
-        """One route, which answers only these methods."""
+        """Adds a route that answers only these methods."""
         restriction = of_metrics(self.restrictions) if category == METRICS else self.restrictions.get(category)
         endpoint = RouteEndpoint(handler, self.origins, restriction)
         route = Answering(path, endpoint, methods=list(methods))
@@ -140,7 +140,7 @@ def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 
 
 def _app(table: Table) -> Router:
-    # A path that ends with a slash is another path, not one to be sent elsewhere.
+    # A path with a trailing slash is a different path. By default Starlette would redirect it.
     return Routes(table.routes, redirect_slashes=False)
 
 

@@ -1,4 +1,4 @@
-"""Reading request bodies within bounds, and the few headers that a request is read by."""
+"""Reads request bodies within bounds, and the few headers that say how to read them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gateway.rest.json_values import Json, parse_object, parsing_bytes
 from shared.contract.errors import Code, MeshError, RequestError
 
 BULKY_BYTES = 1 << 18
-"""JSON beyond this size is read and written beside the event loop: 64 MiB of numbers take seconds."""
+"""JSON beyond this size is parsed and written in a thread: 64 MiB of numbers would block the event loop for seconds."""
 NUMBER_DIGITS_MAX = 20
 TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 class ClientLeftError(MeshError):
-    """The connection was closed before the request was complete or answered; there is nobody to tell."""
+    """The client closed the connection before its request was complete or answered. The error reaches nobody."""
 
     code = Code.CANCELLED
 
 
 @dataclass(slots=True)
 class Headers:
-    """What the gateway reads of a request's headers."""
+    """The headers of a request that the gateway reads."""
 
     content_length: int | None = None
     content_encoding: str = ""
@@ -70,20 +70,22 @@ def _number(name: str, value: bytes, *, signed: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """How bodies are received. size_max: of one, unpacked, bytes; budget: for all that are held."""
+    """Bounds of received bodies. size_max: bytes of one body, unpacked; budget: shared by all bodies."""
 
     size_max: int
     budget: ByteBudget
 
 
 async def read_body(receive: Receive, headers: Headers, size_max: int, reservation: Reservation) -> bytes:
-    """The whole body, unpacked; never more than `size_max` bytes of it are held, and each of them counts.
+    """Receives the whole body and unpacks it.
 
-    How long it may take, and what becomes of the rest of one that is refused, is the connection's business.
+    Never holds more than `size_max` bytes of the body, and counts each of them. `gateway.http.connection` bounds the
+    time, and reads the rest of a refused body.
 
-    size_max  bytes
-    reservation  its bytes of the budget, until the caller leaves it
-    raises    RequestError for a larger one, UnavailableError where there is no room; ClientLeftError when it ends early
+    size_max     bytes, unpacked
+    reservation  counts the body's bytes; the caller leaves it
+    raises       RequestError for a larger body; UnavailableError when the budget has no room; ClientLeftError when the
+                 body ends early
     """
     body = await _received(receive, headers.content_length, size_max, reservation)
     if is_packed(headers.content_encoding):
@@ -92,9 +94,10 @@ async def read_body(receive: Receive, headers: Headers, size_max: int, reservati
 
 
 async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, optional: bool = False) -> Json:
-    """The members of a JSON body. optional: nothing but spaces is an object without any.
+    """Receives a JSON body and returns its members.
 
-    raises  as `read_body` and `parse_object`
+    optional  a body of nothing but spaces counts as an object without members
+    raises    as `read_body` and `parse_object`
     """
     with bounds.budget.reserve() as reservation:
         body = await read_body(receive, read_headers(scope), bounds.size_max, reservation)
@@ -109,7 +112,7 @@ async def read_object(scope: Scope, receive: Receive, bounds: BodyBounds, *, opt
 
 async def _received(receive: Receive, length: int | None, size_max: int, reservation: Reservation) -> bytes:
     _hold(length or 0, size_max, reservation)
-    # Not a list of parts: of chunks of a few bytes the objects would take many times as much.
+    # One buffer instead of a list of parts: with chunks of a few bytes, the list's objects would take many times more.
     body = bytearray()
     more = True
     while more:
@@ -126,7 +129,7 @@ async def _received(receive: Receive, length: int | None, size_max: int, reserva
 
 
 def _hold(size: int, size_max: int, reservation: Reservation) -> None:
-    """A body of so many bytes takes its place. Raises as `read_body`."""
+    """Counts a body of so many bytes. Raises as `read_body`."""
     if size > size_max:
         raise too_large(size, size_max)
     reservation.hold(size)

@@ -11,11 +11,11 @@ from gateway.bounds.inflate import GZIP_WINDOW, RAW_WINDOW, ZLIB_WINDOW, inflate
 from shared.contract.errors import Code, RequestError
 
 LEVEL = 1
-"""Tensor data hardly shrinks more at higher levels, and the event loop waits for it."""
+"""Compression level. Higher levels hardly shrink tensor data further, and block the event loop for longer."""
 
 
 class UnsupportedEncodingError(RequestError):
-    """A Content-Encoding that is not served; the response says which ones are."""
+    """A Content-Encoding that is not supported. The response lists the supported ones."""
 
     code = Code.UNSUPPORTED
 
@@ -31,7 +31,7 @@ def unpacked(body: bytes, encoding: str, *, size_max: int) -> Iterator[bytes]:
         case "gzip":
             return inflated(body, GZIP_WINDOW, size_max, refuse)
         case "deflate":
-            # Some clients send the stream without zlib's header, against the standard.
+            # Against the standard, some clients send deflate data without zlib's header.
             return inflated(body, ZLIB_WINDOW if _has_zlib_header(body) else RAW_WINDOW, size_max, refuse)
         case _:
             raise UnsupportedEncodingError("Unsupported compression type")
@@ -51,11 +51,11 @@ def _has_zlib_header(body: bytes) -> bool:
 
 
 class BodyTooLargeError(RequestError):
-    """A body beyond the bound. What is left of it will not be read."""
+    """A body beyond the bound. The rest of it is not read."""
 
 
 def too_large(size: int, size_max: int) -> BodyTooLargeError:
-    """A body beyond the bound; size: bytes seen so far or announced."""
+    """The error of a body beyond the bound. size: bytes seen so far or announced."""
     return BodyTooLargeError(
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {size_max} bytes. Use "
         "--http-max-input-size to increase the limit."
@@ -63,7 +63,7 @@ def too_large(size: int, size_max: int) -> BodyTooLargeError:
 
 
 def choose(accept_encoding: str) -> str:
-    """The encoding of a response: the best weighted of identity, gzip and deflate; "" means identity."""
+    """The encoding of a response: of identity, gzip and deflate the one with the highest weight; "" for identity."""
     best, best_weight = "", 0.0
     for part in accept_encoding.split(","):
         name, _, rest = part.strip().partition(";")

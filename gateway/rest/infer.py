@@ -22,14 +22,14 @@ from shared.contract.errors import Code, RequestError
 
 GENERATE_REFUSAL = "the generate extension is not supported: send the request to the model's 'infer' endpoint"
 WATCH_AFTER_S = 1.0
-"""Only a request that takes longer than this is watched for a client that leaves: the watch costs a task."""
+"""After this time the connection is watched for the client's leaving. Not before: each watch costs a task."""
 
 
 class Infer:
     """The inference endpoint.
 
     size_max  largest body, unpacked, bytes
-    forward   headers whose names it finds become parameters of the request
+    forward   headers whose names match this pattern become parameters of the request
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Infer:
     async def _receive(
         self, scope: Scope, receive: Receive, headers: Headers, reservation: Reservation
     ) -> tuple[InferCall, OutputForms]:
-        """Nothing of the body is kept but what is in the call."""
+        """Receives and decodes the body. Of it, only the call keeps bytes."""
         body = await read_body(receive, headers, self._size_max, reservation)
         if (len(body) if headers.header_length is None else headers.header_length) > BULKY_BYTES:
             async with self._inference.budget.decoding:
@@ -97,7 +97,7 @@ class Infer:
         try:
             call, forms = decode(body, envelope, lambda: self._catalog.find(envelope.model, envelope.version)[0].config)
         except RequestError:
-            # As in Triton, a model that is not there comes before what is wrong with the body.
+            # As in Triton, the error of an unknown model comes before errors of the body.
             self._catalog.find(envelope.model, envelope.version)
             raise
         if self._forward is not None:
@@ -114,9 +114,9 @@ def json_bytes(answer: Answer, forms: OutputForms) -> int:
 
 
 async def answer_while_present(future: asyncio.Future[Answer], receive: Receive) -> Answer:
-    """The answer; or ClientLeftError as soon as a client leaves who has been waiting for a while.
+    """Waits for the answer. Raises ClientLeftError when the client leaves after it has waited for WATCH_AFTER_S.
 
-    What was accepted and does not run yet is given up then (`gateway.requests.cancellation`).
+    The request is then cancelled (`gateway.requests.cancellation`).
     """
     if future.done():
         return future.result()
@@ -134,6 +134,7 @@ async def answer_while_present(future: asyncio.Future[Answer], receive: Receive)
     try:
         return await future
     except asyncio.CancelledError:
+        # Cancelled by the watch, because the client left; otherwise this handler itself is being cancelled.
         if watches and watches[0].done():
             raise ClientLeftError("the client left before the answer came") from None
         raise

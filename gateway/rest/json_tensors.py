@@ -1,10 +1,10 @@
 """Tensor data as JSON: nested or flat arrays to bytes, and bytes to flat arrays. Pure; source: triton-spec 5.3, 5.4.
 
-How the elements are nested does not count, only their number. Where Triton cuts an integer off that is too large for
-its datatype, it is refused here: a wrong number is worse than an error.
+Only the number of the elements counts, not how they are nested. An integer that is too large for its datatype is
+refused, where Triton truncates it: a wrong number is worse than an error.
 
-Elements are Python objects for a while, many times as large as their text: nothing is copied whole, and what was read
-goes as soon as it can.
+Parsed elements are Python objects, many times as large as their text. So they are never copied as a whole, and each is
+freed as soon as it was read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from shared.contract.tensors import NUMPY_TYPE, Tensor, bytes_elements, element_
 NO_JSON_FORM = ("FP16", "BF16")
 """Datatypes that travel only as binary data."""
 PIECE = 1 << 14
-"""Elements that are copied at once."""
+"""Elements that are converted at once."""
 WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 
 def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
-    """A tensor whose data came as JSON. The data is used up.
+    """Makes a tensor of JSON data. The lists in `data` cannot be used afterwards.
 
-    A tensor without elements takes no notice of its data. The number of strings is not checked here: a BYTES tensor is
-    compared with its shape like one that came as binary data.
+    If the shape has no elements, the data is ignored. The number of strings is not checked here: `admission` compares a
+    BYTES tensor with its shape, as it does for binary data.
 
     raises  JsonError in Triton's words for elements of the wrong type or number, RequestError for a datatype without
             a JSON form and for integers out of the datatype's range
@@ -49,7 +49,8 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
     dtype = NUMPY_TYPE.get(datatype)
     if dtype is None:
         raise RequestError(f"invalid datatype for input {name}")
-    # As Triton reads element by element, a wrong type before the shape's end comes before a wrong number.
+    # Triton reads element by element. So an element of the wrong type within the shape is reported before a wrong
+    # number of elements.
     for piece in _pieces(min(count, len(elements))):
         check_elements(elements[piece], dtype)
     if len(elements) != count:
@@ -68,12 +69,12 @@ def tensor_of_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) 
 
 
 def _pieces(count: int) -> Iterator[slice]:
-    """The first so many elements, a few at a time."""
+    """Slices over the first `count` elements, PIECE at a time."""
     return (slice(begin, min(begin + PIECE, count)) for begin in range(0, count, PIECE))
 
 
 def flatten(elements: list[Any]) -> list[Any]:
-    """The elements of nested arrays, row by row. The arrays are used up."""
+    """The elements of nested arrays, row by row. Removes the rows from their arrays, to free memory early."""
     while True:
         kinds = set(map(type, elements))
         if list not in kinds:
@@ -88,7 +89,7 @@ def flatten(elements: list[Any]) -> list[Any]:
 
 
 def _walk(elements: list[Any]) -> Iterator[Any]:
-    """The same where arrays and elements are mixed; the depth was bounded when the document was read."""
+    """As `flatten`, where a list mixes arrays and elements. `check_depth` has bounded the recursion."""
     for element in elements:
         if isinstance(element, list):
             yield from _walk(cast("list[Any]", element))
@@ -103,7 +104,7 @@ def _strings(elements: list[Any]) -> bytes:
 
 
 def check_elements(elements: list[Any], dtype: np.dtype[Any]) -> None:
-    """Every element (there is one) is of the JSON type that the datatype is read from; integers are of 64 bits."""
+    """Checks that every element has the JSON type of the datatype, and that integers fit 64 bits. Needs an element."""
     kinds = set(map(type, elements))
     match dtype.kind:
         case "b":
@@ -125,7 +126,7 @@ def _wrong(found: str, wanted: str) -> JsonError:
 
 
 def json_of_tensor(tensor: Tensor) -> NDArray[Any] | list[str]:
-    """A tensor's elements in the flat form that goes into a response; a numpy array for what orjson can write itself.
+    """A tensor's elements as the flat array of a response: a numpy array where orjson can write it, else a list.
 
     raises  RequestError for datatypes without a JSON form, and for BYTES elements that are no text
     """

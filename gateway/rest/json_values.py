@@ -1,7 +1,8 @@
-"""Reading JSON as Triton reads it: by member, with the words and the code of its JSON library. Pure.
+"""Reads JSON as Triton does: by member, with the error texts and codes of Triton's JSON library. Pure.
 
-What is wrong with a document's form is INTERNAL there, not INVALID_ARG: clients see 500. A value that should be an
-object and is none has no members; that is no error by itself. Source: triton-spec 5.3; Triton 2.51 as it answers.
+In Triton a malformed document is INTERNAL, not INVALID_ARG, so clients see status 500. A value that should be an object
+and is not counts as an object without members, which is no error by itself. Source: triton-spec 5.3; observed answers
+of Triton 2.51.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ UINT64_MAX = (1 << 64) - 1
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
 LARGE_BYTES = 1 << 18
-"""A document beyond this size is read without a tree of its own in between: orjson's takes 16 bytes for each value, on
-top of the objects."""
+"""Beyond this size a document is not parsed by orjson, which builds a tree of its own before the Python objects: 16
+more bytes per value."""
 NON_FINITE = (b"NaN", b"Inf")
-"""What JSON has no number for; Triton reads it nevertheless, and Python's clients write it."""
+"""Beginnings of numbers that JSON does not have. Triton reads them, and Python's clients write them."""
 
 
 TRITONS_WORDS = {
@@ -39,24 +40,24 @@ TRITONS_WORDS = {
     "no digit after decimal point": "Miss fraction part in number.",
     "no digit after exponent sign": "Miss exponent in number.",
 }
-"""What Triton's JSON library says where orjson says this."""
+"""orjson's error text -> that of Triton's JSON library."""
 
 
 class JsonError(RequestError):
-    """A document, or a value in it, that is not what it must be."""
+    """A malformed document, or a value of the wrong type."""
 
     code = Code.INTERNAL
 
 
 class Missing:
-    """The value of a member that is not there."""
+    """Stands for the value of a missing member."""
 
 
 MISSING = Missing()
 
 
 def parse(text: bytes) -> Any:
-    """The document. Raises JsonError that says where it is broken, RequestError when it is nested too deeply."""
+    """Parses a document. Raises JsonError with the position of the mistake, RequestError when nested too deeply."""
     document = _parse_large(text) if len(text) > LARGE_BYTES else None
     try:
         document = orjson.loads(text) if document is None else document
@@ -72,32 +73,35 @@ def parse(text: bytes) -> Any:
 
 
 def parsing_bytes(text: bytes) -> int:
-    """What the values of a document take at most, besides its text: a number 32 bytes and its place in an array 8, an
-    empty array 56, a string 56, an object 64 and 184 with a member; of letters beyond Latin-1 up to four bytes each."""
+    """The most memory, in bytes, that the parsed values of a document take besides its text.
+
+    A number takes 32 and its slot in an array 8; an empty array 56; a string 56; an object 64, with a member 184; a
+    letter beyond Latin-1 up to 4.
+    """
     places = text.count(b",") * 64 + text.count(b"[") * 72 + text.count(b"{") * 256
     return places if text.isascii() else places + 3 * len(text)
 
 
 def parse_object(text: bytes) -> Json:
-    """The document's members; none for a document that is no object."""
+    """Parses a document and returns its members; none for a document that is no object."""
     return object_of(parse(text))
 
 
 def _parse_large(text: bytes) -> Any:
-    """The document, where nothing is wrong with it; integers beyond 64 bits stay integers here."""
+    """Parses a valid large document; None for a broken one. Unlike orjson it keeps integers beyond 64 bits."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        # What is wrong, and whether it is to Triton, the other parser says.
+        # The caller then uses the other parser, which says what is wrong, or accepts it as Triton does.
         return None
 
 
 def _parse_non_finite(text: bytes) -> Any:
-    """Numbers like `NaN` and `-Infinity` are understood here; slower, and so only used where they may be."""
+    """Parses a document that may have numbers like `NaN` and `-Infinity`. Slower, so used only for such a document."""
     try:
         document = json.loads(text.decode(), parse_int=_integer)
         if b"\\u" in text:
-            # Half a surrogate pair is a string to Python, and nothing that could be sent on.
+            # Python accepts a lone surrogate in a string, but it cannot be encoded. Encoding raises here, on purpose.
             json.dumps(document, ensure_ascii=False).encode()
         return document
     except json.JSONDecodeError as error:
@@ -109,7 +113,7 @@ def _parse_non_finite(text: bytes) -> Any:
 
 
 def _integer(digits: str) -> int | float:
-    """An integer of 64 bits, or else a double, as orjson reads them."""
+    """Reads an integer as orjson does: one beyond 64 bits becomes a double."""
     return int(digits) if len(digits) <= INTEGER_DIGITS_MAX else float(digits)
 
 
@@ -118,12 +122,12 @@ def _broken(what: str, position: int) -> JsonError:
 
 
 def nesting_error() -> RequestError:
-    """JSON that is nested too deeply."""
+    """The error of a document that is nested too deeply."""
     return RequestError(f"JSON nesting depth exceeds maximum allowed limit ({JSON_NESTING_MAX})")
 
 
 def check_depth(document: Any) -> None:
-    """Refuses nesting beyond the limit; level by level, so that it needs no stack of its own."""
+    """Refuses nesting beyond the limit. Goes level by level instead of recursing, so that it needs no deep stack."""
     level: list[Any] = [document] if isinstance(document, (list, dict)) else []
     for _ in range(JSON_NESTING_MAX):
         inner: list[Any] = []
@@ -140,12 +144,12 @@ def check_depth(document: Any) -> None:
 
 
 def object_of(value: Any) -> Json:
-    """The value's members; none when it is no object."""
+    """The value's members; none for a value that is no object."""
     return cast("Json", value) if isinstance(value, dict) else {}
 
 
 def members(value: Any, where: str = "") -> Json:
-    """The members of a value that must be an object. where: how the message begins."""
+    """The members of a value that must be an object. where: beginning of the error's text."""
     if not isinstance(value, dict):
         raise JsonError(f"{where}attempt to get members for non-object")
     return cast("Json", value)

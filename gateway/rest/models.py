@@ -1,4 +1,4 @@
-"""Everything about models but inference: readiness, metadata, configuration, statistics, repository."""
+"""Routes about models, except inference: readiness, metadata, configuration, statistics, repository."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_PREFIX = "file:"
 
 
 class Models:
-    """Handlers; each answers one route."""
+    """The handlers. Each answers one route."""
 
     def __init__(
         self, catalog: Catalog, repository: RepositoryControl, statistics: Statistics, bounds: BodyBounds
@@ -76,7 +76,7 @@ class Models:
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v2/repository/models/{model}/load."""
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
-        # Decodes files, which may be large.
+        # In a thread, because it decodes base64 files, which may be large.
         config_json, files = await asyncio.to_thread(load_parameters, parameters)
         await self._repository.load(scope["path_params"]["model"], config_json=config_json, files=files)
         await send_bytes(send, 200, b"")
@@ -94,7 +94,7 @@ class Models:
 
 
 def model_and_version(scope: Scope) -> tuple[str, str]:
-    """Path parameters; "" for what is not in the path."""
+    """The model and version in the path; "" for one that is not in it."""
     path = scope["path_params"]
     return path.get("model", ""), path.get("version", "")
 

@@ -1,4 +1,4 @@
-"""Trace and log settings over HTTP, read as Triton reads JSON: by member, unknown members not (triton-spec 5.8)."""
+"""Trace and log settings over HTTP. As in Triton, unknown members of the JSON are ignored (triton-spec 5.8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.traces.settings import NUMBERS
 
 
 class Observability:
-    """Handlers; each answers one route."""
+    """The handlers. Each answers one route."""
 
     def __init__(self, settings: RuntimeSettings, bounds: BodyBounds) -> None:
         self._settings = settings
@@ -40,13 +40,13 @@ class Observability:
 
 
 def caller_of(scope: Scope) -> str:
-    """Whose request it is, as far as the connection tells."""
+    """The client's protocol and address, for the log."""
     host, port = scope.get("client") or ("unknown", 0)
     return f"HTTP client {host}:{port}"
 
 
 def trace_changes(document: Json) -> dict[str, list[str] | None]:
-    """Texts by setting; null clears. Raises JsonError for a value of another type."""
+    """Values by setting; null resets a setting. Raises JsonError for a value of another type."""
     changes: dict[str, list[str] | None] = {}
     if "trace_file" in document:
         changes["trace_file"] = None
@@ -62,7 +62,7 @@ def trace_changes(document: Json) -> dict[str, list[str] | None]:
 
 
 def log_changes(document: Json) -> dict[str, bool | int | str]:
-    """Values by setting; null leaves one as it is. Raises JsonError for a value of another type."""
+    """Values by setting; null leaves a setting unchanged. Raises JsonError for a value of another type."""
     given = {name: value for name, value in document.items() if value is not None}
     changes: dict[str, bool | int | str] = {}
     for name in ("log_file", "log_format"):

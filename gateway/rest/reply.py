@@ -1,4 +1,4 @@
-"""Sending responses: JSON, errors in the protocol's form, and bytes as they are."""
+"""Sends responses: bytes, JSON, and errors in the protocol's form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
-    """One whole response."""
+    """Sends a response whose body is there as a whole."""
     await send(
         {
             "type": "http.response.start",
@@ -36,12 +36,12 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: Sequence[Hea
 
 
 async def send_json(send: Send, document: Any, status: int = 200) -> None:
-    """A JSON response."""
+    """Sends a JSON response."""
     await send_bytes(send, status, orjson.dumps(document), (JSON,))
 
 
 async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
-    """An error as `{"error": ...}`, with the status of its code."""
+    """Sends an error as `{"error": ...}`, with the status of its code."""
     if isinstance(error, ClientLeftError):
         return
     status, body = http_error(error)
@@ -51,10 +51,10 @@ async def send_error(send: Send, error: MeshError, *headers: Header) -> None:
 
 
 class RouteEndpoint:
-    """A handler as an ASGI application: errors become responses, and a mistake of ours a 500 that is logged.
+    """A handler as an ASGI application. MeshErrors become responses; an unexpected error is logged and becomes a 500.
 
-    origins      whose web pages are answered
-    restriction  the header that a request must carry, if any
+    origins      refuses requests of foreign web pages
+    restriction  the secret header that a request must carry, if any
     """
 
     def __init__(self, handler: Handler, origins: Origins, restriction: Restriction | None = None) -> None:

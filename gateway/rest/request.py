@@ -1,4 +1,4 @@
-"""An inference request's body to a call. Pure: bytes and headers in, `InferCall` or RequestError out.
+"""Decodes the body of an inference request. Pure: bytes and headers in, `InferCall` or RequestError out.
 
 The body is a JSON object, optionally followed by the binary data of its inputs, one after the other (binary tensor
 data extension). Binary data is sliced, never decoded. Source: triton-spec 5.3.
@@ -40,7 +40,7 @@ RESERVED_PREFIX = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """How one output is wanted. classes: 0 for the tensor itself, else as that many classes."""
+    """The form in which the client wants one output. classes: 0 for the tensor itself, else the number of classes."""
 
     binary: bool = False
     classes: int = 0
@@ -48,7 +48,7 @@ class OutputForm:
 
 @dataclass(frozen=True, slots=True)
 class OutputForms:
-    """How the outputs are wanted: those that were listed, and all others."""
+    """The forms in which the client wants the outputs: those that it lists, and all others."""
 
     listed: Mapping[str, OutputForm] = field(default_factory=dict[str, OutputForm])
     other: OutputForm = OutputForm()
@@ -60,7 +60,7 @@ class OutputForms:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds the body: path and headers.
+    """The parts of a request besides its body: path and headers.
 
     header_length  `Inference-Header-Content-Length`, None without that header
     """
@@ -73,9 +73,9 @@ class Envelope:
 
 
 def decode(body: bytes, envelope: Envelope, config_of: Callable[[], ModelConfig]) -> tuple[InferCall, OutputForms]:
-    """The call that a body makes, and the forms in which its outputs are wanted.
+    """The call in a body, and the forms in which the client wants the outputs.
 
-    config_of  looks the model up, which only a body without JSON needs
+    config_of  looks the model's configuration up; called only for a body without JSON
     raises     RequestError in Triton's words
     """
     length = check_header_length(envelope.header_length, len(body))
@@ -85,7 +85,7 @@ def decode(body: bytes, envelope: Envelope, config_of: Callable[[], ModelConfig]
 
 
 def decode_json(body: bytes, length: int, envelope: Envelope) -> tuple[InferCall, OutputForms]:
-    """The call of a body that begins with `length` bytes of JSON; the rest is binary data."""
+    """The call in a body that begins with `length` bytes of JSON, followed by binary data."""
     document = parse_object(body if length == len(body) else body[:length])
     request_id = text_of(document.get("id", ""), "id")
     parameters = _Parameters()
@@ -116,7 +116,7 @@ def decode_json(body: bytes, length: int, envelope: Envelope) -> tuple[InferCall
 
 
 def decode_raw(body: bytes, envelope: Envelope, config: ModelConfig) -> tuple[InferCall, OutputForms]:
-    """The call of a body that is nothing but the model's only input (`Inference-Header-Content-Length: 0`)."""
+    """The call in a body that is only the data of the model's only input (`Inference-Header-Content-Length: 0`)."""
     tensor = raw_input(body, config)
     call = InferCall(
         model=envelope.model,
@@ -129,7 +129,7 @@ def decode_raw(body: bytes, envelope: Envelope, config: ModelConfig) -> tuple[In
 
 
 def raw_input(body: bytes, config: ModelConfig) -> Tensor:
-    """The model's only input, as the bytes of one batch row; a variable dimension is what the bytes make it.
+    """The model's only input, with the body as the bytes of one batch row. A variable dimension follows from the size.
 
     raises  RequestError, with Triton's words about `raw_input`
     """
@@ -161,12 +161,12 @@ def raw_input(body: bytes, config: ModelConfig) -> Tensor:
 
 
 def _raw_error(text: str) -> RequestError:
-    """Such a request has no id."""
+    """An error of a raw request. Its prefix names no request: a body without JSON has no request id."""
     return RequestError(with_id("", text))
 
 
 def check_header_length(length: int | None, body_length: int) -> int:
-    """The JSON's length, if it can be that of this body; without the header the whole body is JSON."""
+    """Checks the JSON's length against the body's. Without the header, the whole body is JSON."""
     if length is None:
         return body_length
     if not 0 <= length <= body_length:
@@ -212,7 +212,7 @@ def _shape(tensor: Json) -> tuple[int, ...]:
 
 
 def check_one_source(tensor: Any, parameters: Json) -> None:
-    """An input's data is in one place: in the JSON, behind it, or in shared memory."""
+    """Checks that an input's data is in exactly one place: in the JSON, behind it, or in shared memory."""
     found = [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
     if "data" in object_of(tensor):
         found.insert(0, "data")
@@ -228,7 +228,7 @@ def check_one_source(tensor: Any, parameters: Json) -> None:
 
 
 def _outputs(document: Json, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
-    """The names asked for, in the caller's order, and their forms."""
+    """The names of the requested outputs, in the client's order, and their forms."""
     names: list[str] = []
     listed: dict[str, OutputForm] = {}
     for output in array_of(document.get("outputs", []), "outputs"):
@@ -236,7 +236,7 @@ def _outputs(document: Json, *, binary_by_default: bool) -> tuple[tuple[str, ...
         _check_shared_memory(parameters)
         name = text_member(output, "name")
         names.append(name)
-        # As in Triton, an output that is listed goes by its own flag alone.
+        # As in Triton, the request's default does not apply to an output that is listed.
         listed[name] = OutputForm(
             classes=unsigned_of(parameters.get("classification", 0), "classification", verb="set"),
             binary=bool_of(parameters.get("binary_data", False), "binary_data"),
@@ -258,7 +258,7 @@ def _check_shared_memory(parameters: Json) -> None:
 
 
 class _Parameters:
-    """The request's parameters, as they are read."""
+    """Collects the request's parameters."""
 
     __slots__ = (
         "binary_output",
@@ -282,7 +282,7 @@ class _Parameters:
         self.custom: dict[str, Parameter] = {}
 
     def read(self, key: str, value: Any) -> None:
-        """Takes one parameter over. Raises RequestError for a wrong type."""
+        """Reads one parameter. Raises RequestError for a wrong type."""
         match key:
             case "sequence_id":
                 self.correlation_id = sequence_id_of(value)
@@ -313,7 +313,7 @@ def sequence_id_of(value: Any) -> int | str:
 
 
 def custom_parameter(key: str, value: Any) -> Parameter:
-    """A parameter that is the model's business. A number beyond int64 becomes a double."""
+    """A parameter without a meaning for the mesh, for the model. A number beyond int64 becomes a double."""
     if key.startswith(RESERVED_PREFIX):
         raise RequestError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -332,5 +332,5 @@ def custom_parameter(key: str, value: Any) -> Parameter:
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]], pattern: re.Pattern[str]) -> Mapping[str, Parameter]:
-    """The headers whose names the pattern finds, as string parameters. See `gateway.requests.forwarding`."""
+    """The headers whose names match the pattern, as string parameters. See `gateway.requests.forwarding`."""
     return forwarded(((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in headers), pattern)

@@ -1,6 +1,6 @@
-"""An answer to a response's body. Pure; source: triton-spec 5.4.
+"""Encodes an answer as a response's body. Pure; source: triton-spec 5.4.
 
-Binary outputs go out as the executor wrote them; numbers in JSON are written straight from their bytes.
+Binary outputs are sent as the executor wrote them. Numbers in JSON are written directly from the tensor's bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gateway.rest.request import OutputForms
 
 
 def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None]:
-    """The body, and the length of its JSON when binary data follows it (else None).
+    """The body, and the length of its JSON if binary data follows (else None).
 
-    raises  RequestError for an output that has no form of the kind that was asked for
+    raises  RequestError for an output that cannot be sent in the requested form
     """
     config = answer.model.config
     outputs: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def _is_finite(data: NDArray[Any]) -> bool:
 
 
 def _with_non_finite(document: dict[str, Any]) -> bytes:
-    """JSON with `NaN` and `Infinity`, as Triton writes them and clients read them; orjson would write null."""
+    """JSON with `NaN` and `Infinity`, which Triton writes and clients read. orjson would write null."""
     return json.dumps(document, default=_plain, separators=(",", ":")).encode()
 
 

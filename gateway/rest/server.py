@@ -1,4 +1,4 @@
-"""What the gateway says about itself: health, metadata, metrics."""
+"""Routes about the server: health, metadata, metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class ServerRoutes:
-    """Handlers; each answers one route. name: the server's, in its metadata."""
+    """The handlers. Each answers one route. name: the server's name in its metadata."""
 
     def __init__(self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str = SERVER_NAME) -> None:
         self._catalog = catalog
@@ -25,7 +25,7 @@ class ServerRoutes:
         self._metadata = {"name": name, "version": RELEASE, "extensions": EXTENSIONS}
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /v2/health/live: this process works."""
+        """GET /v2/health/live: 200 while this process serves, an error while it stops."""
         self._refuse_while_stopping()
         await send_bytes(send, 200, b"")
 

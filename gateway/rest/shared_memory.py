@@ -1,7 +1,8 @@
-"""Shared memory over HTTP (triton-spec 5.9): there is none. Client, gateway and executor need not share a machine.
+"""The shared memory extension over HTTP (triton-spec 5.9), which a mesh cannot have: client, gateway and executor need
+not share a machine.
 
-Questions for its status are answered, because clients ask them to clean up; there is never a region. What would make
-or remove one is refused.
+Status requests are answered with no region, because clients send them to clean up. Requests to register or unregister a
+region are refused.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from shared.contract.errors import Code, RequestError
 
 
 class SharedMemory:
-    """Handlers; each answers one route. kind: "system" or "cuda", for messages."""
+    """The handlers. Each answers one route. kind: "system" or "cuda", for error texts."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../status: no region, of whatever name."""
+        """GET .../status: never a region."""
         region = scope["path_params"].get("region")
         if region is not None:
             raise RequestError(f"Unable to find {self._kind} shared memory region: '{region}'", Code.NOT_FOUND)
