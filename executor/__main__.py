@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ExecutorSettings, given, program="seqmesh executor", help="Runs models: pulls steps, batches, commits."
     )
     logs.configure(settings.log_level, settings.log_format, service=settings.name_of("executor"))
-    # Imported here because it brings torch: a stop is to be heard meanwhile, and a health check needs none of it.
+    # Imported here because the import takes a second or more: a stop signal must work meanwhile, and a health check
+    # needs none of it.
     from executor.service import serve  # noqa: PLC0415
 
     return FAILED if lifecycle.run(lambda tasks, stop: serve(settings, tasks, stop)) else 0

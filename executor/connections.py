@@ -26,13 +26,13 @@ OpenClient = Callable[[ServerRun], Redis]
 
 
 class RedisConnections:
-    """Blocking reads must not hold up commands, so they have a pool of their own.
+    """The executor's connections. Blocking reads must not hold up commands, so they have a pool of their own.
 
-    Neither repeats a call by itself: a read whose reply was lost is repeated by its caller, who knows what it meant.
+    Neither pool repeats a call by itself: the caller knows which calls may be repeated.
     """
 
     def __init__(self, open_client: OpenClient, keys: Keyspace, value_bytes_max: int = VALUE_BYTES_MAX) -> None:
-        """value_bytes_max: what the server takes as one value."""
+        """value_bytes_max: largest value that the server takes"""
         self.value_bytes_max = value_bytes_max
         self._open = open_client
         self.run = ServerRun()
@@ -44,8 +44,9 @@ class RedisConnections:
 
     @asynccontextmanager
     async def unbound(self) -> AsyncGenerator[tuple[Redis, ServerRun]]:
-        """A client of whatever server is there now, and its run; for the comparison after which the other clients may
-        be bound to it."""
+        """A client that is bound to no earlier run of the server, and the run that it meets. It serves to compare data,
+        before the other clients may be bound to that run.
+        """
         run = ServerRun()
         client = self._open(run)
         try:
@@ -55,7 +56,7 @@ class RedisConnections:
             await client.aclose()
 
     async def follow(self) -> None:
-        """Goes over to whatever server is there, for ever; for the time in which nothing is held of any."""
+        """Binds the clients to each new run of the server, for ever; for a time in which this executor owns nothing."""
         while True:
             await self.run.changed.wait()
             await insist("agreement with Redis", self._agree)
@@ -71,8 +72,9 @@ class RedisConnections:
 
 
 async def insist(what: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call that may be repeated until Redis answers, and has memory for it. what: for the log, when it has
-    to wait."""
+    """Makes a call until Redis answers, and has memory for it; only for calls that may be repeated.
+    what: for the log
+    """
     while True:
         try:
             return await call()

@@ -9,8 +9,9 @@ from shared.store.redis_client import CONNECTION_LOST, connect
 
 
 async def is_healthy(settings: ExecutorSettings) -> bool:
-    """Whether an executor of these settings' name is registered, its lease holds, and it is not about to leave; or it
-    is drained, and not meant to be registered."""
+    """Whether an executor of this name is registered, holds its lease and is not leaving; or is drained, and so not
+    meant to be registered.
+    """
     redis = connect(settings.redis_url, retries=0)
     try:
         membership = Membership(redis, Keyspace(settings.key_prefix, settings.shards))

@@ -97,7 +97,7 @@ async def _serve(
 
 
 async def _is_wanted(connections: RedisConnections, draining: Draining, stop: Stop) -> bool:
-    """Returns when this executor shall be in the mesh, or (False) when it is to stop. It holds nothing meanwhile."""
+    """Waits until this executor shall be in the mesh; False if it is to stop. It owns nothing meanwhile."""
     if stop.requested:
         return False
     following = asyncio.create_task(connections.follow(), name="server")
@@ -125,12 +125,14 @@ async def start_models(
     changed: asyncio.Event,
     tasks: Tasks,
 ) -> Callable[[], Applied]:
-    """Loads what the control mode says and starts what changes it later; returns what tells how far that has come."""
+    """Loads the models of the control mode, and starts the task that changes them later. Returns a function that tells
+    which control messages were applied.
+    """
     match settings.model_control_mode:
         case "explicit":
             logs.info("models are loaded on request", by="whoever gateways let", see="their --restricted-api")
             control = Control(connections, repository, loader, changed)
-            # What the mesh has said about a model since is the last word on it, not this process's command line.
+            # A model about which the mesh has a command follows that, not this process's command line.
             await load_models(repository, loader, settings, await control.words())
             await control.catch_up()
             tasks.start(control.run(), name="control")
@@ -148,7 +150,8 @@ async def start_models(
 async def load_models(
     repository: ModelRepository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
 ) -> None:
-    """Loads everything, or in explicit mode what was named. A model that fails is logged and stands in the index.
+    """Loads every model, or in explicit mode the named ones. A model that fails is logged, and the index names the
+    reason.
 
     but     models to leave alone
     raises  MeshError (see `refuse_start`)
@@ -172,8 +175,9 @@ def start_names(repository: ModelRepository, settings: ExecutorSettings) -> list
 
 
 def refuse_start(repository: ModelRepository, settings: ExecutorSettings) -> None:
-    """Raises MeshError when the start has failed: a model could not be loaded and `--exit-on-error` was given, or, in
-    mode `none`, there is no model at all that could: such an executor would only look alive."""
+    """Raises MeshError if the start has failed: a model could not be loaded and `--exit-on-error` was given; or, in
+    mode `none`, no model at all could be loaded: such an executor would only look alive.
+    """
     failed = sorted(repository.failures)
     if settings.exit_on_error and failed:
         reasons = "; ".join(f"{name}: {repository.failures[name].reason}" for name in failed)
@@ -190,7 +194,7 @@ async def _live(
     draining: Draining,
     stop: Stop,
 ) -> None:
-    """One registration: until it is over (returns), or it is to stop or to be drained (leaves, returns)."""
+    """Runs one registration. Returns when it is over, or when it has left because of a stop or a drain."""
     life = asyncio.create_task(_until_lost(registration), name="registration")
     announcements = asyncio.create_task(_announce(registration, applied, changed), name="announcements")
     leaving = asyncio.create_task(_leave_when_told(registration, settings, draining, stop), name="leave")
@@ -216,7 +220,7 @@ async def _until_lost(registration: Registration) -> None:
 
 
 def _end_at_once(registration: Registration, because: str) -> None:
-    """Every other end of a process waits for its threads, and closes its engines."""
+    """Ends the process without waiting for its threads or closing its engines."""
     logs.error(f"ending: {because}", executor=registration.executor, exit_code=UNUSABLE_EXIT_CODE)
     logging.shutdown()
     os._exit(UNUSABLE_EXIT_CODE)
@@ -225,7 +229,7 @@ def _end_at_once(registration: Registration, because: str) -> None:
 async def _leave_when_told(
     registration: Registration, settings: ExecutorSettings, draining: Draining, stop: Stop
 ) -> None:
-    """A drain has time until there comes a stop; a stop has its own, even where Redis is out of reach."""
+    """Leaves when told to. A drain has any time until a stop comes; a stop has its time limit even without Redis."""
     told = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(draining.begun(), name="drain")]
     try:
         await first_of(*told)
@@ -242,13 +246,13 @@ async def _leave_when_told(
 
 
 async def _after(stop: Stop, seconds: float) -> None:
-    """Returns so long after a stop was requested."""
+    """Returns `seconds` after a stop was requested."""
     await stop.wait()
     await asyncio.sleep(seconds)
 
 
 async def _leave(registration: Registration, settings: ExecutorSettings, stop: Stop) -> None:
-    """Half of a stop's time is for sequences that can only end here."""
+    """Leaves. Half of a stop's time is for sequences that can end only here."""
     await registration.registered.wait()
     stayed = await registration.settle(_after(stop, settings.drain_timeout_s / 2))
     try:

@@ -1,8 +1,8 @@
-"""Which kinds of model can be served here: what is built in, and what other packages add.
+"""Which backends there are: the built-in ones, and those that other packages add.
 
-A package adds a backend by an entry point in the group `seqmesh.backends`, whose name is what `backend:` says in a
-configuration and whose object is a `Backend`, or a class of one without arguments. Nothing here imports torch: it
-comes in with the first model that needs it.
+A package adds a backend by an entry point in the group `seqmesh.backends`. The entry point's name is what `backend:`
+says in a configuration; its object is a `Backend`, or a class of one without arguments. Nothing here imports torch: the
+first model that needs it does.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Backend]:
-    """Every backend that can load a model here, by name; built-in ones first, and these cannot be replaced.
+    """Every backend that can load a model here, by name. The built-in ones come first, and cannot be replaced.
 
     completion_limit_s  how long a python model may take to complete its configuration
 
-    A backend of another package that fails to import is left out and logged: it must not take the others with it.
+    A backend of another package that cannot be imported is logged and left out; the others stay.
     """
     backends: dict[str, Backend] = {}
     if importlib.util.find_spec("torch") is not None:

@@ -1,8 +1,8 @@
-"""Tensors that belong to a whole batch: what a model is told of the rows that were put together, and how an output that
-comes for all of them is cut (`batch_input`, `batch_output`).
+"""Tensors that belong to a whole batch: inputs that describe its rows (`batch_input`), and outputs of the whole batch
+that are cut into rows (`batch_output`).
 
-Pure. A backend with one tensor per batch (`pytorch`) needs them for ragged inputs, whose rows lie behind each other in
-one flat tensor. Shapes here are those of requests, with their batch dimension; a null row counts as a request.
+Pure. A backend with one tensor per batch (`pytorch`) needs them for ragged inputs, whose rows lie one after the other
+in one flat tensor. Shapes here are those of requests, with their batch dimension; a null row counts as a request.
 
 Source: triton-spec section 4, "batch_input / batch_output"; Triton backend, backend_input_collector.cc
 (BatchInputShape, ProcessBatchInput) and backend_output_responder.cc (ProcessBatchOutput).
@@ -63,7 +63,7 @@ def scattered_shape(dims: Shape, source: Shape, *, batched: bool) -> Shape:
 
 
 def check_batch_tensors(config: ModelConfig) -> None:
-    """Whether every batch tensor can be made at all: raises LoadError for what only shapes tell."""
+    """Checks that every batch tensor can be made: raises LoadError for a contradiction of shapes."""
     inputs = {spec.name: spec for spec in config.inputs}
     outputs = {spec.name: spec for spec in config.outputs}
     for entry in config.batch_inputs:

@@ -1,11 +1,10 @@
-"""What shape a model's batches have when a row's results must not depend on its batch (parameter `fixed_shape`).
+"""The shape of a model's batches if a row's results must not depend on its batch (parameter `fixed_shape`).
 
-Pure. Torch's kernels are chosen by a batch's shape, and within a batch most treat every row alike. Those that do not
-differ at the end of what they are given: an elementwise kernel computes whole vectors and then what is left over,
-number by number, by other instructions with other rounding (sigmoid, gelu and softplus among them). So a batch is
-filled up with null rows to a multiple of `ROWS_MULTIPLE`, which leaves nothing over whatever the width of a row. On
-several threads a tensor is cut into equal parts, whose ends lie anywhere: there, and wherever shapes are not fixed,
-every row runs alone.
+Pure. Torch chooses kernels by a batch's shape, and most kernels treat every row of a batch alike. The others differ at
+the end of their data: an elementwise kernel computes whole vectors, and then the remaining numbers one by one, by other
+instructions with other rounding (sigmoid, gelu and softplus among them). So a batch is filled up with null rows to a
+multiple of `ROWS_MULTIPLE`: then nothing remains, whatever the width of a row. On several threads a tensor is cut into
+equal parts, whose ends may lie anywhere. There, and if shapes are not fixed, every row runs alone.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ a time."""
 
 
 def padded_rows(max_batch_size: int) -> int:
-    """Rows of every batch."""
+    """The number of rows of every batch."""
     return -(-max_batch_size // ROWS_MULTIPLE) * ROWS_MULTIPLE
 
 
 def alone_because(config: ModelConfig, threads: int) -> str:
-    """Why a model's rows can only run one by one; "" when a padded batch may do.
+    """Why a model's rows must run one by one; "" if padded batches may do.
 
-    threads  that compute one tensor; 1 for a GPU, where none is cut
+    threads  that compute one tensor; 1 for a GPU, where no tensor is cut
     """
     if config.fixed_shape is FixedShape.ROWS:
         return "so the parameter fixed_shape says"

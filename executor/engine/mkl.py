@@ -1,9 +1,9 @@
-"""MKL's promise that the bits of a product do not depend on its operands' addresses or on their rows' places.
+"""Has MKL promise that the bits of a product do not depend on its operands' addresses, nor on the places of their rows.
 
-Torch's products on a CPU are MKL's. Left to itself MKL chooses kernels by addresses and remainders: on AMD processors a
-row of a narrow product then rounds by its place in the batch. With `MKL_CBWR` it does not ("conditional numerical
-reproducibility", in the developer guide of oneMKL). `AUTO` keeps the best instructions of the processor, `STRICT` holds
-for any alignment.
+On a CPU, torch's products are MKL's. By default MKL chooses kernels by addresses and remainders: on AMD processors a
+row of a narrow product then rounds differently by its place in the batch. With `MKL_CBWR` it does not ("conditional
+numerical reproducibility", in the developer guide of oneMKL). `AUTO` keeps the best instructions of the processor,
+`STRICT` holds for any alignment.
 
 MKL reads the variable once, at its first call in a process. Torch is not imported here.
 """
@@ -27,14 +27,14 @@ _BRANCH_OFF = 1
 
 
 def ask_for_fixed_products() -> None:
-    """From MKL's first call on, products have the same bits everywhere. What the operator has set stays."""
+    """Asks for reproducible products, from MKL's first call on. A value that the operator has set stays."""
     os.environ.setdefault(VARIABLE, SETTING)
 
 
 def require_fixed_products(model: str) -> None:
-    """The same, for a model that is about to be loaded.
+    """As `ask_for_fixed_products`, for a model that is about to be loaded.
 
-    raises  LoadError when MKL has computed otherwise in this process: it cannot change any more
+    raises  LoadError if MKL has computed in another mode in this process: it cannot change any more
     """
     ask_for_fixed_products()
     branch = _branch_reader()
@@ -47,7 +47,7 @@ def require_fixed_products(model: str) -> None:
 
 
 def _branch_reader() -> Callable[[int], int] | None:
-    """MKL's own word on its mode, where torch has brought an MKL that tells."""
+    """MKL's function that tells its mode; None if torch's MKL has none, or torch is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None or torch.__file__ is None:
         return None

@@ -1,4 +1,4 @@
-"""Null rows: what fills the places of a batch that have no step (triton-spec 1.4)."""
+"""Null rows: they fill the places of a batch that have no step (triton-spec 1.4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def zeros(datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def false_control(control: ControlSpec, *, batched: bool) -> Tensor:
-    """The control as a null row carries it: the false value, correlation id 0, or a string of length 0."""
+    """The control tensor of a null row: the false value, correlation id 0, or a string of length 0."""
     shape = (1, 1) if batched else (1,)
     if control.datatype == "BYTES":
         return Tensor(control.name, "BYTES", shape, bytes(4))

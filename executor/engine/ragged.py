@@ -1,9 +1,9 @@
-"""Ragged inputs (`allow_ragged_batch`): rows of any shape share a batch, because they lie behind each other in one flat
-tensor.
+"""Ragged inputs (`allow_ragged_batch`): rows of any shape share a batch, because they lie one after the other in one
+flat tensor.
 
-Pure. Such a tensor has one dimension, the elements of all rows; that is so too where the shapes happen to be equal, so
-that a model sees one form only. Where a row begins, a model learns from batch inputs (`batch_tensors`). The `python`
-backend has no such tensors: it is given each request apart.
+Pure. Such a tensor has one dimension, the elements of all rows; also if all shapes happen to be equal, so that a model
+sees one form only. Batch inputs (`batch_tensors`) tell the model where each row begins. The `python` backend has no
+such tensors: it is given each request apart.
 
 Source: triton-spec 1.9; Triton pytorch backend, libtorch.cc (SetInputTensors).
 """
@@ -24,7 +24,7 @@ _ANY: Shape = ()
 
 
 class RaggedInputs:
-    """Which inputs of a model are ragged. Truth value: whether any is."""
+    """Which inputs of a model are ragged. True if there is one."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.names = frozenset(spec.name for spec in specs if spec.allow_ragged_batch)
@@ -34,22 +34,23 @@ class RaggedInputs:
         return bool(self.names)
 
     def group(self, key: InputShapes) -> InputShapes:
-        """What rows must have in common to share a batch: of ragged inputs, only whether they are there."""
+        """What rows must have in common to share a batch. Of ragged inputs only their presence counts."""
         if not self._at:
             return key
         return tuple(_ANY if place in self._at and shape is not None else shape for place, shape in enumerate(key))
 
 
 def request_shapes(name: str, batch: Sequence[Row]) -> list[Shape]:
-    """Each row's shape of an input, with batch dimension; a null row's is that of the first real row (triton-spec 1.4),
-    of which it takes one item. At least one row is real, and every real one has the input."""
+    """Each row's shape of an input, with batch dimension. A null row has the shape of the first real row (triton-spec
+    1.4) with one item. At least one row is real, and every real row has the input.
+    """
     sample = next(row.inputs[name].shape for row in batch if not row.null)
     null = (1, *sample[1:]) if sample else sample
     return [null if row.null else row.inputs[name].shape for row in batch]
 
 
 def flat_parts(spec: TensorSpec, batch: Sequence[Row], given: Sequence[Shape]) -> tuple[list[bytes], int]:
-    """The content of each row, and how many elements they have together. given: as of `request_shapes`."""
+    """The content of each row, and the number of elements of all rows. given: from `request_shapes`"""
     parts = [
         zeros(spec.datatype, shape) if row.null else row.inputs[spec.name].raw
         for row, shape in zip(batch, given, strict=True)

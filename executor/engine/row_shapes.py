@@ -1,7 +1,7 @@
-"""Whether a row's inputs are what the configuration declares, and which rows can share a tensor.
+"""Checks that a row's inputs are what the configuration declares, and tells which rows can share a tensor.
 
-Pure. The gateway has checked the same already; it is checked again here because a batch is one buffer per input: a
-row with a byte too few would shift every row behind it into its neighbour's result.
+Pure. The gateway has checked the same already. It is checked again because a batch is one buffer per input: a row with
+a byte too few would shift every later row into its neighbour's result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, element_count
 
 KNOWN_SHAPES = 1024
-"""Combinations of shapes remembered per engine; at the bound all are forgotten, so that odd clients cost no memory."""
+"""Combinations of shapes remembered per engine. At the bound all are forgotten, so that odd requests cost no memory."""
 
 InputShapes = tuple[shapes.Shape | None, ...]
 """Per declared input, the shape with its batch dimension; None for an optional input that is absent."""
@@ -27,8 +27,8 @@ class Verdict:
 
     key      equal for rows that can be concatenated: the shapes without batch dimension
     rows     how many rows of the batch the request brings
-    sizes    (input, datatype, bytes) of each present input; for BYTES, whose size the shape does not tell, 0
-    problem  why the row cannot be run; "" when it can
+    sizes    (input, datatype, bytes) of each present input; bytes is 0 for BYTES, whose size the shape does not tell
+    problem  why the row cannot be run; "" if it can
     """
 
     key: InputShapes
@@ -38,7 +38,7 @@ class Verdict:
 
 
 class RowShapes:
-    """Judges the rows of one model; remembers what it has seen."""
+    """Judges the rows of one model; remembers its verdicts by shape."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._model = config.name

@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether a shape is one of those that `dims` allows (-1 allows any size)."""
+    """Whether `dims` allows a shape (-1 allows any size)."""
     return len(shape) == len(dims) and all(dim in (size, -1) for size, dim in zip(shape, dims, strict=True))
 
 
@@ -24,12 +24,12 @@ def declared_by_model(spec: TensorSpec) -> Shape:
 
 
 def for_model(spec: TensorSpec, shape: Shape) -> Shape:
-    """A client's shape, as the model wants it."""
+    """The shape that the model gets for a client's shape."""
     return shape if spec.reshape is None else _substituted(spec.dims, shape, spec.reshape)
 
 
 def for_client(spec: TensorSpec, shape: Shape) -> Shape:
-    """A model's shape, as the client sees it."""
+    """The shape that the client gets for a model's shape."""
     return shape if spec.reshape is None else _substituted(spec.reshape, shape, spec.dims)
 
 

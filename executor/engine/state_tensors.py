@@ -1,7 +1,8 @@
-"""What a sequence's implicit state may be: before its first step zeros or a file's content, later a checkpoint's.
+"""The implicit state of a sequence before its first step (zeros, or a file's content), and the check of a checkpoint's.
 
-The rules of size are Triton's (triton-spec 2): a file that is too short is refused with Triton's message, one that is
-too long is cut, a BYTES state takes the whole file. Unlike Triton, a state without `initial_state` begins as zeros.
+The rules of size are Triton's (triton-spec 2): a file that is too short is refused with Triton's message, a file that
+is too long is cut, and a BYTES state takes the whole file. Unlike in Triton, a state without `initial_state` begins as
+zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shared.contract.tensors import ELEMENT_BYTES, Tensor, bytes_elements, eleme
 
 
 def size_problem(size: int, bytes_max: int) -> str | None:
-    """What is wrong with a state of so many bytes; None when Redis takes it."""
+    """Why a state of so many bytes cannot be kept; None if Redis takes it."""
     if size <= bytes_max:
         return None
     return f"it has {size} bytes, and Redis, which keeps it, takes no value beyond {bytes_max} (proto-max-bulk-len)"
@@ -25,9 +26,9 @@ def size_problem(size: int, bytes_max: int) -> str | None:
 def initial_state(model_dir: Path, spec: StateSpec, bytes_max: int) -> Tensor:
     """The first content of a state, by its input name and without the batch dimension; variable dims are 1.
 
-    bytes_max  that a state may have
+    bytes_max  largest state
     raises     LoadError when the file under `<model>/initial_state/` is missing or too short, and for a state of fixed
-               size that is larger
+               size that is too large
     """
     shape = spec.initial_dims if spec.initial_dims is not None else shapes.smallest(spec.dims)
     problem = size_problem(element_count(shape) * ELEMENT_BYTES.get(spec.datatype, 0), bytes_max)
@@ -59,7 +60,7 @@ def _content(path: Path, spec: StateSpec, shape: shapes.Shape) -> bytes:
         return _checked_elements(path, spec, shape, content)
     expected = element_count(shape) * ELEMENT_BYTES[spec.datatype]
     if len(content) < expected:
-        # The missing space is Triton's.
+        # Without a space before "only", as in Triton's message.
         raise LoadError(
             f"initial_state setting expects {expected} bytes, but the data provided from "
             f"{spec.initial_file}only has {len(content)} bytes."

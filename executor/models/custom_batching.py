@@ -1,16 +1,16 @@
-"""Batch strategies: a model's own say in which requests share a batch (triton-spec 3.4), as a Python file.
+"""Batch strategies: a Python file by which a model decides which requests share a batch (triton-spec 3.4).
 
 Triton loads a shared library with five hooks; here they are five functions of a module, under the same names:
 
-    model_batcher_initialize(model: ModelConfig) -> batcher       once per load; what it returns the others are given
+    model_batcher_initialize(model: ModelConfig) -> batcher       once per load; the others are given its result
     model_batch_initialize(batcher) -> batch                      a batch is begun
     model_batch_include_request(request: BatchRequest, batch) -> bool     may this request join the batch?
-    model_batch_finalize(batch)                                   the batch is formed, or will be looked at again later
+    model_batch_finalize(batch)                                   the batch is formed, or will be formed again later
     model_batcher_finalize(batcher)                               the model is unloaded
 
-The strategy adds to the rules of the dynamic batcher and replaces none: it is asked of the first request too, so that
-it can measure it, but a request alone always runs. While a batch waits for others it is formed anew at each look, from
-its first request on. Hooks run on a thread of their own, one at a time per model version.
+The strategy adds to the rules of the dynamic batcher and replaces none. It is asked for the first request too, so that
+it can measure it, but a single request always runs. While a batch waits for more requests, it is formed again from its
+first request on each time. Hooks run on a thread of their own, one at a time per model version.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ HOOKS = (
 )
 
 HOOK_FAILURES = (Exception, SystemExit)
-"""What a hook may end with: `sys.exit()` in a model's own file must not end the executor."""
+"""What a hook may raise: `sys.exit()` in a model's own file must not end the executor."""
 
 _modules = itertools.count(1)
 
 
 class StrategyError(MeshError):
-    """A hook raised while a request was looked at; that request hears of it, nobody else.
+    """A hook raised for one request. Only that request is answered with the error.
 
-    request  the one that it was about
+    request  its id
     """
 
     code = Code.INTERNAL
@@ -119,7 +119,7 @@ class BatchStrategy:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.close_now)
 
     def close_now(self) -> None:
-        """The same for a strategy that nobody uses yet, or on its own thread."""
+        """As `close`, for a strategy that is not used yet; or called on the strategy's own thread."""
         self._quietly("model_batcher_finalize", self._batcher)
         sys.modules.pop(self._module_name, None)
         self._thread.shutdown(wait=False)

@@ -1,9 +1,9 @@
-"""What a model's sequences and engines depend on, as short texts that change when it does.
+"""Fingerprints of what a model's sequences and engines depend on: short texts that change when it does.
 
-Decides whether a load changes anything: a version whose content stayed goes on with its sequences, one whose
-layout stayed too keeps its very engines. Files count by size and time of change, as in Triton; override files, which
-are written anew for every load, by their content, and so do those of models whose answers are cached: equal files lie
-on all executors, written at different times.
+They decide what a load changes. A version with the same content goes on with its sequences. If its layout is the same
+too, it keeps its engines. Files count by size and time of change, as in Triton. Two kinds of files count by content:
+override files, which are written again for every load, and the files of models whose answers are cached, which are
+equal on all executors but were written at different times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from executor.configuration.load import LoadedConfig
 IN_PLACE = ("instance_group", "version_policy")
 """Parts of a configuration that change without ending sequences (triton-spec 1.11)."""
 CONFIG_FILES = ("config.pbtxt", "configs")
-"""They count by what they say."""
+"""Not counted as files, because the parsed configuration is counted."""
 UNSEEN = ("__pycache__",)
 
 
@@ -32,15 +32,16 @@ class Fingerprint:
 
 
 def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
-    """The fingerprint of one version of a model. Reads the directory; of each file only its size and time, unless
-    by_content."""
+    """The fingerprint of one version of a model. Of each file in the directory only size and time are read, unless
+    `by_content`.
+    """
     config = json.loads(loaded.json)
     layout = json.dumps(config.get("instance_group", []), sort_keys=True)
     for name in IN_PLACE:
         config.pop(name, None)
     parts = [json.dumps(config, sort_keys=True)]
     if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
-        # State that only an engine holds ends with the engine.
+        # State that only an engine holds ends with that engine, so a change of the instances ends the sequences.
         parts.append(layout)
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
     parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
@@ -48,7 +49,9 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
 
 
 def folder_fingerprint(folder: Path) -> str:
-    """A text that changes when anything in a model's directory does. Raises OSError when it cannot be read."""
+    """A text that changes when anything in a model's directory changes.
+    Raises OSError if the directory cannot be read.
+    """
     return _digest(_marks(folder, by_content=False, skip=frozenset()))
 
 
@@ -64,7 +67,7 @@ def _content(path: Path) -> str:
 
 
 def _files(folder: Path, skip: Collection[str]) -> Iterator[Path]:
-    """Every file of a model's directory, in a fixed order. skip: about names in the directory itself."""
+    """Every file of a model's directory, in a fixed order. skip: names in the directory itself that are left out"""
     for path in sorted(folder.iterdir()):
         if path.name in skip or path.name in UNSEEN or path.name.startswith("."):
             continue

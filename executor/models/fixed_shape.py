@@ -1,14 +1,13 @@
-"""Whether an instance keeps the promise of `fixed_shape` on this machine: a row's outputs and states are the same, bit
-by bit, whatever shares its batch and wherever in it the row stands.
+"""Tests whether an instance keeps the promise of `fixed_shape` on this machine: a row's outputs and states are the
+same, bit by bit, whatever other rows share its batch, and wherever in the batch the row stands.
 
-Found out at load by running made-up rows in many company: first all of them, then at other places and slots, alone,
-among null rows, among strangers, and among strangers of NaN and infinities; with weights and inputs at other addresses,
-as another executor has them. What an engine cannot keep for padded
-batches, it keeps by running each row alone; a model that gives one row different results even then is random (or keeps
-something from call to call), and is not loaded: there is nothing to promise. Which it is does not depend on time or
-load, only on model, kernels and thread count, so that machines of one kind agree.
+At load, made-up rows are run in many batches: first all of them together; then in other places and slots, alone, among
+null rows, among other rows, and among rows of NaN and infinities; and with weights and inputs at other addresses, as
+another executor has them. If padded batches do not keep the promise, each row runs alone. If even then one row has
+different results, the model is random (or keeps something from call to call) and is not loaded. The result depends only
+on model, kernels and thread count, not on time or load, so machines of one kind agree.
 
-The rows go to the engine itself, as those of warm-up do; what they leave in the arena is dropped.
+The rows go to the engine itself, as those of warm-up do; the states that they leave are dropped.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, pack_byte
 from shared.process import logs
 
 TRIALS = 12
-"""Batches that are compared with a round's first one; each puts every row in another place."""
+"""Batches that are compared with a round's first batch; each puts every row in another place."""
 ROUNDS = 4
-"""Times that all this is done, each with other rows and other addresses: most rows round alike even by kernels that
-differ."""
+"""Rounds, each with other rows and other addresses. One is not enough: even different kernels round most rows alike."""
 ALIGNMENT_BYTES = 64
 ADDRESSES = 64
 """Aligned places in a page."""
 WARM_RUNS = 3
-"""TorchScript compiles what it has seen twice; its first calls may round otherwise."""
+"""Runs before the first comparison: TorchScript compiles what it has seen twice, and its first calls may round
+otherwise.
+"""
 ALONE_TESTED = 4
-"""Rows of a trial where each runs alone: there only the model itself can differ."""
+"""Rows of a trial where each row runs alone, so that only the model itself can differ."""
 _SEED = 0
 
 
@@ -47,8 +47,6 @@ _POISON = np.array([np.nan, np.inf, -np.inf])
 
 
 class TrialResult(Enum):
-    """What the trials showed."""
-
     SAME = "every row has the same result in every batch"
     DIFFERENT = "results depend on the other rows of a batch"
     FAILED = "the model fails on made-up rows"
@@ -81,7 +79,7 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
 
 
 def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> TrialResult:
-    """What holds in the end."""
+    """Tests padded batches, and if they fail, rows alone."""
     if not shape.alone_because:
         found = trials(engine, config, config.max_batch_size)
         if found is TrialResult.SAME:
@@ -91,7 +89,7 @@ def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> TrialRes
 
 
 def trials(engine: Engine, config: ModelConfig, rows: int) -> TrialResult:
-    """Runs made-up rows in different company, at most so many at once. The arena's slots are free afterwards."""
+    """Runs made-up rows in different batches of at most `rows`. The arena's slots are free afterwards."""
     chance = np.random.default_rng(_SEED)
     made = _Maker(config, chance)
     count = max(1, min(rows, config.max_batch_size, config.slots_per_instance))
@@ -127,14 +125,14 @@ def _round(table: _Table, made: _Maker, count: int, chance: np.random.Generator,
 
 
 def _given_away(trial: int, count: int, chance: np.random.Generator) -> Sequence[int]:
-    """Which places of a trial's batch are not for tested rows: none, about half, or all but one."""
+    """The places of a trial's batch that tested rows do not get: none, about half, or all but one."""
     share = (0, count // 2, count - 1)[trial % 3]
     return [int(place) for place in chance.permutation(count)[:share]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sequence:
-    """A made-up sequence before one of its steps. states: of the step before; none where this is the first."""
+    """A made-up sequence before one of its steps. states: after the step before; not used for a first step"""
 
     inputs: Mapping[str, Tensor]
     states: Mapping[str, Tensor]
@@ -142,7 +140,7 @@ class _Sequence:
 
 
 class _Maker:
-    """Makes sequences up. Integers and strings are zeros and ones, which most models can do something with."""
+    """Makes up sequences. Integers and strings are zeros and ones, which most models accept."""
 
     def __init__(self, config: ModelConfig, chance: np.random.Generator) -> None:
         self._inputs = config.inputs
@@ -151,7 +149,9 @@ class _Maker:
         self._chance = chance
 
     def sequence(self, number: int, *, scale: float = 1.0, poisoned: bool = False) -> _Sequence:
-        """One that is usual, far out, or poisoned with NaN and infinities; every third is at its first step."""
+        """A sequence with usual values, large ones (`scale`), or NaN and infinities (`poisoned`). Every third is at its
+        first step.
+        """
         inputs = {
             spec.name: self._tensor(spec.name, spec.datatype, (*self._leading, *shapes.smallest(spec.dims)), scale)
             for spec in self._inputs
@@ -165,7 +165,7 @@ class _Maker:
         return _Sequence(inputs, states, starts=number % 3 == 2)
 
     def company(self, trial: int) -> _Sequence | None:
-        """Somebody who is not tested; None for nobody."""
+        """A sequence that is not tested; None for a null row."""
         match trial // 3 % 4:
             case 0:
                 return None
@@ -197,7 +197,7 @@ class _Maker:
 
 
 class _Table:
-    """Seats sequences in an engine's batches, in any slots (direct: in the slot of their place)."""
+    """Runs made-up sequences in an engine's batches, in random slots (direct: in the slot of their place)."""
 
     def __init__(self, engine: Engine, config: ModelConfig, chance: np.random.Generator) -> None:
         batching = config.sequence_batching
@@ -208,24 +208,24 @@ class _Table:
         self._controls = {starts: nobodys_controls(config, start=starts, end=False) for starts in (False, True)}
 
     def move(self) -> None:
-        """Lays the weights, and what is made for batches from now on, elsewhere in memory."""
+        """Moves the weights, and the memory of later batches, to other addresses."""
         offset = int(self._chance.integers(ADDRESSES)) * ALIGNMENT_BYTES
         if isinstance(self._engine, FixesShape):
             self._engine.move_weights(offset)
         self._beside = [bytearray(int(size)) for size in self._chance.integers(1, 4096, size=8)]
 
     def leave(self, count: int) -> None:
-        """The weights get one alignment on every executor, and so many slots are free."""
+        """Gives the weights the same alignment on every executor, and frees the first `count` slots."""
         if isinstance(self._engine, FixesShape):
             self._engine.move_weights(0)
         for slot in range(count):
             self._engine.drop_state(slot)
 
     def run(self, seated: Sequence[_Sequence | None]) -> list[RowResult | RowError | None]:
-        """One step of each; the results by place, states included."""
+        """Runs one step of each sequence; the results by place, with states."""
         slots = range(len(seated)) if self._direct else map(int, self._chance.permutation(len(seated)))
         rows = [self._row(sequence, slot) for sequence, slot in zip(seated, slots, strict=True)]
-        # Only a direct batch has places for nobody.
+        # Only a direct batch has null rows.
         given = [place for place, row in enumerate(rows) if self._direct or not row.null]
         ran = self._engine.run([rows[place] for place in given], [not rows[place].null for place in given])
         results: list[RowResult | RowError | None] = [None] * len(seated)

@@ -1,18 +1,20 @@
-"""Loads that end their process: each attempt is written down in Redis before it begins, and crossed out when it has
-ended in Python, well or badly. What stays there ended its process: a segmentation fault, no memory, `os._exit`.
+"""Guards against loads that end their process (a segmentation fault, no memory, `os._exit`).
 
-    attempt   a process loads a model, and says every few seconds that it still does
-    ended     an attempt that nobody has spoken for in a while, or whose executor's name another process has now
-    round     one more than the last round of ended attempts. Attempts side by side share a round: a machine that loses
-              its power while five executors load a model speaks once against it, not five times
+Each attempt is noted in Redis before it begins, and the note is removed when the load has ended in Python, well or
+badly. A note that stays belongs to a load that ended its process.
+
+    attempt   a process loads a model, and renews its note every few seconds
+    ended     an attempt whose note was not renewed for a while, or whose executor's name another process has now
+    round     one more than the last round of ended attempts. Attempts side by side share a round: if a machine loses
+              power while five executors load a model, that counts once against the model, not five times
 
 A load that ended its processes in `ROUNDS_MAX` rounds is given up: it fails, and everything else is served. It is tried
-anew when it is asked for anew (another generation), when the model's files have changed, or when it has not been tried
-for `MEMORY_S`. Once it has gone well somewhere, only an executor's own attempts count against it: one sick machine does
-not take a model from the others. A process that is told to stop crosses its attempts out at once, for it may be killed
-before they end; one that leaves because its GPU is lost does not.
+again when it is asked for again (another generation), when the model's files have changed, or when it has not been
+tried for `MEMORY_S`. Once the load has succeeded on any executor, only an executor's own attempts count for it, so one
+sick machine does not take a model from the others. A process that is told to stop removes its notes at once, because it
+may be killed before its loads end; a process that ends because its GPU is lost does not.
 
-Without Redis no load begins. Where Redis refuses the note (no memory, a foreign value under the key) the load is made
+Without Redis no load begins. If Redis refuses the note (no memory, a foreign value under the key), the load is made
 uncounted: to serve is worth more than to count.
 """
 
@@ -41,21 +43,22 @@ from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 
 ROUNDS_MAX = 3
-"""A kill from outside, or two, is no proof against a model."""
+"""Rounds after which a load is given up. One or two kills from outside are no proof against a model."""
 SILENT_MS = 30_000
-"""An attempt that nobody has spoken for so long counts as ended. Long, because a load may hold the interpreter, or its
-process be frozen for a while; whoever comes back crosses its attempt out."""
+"""An attempt whose note was not renewed for so long counts as ended. Long, because a load may hold the interpreter, or
+its process may be frozen for a while; if the process comes back, it removes the note.
+"""
 SPEAK_S = 10.0
 MEMORY_S = 3600
 """How long attempts are remembered after the latest, seconds."""
 UNNAMED = "0"
-"""The generation of a load of the start, which nobody asked for. Such loads are told apart by the model's files."""
+"""The generation of a load at start, which no gateway asked for. Such loads are told apart by the model's files."""
 SUCCESS = "loaded"
-"""The field beside the attempts that says when the load last went well, ms."""
+"""The field beside the attempts that holds the time of the last successful load, ms."""
 
 
 class LoadAttempt(msgspec.Struct, frozen=True):
-    """A load that has begun. seen_ms: when its process last spoke for it, by the clock of Redis."""
+    """A load that has begun. seen_ms: when its process last renewed the note, by the clock of Redis"""
 
     executor: str
     host: str
@@ -66,18 +69,18 @@ class LoadAttempt(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one executor holds against a load: the ended attempts that count, by field."""
+    """The ended attempts that count against a load, for one executor, by field."""
 
     attempts: Mapping[bytes, LoadAttempt]
 
     @property
     def next_round(self) -> int:
-        """Of an attempt that begins now."""
+        """The round of an attempt that begins now."""
         return 1 + max((attempt.round for attempt in self.attempts.values()), default=0)
 
     @property
     def is_enough(self) -> bool:
-        """Whether the load is given up."""
+        """Whether the attempts are enough to give the load up."""
         return len({attempt.round for attempt in self.attempts.values()}) >= ROUNDS_MAX
 
 
@@ -113,7 +116,7 @@ class Loader:
         try:
             loaded = await asyncio.to_thread(self._repository.load, name, override_json, files, generation)
         except DeviceLostError:
-            # Ends the process, as a segmentation fault would: the attempt stays.
+            # The process ends, as by a segmentation fault: the attempt stays.
             await end((speaking,))
             raise
         except BaseException:
@@ -129,7 +132,7 @@ class Loader:
         try:
             return UNNAMED if folder is None else folder_fingerprint(folder)
         except OSError:
-            # The load will say what it is that cannot be read.
+            # The load itself will report what cannot be read.
             return UNNAMED
 
     def _given_up(self, name: str, ended: int) -> LoadError:
@@ -143,8 +146,9 @@ class Loader:
     # -- what Redis holds -------------------------------------------------------------------------------------------
 
     async def _noted(self, write: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Reads or writes notes, on a connection of its own: a load goes on over a restart of Redis, to which the
-        executor's other connections do not open. None where Redis refuses."""
+        """Reads or writes notes; None where Redis refuses. Uses a connection of its own: a load goes on over a restart
+        of Redis, when the executor's other connections do not open yet.
+        """
 
         async def once() -> Any:
             async with self._connections.unbound() as (redis, _):
@@ -157,7 +161,7 @@ class Loader:
         return await insist("note of a load", once)
 
     async def _begin(self, redis: Any, key: str, field: bytes) -> Evidence:
-        """Writes an attempt down, unless the load is given up. Returns what speaks against it."""
+        """Notes an attempt, unless the load is given up. Returns what counts against the load."""
         now_ms = await redis_now_ms(redis)
         notes: dict[bytes, bytes] = await redis.hgetall(key)
         proven = is_recent(notes.pop(SUCCESS.encode(), b""), now_ms)
@@ -171,7 +175,9 @@ class Loader:
         return evidence
 
     def against(self, attempts: Mapping[bytes, LoadAttempt], now_ms: int, *, is_proven: bool) -> Evidence:
-        """The attempts that have ended and count for this executor. is_proven: the load has gone well somewhere."""
+        """The attempts that have ended and count for this executor.
+        is_proven: the load has succeeded on some executor
+        """
         ended = {
             field: attempt
             for field, attempt in attempts.items()
@@ -180,13 +186,15 @@ class Loader:
         return Evidence({field: one for field, one in ended.items() if one.executor == self._executor or not is_proven})
 
     def _succeeds(self, attempt: LoadAttempt) -> bool:
-        """Whether this process has taken another's place: it has its name, and the other does not run any more."""
+        """Whether this process has taken the place of the attempt's process: it has the same name, and the other runs
+        no more.
+        """
         if attempt.executor != self._executor:
             return False
         return attempt.host != self._host or attempt.pid == os.getpid() or not is_running(attempt.pid)
 
     async def _speak_for(self, key: str, field: bytes, number: int) -> None:
-        """Says that an attempt goes on, until this process is told to stop: then it is crossed out."""
+        """Renews the note of an attempt until this process is told to stop; then removes the note."""
         while not self._stop.requested:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SPEAK_S):
@@ -212,7 +220,7 @@ class Loader:
 
 
 def is_recent(when: bytes, now_ms: int) -> bool:
-    """Whether a time in the notes is within what is remembered."""
+    """Whether a noted time is not older than `MEMORY_S`."""
     return when.isdigit() and now_ms - int(when) < MEMORY_S * 1000
 
 

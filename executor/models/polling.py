@@ -1,8 +1,9 @@
-"""Poll mode: the models follow what happens in the repository's folders.
+"""Poll mode: the models follow the repository's folders.
 
-Every so often each model's folder is looked at; a new one is loaded, a changed one is loaded anew, one that is gone is
-unloaded. A load that fails is tried again only when its folder changes once more, so a model that is being copied is
-loaded when it is complete. Every executor looks at its own folders: where they are shared, all follow within a period.
+Each model's folder is read at intervals. A new model is loaded, a changed one is loaded again, a missing one is
+unloaded. A load that failed is tried again only when the folder changes once more; so a model that is being copied is
+loaded when it is complete. Every executor reads its own folders; if they are shared, all executors follow within one
+interval.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from shared.process import logs
 
 
 class Polling:
-    """Watches the folders. period_s: seconds between two looks; changed: set when the mesh should be told."""
+    """Watches the folders.
+
+    period_s  seconds between two looks
+    changed   set when there is something to announce to the mesh
+    """
 
     def __init__(self, repository: ModelRepository, loader: Loader, period_s: float, changed: asyncio.Event) -> None:
         self._repository = repository
@@ -39,7 +44,7 @@ class Polling:
                 logs.warning("models not looked at", cause=str(error))
 
     async def look(self) -> bool:
-        """Loads and unloads what has changed since the last look; whether there was anything."""
+        """Loads and unloads what has changed since the last look; False if nothing has."""
         now = await asyncio.to_thread(self._fingerprints)
         before, self._seen = self._seen, now
         for name in sorted(before.keys() - now.keys()):
@@ -61,7 +66,7 @@ class Polling:
                 if folder is not None:
                     found[name] = folder_fingerprint(folder)
             except OSError as error:
-                # It changes at this very moment: what it becomes is seen at the next look.
+                # It is being changed at this moment; the next look sees the result.
                 logs.warning("model not looked at", model=name, cause=str(error))
                 if name in self._seen:
                     found[name] = self._seen[name]

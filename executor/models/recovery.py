@@ -1,4 +1,4 @@
-"""What only a loaded model tells of how its sequences survive their executor: whether it has methods for that."""
+"""Whether a model has methods to hand out its sequences' state, which only the loaded model can tell."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from shared.contract.model_config import ModelConfig, SequenceRecovery
 
 
 def with_methods(config: ModelConfig, engines: Iterable[Engine]) -> ModelConfig:
-    """The configuration of a version, once its engines are there.
+    """The configuration of a version whose engines are loaded, with `state_methods`.
 
-    Raises LoadError when methods are asked for that the model does not have.
+    Raises LoadError if the configuration asks for the methods and the model has none.
     """
     found = all(isinstance(engine, HandsOutState) and engine.hands_out_state for engine in engines)
     return _told(config, found=found)
 
 
 def of_versions(config: ModelConfig, versions: Iterable[ModelConfig]) -> ModelConfig:
-    """The configuration as the mesh is told of it. A gateway does not ask which version a sequence is of: one that has
-    no methods is enough for none to be relied on."""
+    """The configuration as the mesh is told of it. A gateway does not distinguish versions here, so every version must
+    have the methods.
+    """
     return _told(config, found=all(version.state_methods for version in versions))
 
 

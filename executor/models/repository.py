@@ -1,8 +1,8 @@
-"""The models of this executor: found in the repository's folders, loaded, and kept with what became of each.
+"""The models of this executor: found in the repository's folders, loaded, and kept with the result of each load.
 
-A model that fails to load does not stop the others, and not its own predecessor: that goes on serving, as in Triton. A
-load changes only what differs (`executor.models.fingerprints`): of a model of which nothing changed every version stays
-as it is. Everything here is slow (files, weights) and runs on a thread; nothing here knows of Redis.
+A model that fails to load does not stop the others, and its predecessor goes on serving, as in Triton. A load changes
+only the versions that differ (`executor.models.fingerprints`). Everything here is slow (files, weights) and runs on a
+thread; nothing here knows of Redis.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
 
 UNLOADED = "unloaded"
-"""Triton's reason of a version that was taken out of service."""
+"""Triton's reason for a version that was taken out of service."""
 
 CODE_NAMES: Mapping[Code, str] = {
     Code.UNKNOWN: "Unknown",
@@ -59,11 +59,12 @@ CODE_NAMES: Mapping[Code, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
-    """One version of a model with its engines, one worker per instance. Outlives a lost lease.
+    """One version of a model with its engines, one worker per instance. It outlives a lost lease.
 
-    files  holds override files on disk for as long as the version is there; None: they are the repository's
-    cache_scope  what its answers depend on, in the response cache; "" where the model has it not enabled
-    mark    what its sequences' states depend on: no load of another mark goes on from them; "" where nobody asks
+    files  holds override files on disk as long as the version exists; None: the files are the repository's
+    cache_scope  what its answers depend on, for the response cache; "" if the model has it not enabled
+    mark    what its sequences' states depend on: a load with another mark does not use them; "" if states are not
+            compared
     """
 
     config: ModelConfig
@@ -78,13 +79,13 @@ class ServedVersion:
     mark: str = ""
 
     def report(self, *, pending: int) -> ModelReport:
-        """What this executor reports of it. pending: requests that wait here."""
+        """What this executor reports of the version. pending: requests that wait here"""
         memory = tuple(use for worker in self.workers for use in worker.memory_usage)
         return ModelReport(self.config.name, self.version, pending, self.load_seconds, memory)
 
     @property
     def announcement(self) -> ServedModel:
-        """What the registration says of it."""
+        """What the registration says of the version."""
         return ServedModel(
             self.config.name,
             self.version,
@@ -97,7 +98,7 @@ class ServedVersion:
 
     @property
     def readiness(self) -> list[Readiness]:
-        """Of its instances that may say that they are not ready."""
+        """The readiness checks of the instances that have one."""
         return [worker.readiness for worker in self.workers if worker.readiness is not None]
 
 
@@ -115,7 +116,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the last load of a model failed. version: "" when it did not come to loading one."""
+    """Why the last load of a model failed. version: "" if it failed before a version was loaded"""
 
     version: str
     reason: str
@@ -134,15 +135,15 @@ class ModelRepository:
     loaded    by name
     failures  by name: why the last load failed
     unloaded  by name: versions that were taken out of service
-    retired   unloaded or replaced, to be closed once nothing runs on them any more
+    retired   versions that were unloaded or replaced, to be closed once nothing runs on them any more
     loading   names that are being loaded now
-    backend_dirs  where backends have files of their own, each in a folder of its name: batch strategies
-    config_name    of configurations to be read in place of config.pbtxt
+    backend_dirs  folders that hold, in a folder of each backend's name, the backend's batch strategy
+    config_name    name of the configurations that are read in place of config.pbtxt
     auto_complete  models may complete their configurations
-    completion_limit_s  how long a python model may take to do so
+    completion_limit_s  how long a python model may take for that
     metrics        which latencies are counted
-    state_bytes_max  of one state tensor of one sequence
-    reloads        models may be loaded anew; else what is found at the start is taken for what it always was
+    state_bytes_max  largest state tensor of one sequence
+    reloads        models may be loaded again; if not, no state can come from another load
     """
 
     folders: Sequence[Path]
@@ -165,11 +166,11 @@ class ModelRepository:
         return sorted({path.name for folder in self.folders for path in _model_folders(folder)})
 
     def folder(self, name: str) -> Path | None:
-        """Where a model lies."""
+        """The folder of a model."""
         return next((path for root in self.folders for path in _model_folders(root) if path.name == name), None)
 
     def mentions(self, word: str) -> bool:
-        """Whether a configuration file of any model has the word in it; files that cannot be read have none."""
+        """Whether the configuration file of any model contains the word. A file that cannot be read does not."""
         folders = [folder for root in self.folders for folder in _model_folders(root)]
         files = (path for folder in folders for path in (*folder.glob("*.pbtxt"), *folder.glob("configs/*.pbtxt")))
         return any(word in _text(path) for path in files)
@@ -181,10 +182,10 @@ class ModelRepository:
         files: Mapping[str, bytes] | None = None,
         generation: str = "0",
     ) -> LoadedModel:
-        """Loads a model, or of a loaded one what has changed. Blocks.
+        """Loads a model; of a loaded model, the versions that have changed. Blocks.
 
         files       the model's files, in place of those in the repository; path below its directory -> content
-        generation  which load it is (`ModelRecord.generation`); kept from the last one unless all of it is new
+        generation  which load it is (`ModelRecord.generation`); the last one is kept unless every version is new
         raises      LoadError with Triton's words; its reason stays in `failures`. DeviceLostError: this process can
                     load nothing more
         """
@@ -192,7 +193,7 @@ class ModelRepository:
         try:
             return self._load(name, override_json or None, files, generation)
         except NoSuchModelError:
-            # The index tells of models that this executor has, or had.
+            # Not kept in `failures`: the index names only models that this executor has, or had.
             raise
         except LoadError as error:
             self.failures.setdefault(name, Failure("", error.message))
@@ -208,13 +209,13 @@ class ModelRepository:
             self.loading.discard(name)
 
     def refuse(self, name: str, reason: str) -> None:
-        """A load is not even tried; what was served before still is."""
+        """Notes that a load is not even tried. The versions served before go on."""
         self.loading.discard(name)
         self.failures[name] = Failure("", reason)
         logs.error("model given up", model=name, cause=reason)
 
     def unload(self, name: str) -> None:
-        """Takes a model out of service. One that is not loaded is no error."""
+        """Takes a model out of service. It is no error if the model is not loaded."""
         model = self.loaded.pop(name, None)
         if model is None:
             return
@@ -223,11 +224,11 @@ class ModelRepository:
         logs.info("model unloaded", model=name)
 
     def never_loaded(self, name: str) -> None:
-        """The mesh has unloaded a model that this executor never had."""
+        """Notes that the mesh has unloaded a model that this executor may never have had."""
         self.unloaded.setdefault(name, set())
 
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
-        """Finalizes the engines of versions that were unloaded or replaced, but of those in use."""
+        """Finalizes the engines of retired versions that are not in use."""
         for served in [served for served in self.retired if served not in in_use]:
             self.retired.remove(served)
             await close(served)
@@ -289,7 +290,7 @@ class ModelRepository:
         before = self.loaded.get(name)
         if before is not None and any(_continues(before, served) for served in versions):
             generation = before.record.generation
-            # Gateways read the counts of all versions under one generation.
+            # All versions must count under one generation, because gateways read them so.
             versions = [_counted_under(served, generation) for served in versions]
         record = ModelRecord(
             of_versions(loaded.config, [served.config for served in versions]),
@@ -313,7 +314,7 @@ class ModelRepository:
         files: Mapping[str, bytes] | None,
         holder: TemporaryDirectory[str] | None,
     ) -> LoadedConfig:
-        """The configuration and where the files are."""
+        """Reads the configuration, and finds the model's files."""
         if holder is None:
             folder = self.folder(name)
         else:
@@ -340,7 +341,9 @@ class ModelRepository:
     def _versions(
         self, loaded: LoadedConfig, generation: str, holder: TemporaryDirectory[str] | None
     ) -> list[ServedVersion]:
-        """Every version that the policy chose: those that are served so already, and new ones; all, or none."""
+        """Every version that the version policy chooses. Unchanged ones are taken over, the others made; if one fails,
+        none is.
+        """
         name = loaded.config.name
         before = self.loaded.get(name)
         versions: list[ServedVersion] = []
@@ -368,7 +371,9 @@ class ModelRepository:
         return versions
 
     def _state_mark(self, loaded: LoadedConfig, served: ServedVersion) -> str:
-        """The same on all executors that have the same files; a state that no other engine has is this load's alone."""
+        """The mark of a version (`ServedVersion.mark`). It is the same on all executors with the same files. If only
+        the engine holds the states, the mark is unique: no other load can use them.
+        """
         if not self.reloads or served.config.sequence_batching is None:
             return ""
         if not served.config.recoverable:
@@ -376,7 +381,7 @@ class ModelRepository:
         return fingerprint(loaded, int(served.version), by_content=True).content
 
     def _failed(self, name: str, version: str, error: BaseException) -> LoadError:
-        """What is said of a version that could not be loaded, in Triton's words."""
+        """The error for a version that could not be loaded, in Triton's words."""
         if isinstance(error, MeshError):
             reason = f"{CODE_NAMES[error.code]}: {error.message}"
         else:
@@ -388,7 +393,7 @@ class ModelRepository:
         )
 
     def _replace(self, name: str, model: LoadedModel) -> None:
-        """Puts a model in its predecessor's place; what is not served any more is to be closed."""
+        """Puts a model in its predecessor's place; versions that are not served any more are retired."""
         before = self.loaded.get(name)
         self.loaded[name] = model
         gone = [served for served in before.versions if served not in model.versions] if before else []
@@ -437,7 +442,7 @@ class ModelRepository:
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:
-    """Whether a version goes on as it was, perhaps with other instances."""
+    """Whether a version is the same as before, perhaps with other instances."""
     known = before.at(served.version)
     return known is not None and known.fingerprint.content == served.fingerprint.content
 

@@ -1,8 +1,8 @@
 """Runs a model's warm-up samples on a new instance, before it is ready (`model_warmup`).
 
-A sample is a batch of equal rows that goes to the engine itself: it meets no scheduler, is not counted, and leaves no
-implicit state behind, because its rows begin from the initial state and have no slot. The control tensors that a sample
-leaves out are those of a sequence of one step (Triton gives such a model no tensor at all).
+A sample is a batch of equal rows that goes to the engine itself. It meets no scheduler and is not counted. It leaves no
+implicit state, because its rows begin from the initial state and have no slot. A control tensor that the sample leaves
+out is that of a sequence of one step (Triton gives the model no tensor at all then).
 
 Random numbers are reproducible; floating-point ones lie in [0, 1), where Triton's are random bytes.
 
@@ -33,7 +33,7 @@ _SEED = 0
 
 
 def warm_up(engine: Engine, config: ModelConfig, model_dir: Path, instance: str) -> None:
-    """Runs every sample as often as it says. Ends with the first that fails: raises LoadError in Triton's words."""
+    """Runs every sample as often as it says. Stops at the first that fails: raises LoadError in Triton's words."""
     for sample in config.warmup:
         row = warmup_row(config, sample, model_dir)
         for iteration in range(1, sample.count + 1):
@@ -65,7 +65,7 @@ def warmup_row(config: ModelConfig, sample: WarmupSample, model_dir: Path) -> Ro
 
 
 def nobodys_controls(config: ModelConfig, *, start: bool, end: bool) -> Mapping[str, Tensor]:
-    """The control tensors of a step, with the id that is nobody's."""
+    """The control tensors of a step of no sequence: correlation id 0 or ""."""
     controls = ControlTensors(config)
     null = controls.null_row
     of_strings = any(tensor.datatype == "BYTES" for tensor in null.values())

@@ -1,4 +1,4 @@
-"""What the operating system tells of this machine: how busy its processors are, how much of its memory is in use.
+"""How busy this machine's processors are, and how much of its memory is in use, as the operating system tells.
 
 Triton's meaning (triton-spec 7): the whole machine, not this process. Where nothing is told (a sandbox without /proc),
 all numbers are 0.

@@ -1,5 +1,5 @@
-"""Tells the mesh, about once a second, what only this process knows: memory, hardware, what waits here, and the metrics
-that models make for themselves. Gateways show it (`shared.statistics.reports`).
+"""Tells the mesh, about once a second, what only this process knows: memory, hardware, requests that wait here, and the
+metrics that models make for themselves. Gateways show it (`shared.statistics.reports`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPORT_INTERVAL_S = 1.0
 class Reporter:
     """Writes one executor's reports.
 
-    models  what is served at the moment
+    models  reports of the models served at the moment
     """
 
     reports: Reports

@@ -1,6 +1,6 @@
-"""Counts of what one model version did (triton-spec 5.7), packed for the commit or answer that they travel with.
+"""Makes the counts of one model version (triton-spec 5.7), packed for the commit or answer that carries them.
 
-Nothing is kept here: what is counted is counted in Redis, with the answer (`shared.statistics.tally`).
+Nothing is kept here: Redis adds the counts up when the answer is final (`shared.statistics.tally`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT = MetricsConfig()
 class StatisticsRecorder:
     """Makes the counts of one load of a model version.
 
-    metrics    which latencies are wanted beside sums
+    metrics    which latencies are counted beside the sums
     bounds_ms  of the histogram's buckets
     """
 
@@ -47,14 +47,17 @@ class StatisticsRecorder:
         return other
 
     def execution(self, *, batch_size: int, timings: Timings, ended_ns: int) -> bytes:
-        """One run of the model. batch_size counts null rows too, as Triton's backends report it; wall clock."""
+        """Counts of one run of the model. batch_size: with null rows, as Triton's backends report it; ended_ns: wall
+        clock
+        """
         return packed(execution(batch_size=batch_size, compute=compute_of(timings), ended_ms=ended_ns // 1_000_000))
 
     def answered(
         self, row: RowResult | RowError, *, rows: int, arrived_ns: int, began_ns: int, ended_ns: int, timings: Timings
     ) -> bytes:
-        """One request whose row has run. rows: its own batch size; times are wall clock: arrival at the gateway (whose
-        clock may be ahead), begin and end of the batch."""
+        """Counts of one request whose row has run. rows: its own batch size. Times are wall clock: arrival at the
+        gateway (whose clock may be ahead), begin and end of the batch.
+        """
         total_ns = max(0, ended_ns - arrived_ns)
         if isinstance(row, RowError):
             return packed(failure(FailureReason.BACKEND, total_ns=total_ns))
@@ -68,11 +71,11 @@ class StatisticsRecorder:
         return packed(counts)
 
     def with_full_log(self, counts: bytes) -> bytes:
-        """One request with whose commit its sequence stopped to be recoverable."""
+        """Adds to a request's counts that its sequence stopped being recoverable with its commit."""
         return packed({**unpacked(counts), FULL_LOGS: 1})
 
     def refused(self, reason: FailureReason, *, arrived_ns: int, now_ns: int) -> bytes:
-        """One request that is answered without the model."""
+        """Counts of one request that is answered without the model."""
         return packed(failure(reason, total_ns=max(0, now_ns - arrived_ns)))
 
 

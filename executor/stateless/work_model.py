@@ -1,12 +1,12 @@
-"""Runs the stateless requests of one model version: takes batches from its queue, runs them, answers.
+"""Runs the stateless requests of one model version: takes batches from its queue, runs them, and answers.
 
-The queue lies in Redis and is one for all executors of the model (`shared.store.work_scripts`), so that priorities,
-policies, delay and order hold over all of them; an executor takes a batch only when an instance is free to run it. One
-collector per model version takes for all instances here: what one instance leaves, the next one is given.
+The queue lies in Redis, one for all executors of the model (`shared.store.work_scripts`), so that priorities, policies,
+delay and order hold over all of them. An executor takes a batch only when an instance is free to run it. One collector
+per model version takes batches for all instances here, one after the other.
 
-What a dead executor held goes back to its old place once its lease has ended (never because it was merely silent), what
-a leaving one holds at once. A request may therefore run twice, but it is answered once: only its holder answers.
-One that kills whoever runs it does not go round for ever: after a few lost executors it is answered with an error.
+The requests of a dead executor go back to their old places once its lease has ended (never because the executor was
+merely silent); those of a leaving executor go back at once. So a request may run twice, but it is answered once: only
+the executor that holds it answers it. A request with which several executors were lost is answered with an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, Wor
 from shared.traces.tracing import SpanName, Tracing
 
 SWEEP_S = 0.5
-"""While every instance is busy, what has become too late is refused this often, as in Triton."""
+"""How often late requests are refused while every instance is busy; as in Triton."""
 SWEEP_AT_LEAST_S = 0.01
 
 
@@ -63,7 +63,6 @@ class WorkModel:
         tracing: Tracing,
         answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
-        """answer_bytes_max: that Redis takes."""
         self.serves = served
         self.model = served.config.name
         self.version = served.version
@@ -95,11 +94,12 @@ class WorkModel:
         self._finished = asyncio.Event()
         self._finished.set()
         self._deadline_us: int | None = None
-        # Under load the queue is never empty, and an instance that is done looks at once; a lone caller's next request
-        # comes later, and looking for it would be one call more for each.
+        # Two guesses that save round trips. Under load the queue is never empty, so an instance that is done pulls at
+        # once, in the write that carries its answers (`_looks_first`). The next request of a lone client comes only
+        # after its answer, so an instance that is done waits for the queue's wake-up first (`_waits_first`).
         self._looks_first = False
         self._waits_first = False
-        # Since the queue was last waited for, every instance here has been busy.
+        # Every instance here has been busy since this executor last waited for the queue.
         self._was_busy = False
         self._first_batch = served.workers[0].first_batch
         self._collector: asyncio.Task[None] | None = None
@@ -108,30 +108,32 @@ class WorkModel:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Takes and runs, for ever."""
+        """Takes and runs batches, for ever."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             group.create_task(self._source.run(), name=f"{self.model} source")
             self._collector = group.create_task(self._collect(), name=f"{self.model} collector")
 
     async def quiet(self) -> None:
-        """Returns when no batch is running; nothing new is started afterwards, and nothing is held here any more."""
+        """Returns when no batch is running. No other is started afterwards, and this executor holds no request any
+        more.
+        """
         if self._collector is None:
             return
         self._collector.cancel()
         await self._finished.wait()
-        # A take may have been on its way: it was sent before this.
+        # A take may have been on its way when the collector was cancelled; calls run in order, so this one undoes it.
         await self._source.hand_back()
 
     async def has_work(self) -> bool:
-        """Whether something runs here, or waits for any executor."""
+        """Whether a batch runs here, or a request waits in the queue."""
         if self._running:
             return True
         pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
         return pulled.queued > 0
 
     async def claim_from_others(self, alive: AbstractSet[str]) -> None:
-        """Puts back what executors without a lease held."""
+        """Puts the requests back that executors without a lease hold."""
         for holder in await takers_of(self._redis, self._keys, self.model, self.version):
             if holder not in alive and holder != self._executor:
                 requests = await self._source.take_from(holder, given_up=self._given_up)
@@ -150,7 +152,7 @@ class WorkModel:
                 self._start(taken)
 
     async def _until_idle(self) -> None:
-        """Returns when an instance is free; meanwhile, what has become too late is refused."""
+        """Returns when an instance is free, or when late requests had to be refused meanwhile."""
         self._freed.clear()
         try:
             async with asyncio.timeout(self._sweep_s()):
@@ -166,7 +168,7 @@ class WorkModel:
         return max(SWEEP_AT_LEAST_S, min(SWEEP_S, due_s))
 
     async def _take(self) -> Sequence[tuple[RequestId, bytes]]:
-        """One look at the queue, and what it leads to: a batch, or nothing yet, after waiting."""
+        """Reads the queue once. Returns a batch; or nothing, after waiting for what the queue needs."""
         if self._waits_first:
             self._waits_first = False
             await self._wait()
@@ -226,12 +228,12 @@ class WorkModel:
                 known[id] = message
         self._messages = {id: known[id] for id in ids if id in known}
         if len(self._messages) < len(ids):
-            # Somebody took one of them since the look: look again.
+            # Another executor has taken one of them meanwhile: pull again.
             return Wait(look.now_us)
         return await self._strategy.decide(self._rules, look, self._messages, was_busy=self._was_busy)
 
     async def _refuse(self, error: StrategyError) -> None:
-        """Answers the request that a strategy failed on; the others are looked at again."""
+        """Answers the request that the batch strategy failed on; the others are pulled again."""
         logs.error("batch strategy failed", model=self.model, cause=error.message)
         for id, data in await self._source.take([error.request]):
             message = self._read(id, data)
@@ -243,7 +245,7 @@ class WorkModel:
         return WorkDone(id, refusal(code, text, version=self.version, executor=self._executor), counts)
 
     def _read(self, id: RequestId, data: bytes) -> InferMessage | None:
-        """A request's message; None for one that cannot be read."""
+        """A request's message; None if it cannot be read."""
         return value_of(self._keys.work_queue(self.model, self.version).messages, data, decode_infer, field=id)
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -269,12 +271,12 @@ class WorkModel:
             done += unreadable
             looks = self._looks_first
             if looks:
-                # First the instance, then the answers: the look for its next batch leaves with them.
+                # The instance is freed before the answers are sent, so that its next pull leaves in the same write.
                 self._free(worker)
             finished = await self._source.finish(done, execution)
             if not looks:
                 self._looks_first = finished.queued > 0
-                # Not if another instance is free: then the collector waits already, and what wakes it counts.
+                # Only if no other instance is free: else the collector waits for the queue already.
                 self._waits_first = finished.queued == 0 and not self._idle
                 self._free(worker)
             if not all(finished.answered):
@@ -315,7 +317,9 @@ class WorkModel:
         return done, execution
 
     def _stored(self, message: InferMessage) -> Stored | None:
-        """Where the answer goes in the response cache: under what it was computed by, whatever the gateway knew."""
+        """Where the answer goes in the response cache: its name tells the files that computed it, not those the gateway
+        knew of.
+        """
         scope = self.serves.cache_scope
         if not message.cache_key or not scope:
             return None

@@ -1,10 +1,11 @@
-"""An executor's end of one queue of stateless work: calls that gather into round trips, and waiting without polling.
+"""An executor's end of one queue of stateless work: calls share round trips, and waiting needs no polling.
 
-Every call may be sent twice, so what was lost with a connection is simply sent again, in order. What is asked for in
-the same turn of the loop leaves in one write: an instance's answers go together with the look for its next batch.
+Every call may be sent twice, so calls that were lost with a connection are simply sent again, in order. Calls made in
+the same turn of the event loop leave in one write: an instance's answers go together with the next pull.
 
-An idle executor waits for the queue's wake-up (a blocking pop), which reaches one of all that wait; the pop stays open
-over a timed wait. A wake-up that comes when nobody here is idle any more is passed on.
+An idle executor waits for the queue's wake-up token with a blocking pop. Redis gives the token to one of the executors
+that wait. The pop stays open when a timed wait ends. If the token comes when no instance here is idle any more, it is
+passed on.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from shared.store.scripts import Call, Scripts
 from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
 
 WAKE_BLOCK_S = 1
-"""An idle executor looks at least this often: a wake-up may have gone to an executor that died of it."""
+"""An idle executor pulls at least this often, because an executor may have died with the wake-up token."""
 RETRY_DELAY_S = 0.2
 T = TypeVar("T")
 
 
 class Carrier:
-    """Sends calls, all that gathered at once, with one round trip outstanding; repeats what was lost."""
+    """Sends all calls that have gathered together, with one round trip under way at a time.
+    Lost calls are sent again.
+    """
 
     def __init__(self, scripts: Scripts, link: Link, what: str) -> None:
         self._scripts = scripts
@@ -45,14 +48,13 @@ class Carrier:
         self.round_trips = 0
 
     def send(self, call: Call[T]) -> asyncio.Future[T]:
-        """Puts a call in the next round trip. A call whose future is cancelled may still happen."""
+        """Puts a call in the next round trip. A call may be carried out even if its future is cancelled."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, future))
         self._arrived.set()
         return future
 
     async def run(self) -> None:
-        """Sends, for ever."""
         try:
             while True:
                 await self._arrived.wait()
@@ -111,7 +113,7 @@ class WorkSource:
 
     @property
     def round_trips(self) -> int:
-        """Round trips that carried calls so far; waiting is not counted."""
+        """Round trips that carried calls so far; the blocking pop does not count."""
         return self._carrier.round_trips
 
     async def run(self) -> None:
@@ -123,7 +125,7 @@ class WorkSource:
     def pull(
         self, *, requests_max: int, rows_max: int, delay_us: int, take: int, too_late: bytes
     ) -> asyncio.Future[Taken | Front]:
-        """Takes the front of the queue, or looks at it (see `WorkScripts.pull`)."""
+        """Takes the front of the queue, or reads it (see `WorkScripts.pull`)."""
         return self._carrier.send(
             self._work.pull(
                 self._load,
@@ -138,7 +140,7 @@ class WorkSource:
         )
 
     def take(self, ids: Sequence[RequestId]) -> asyncio.Future[tuple[tuple[RequestId, bytes], ...]]:
-        """Takes these; empty when somebody else was first."""
+        """Takes these requests; empty if another executor has taken one of them."""
         return self._carrier.send(self._work.take(self._load, self._executor, self._tag(), ids))
 
     def read(self, ids: Sequence[RequestId]) -> asyncio.Future[tuple[tuple[RequestId, bytes], ...]]:
@@ -146,20 +148,23 @@ class WorkSource:
         return self._carrier.send(self._work.read(self._load, ids))
 
     def finish(self, done: Sequence[WorkDone], execution: bytes = b"") -> asyncio.Future[Finished]:
-        """Answers what this executor holds."""
+        """Answers requests that this executor holds."""
         return self._carrier.send(self._work.finish(self._load, self._executor, done, execution=execution))
 
     def hand_back(self) -> asyncio.Future[int]:
-        """Puts back what this executor holds: it leaves."""
+        """Puts the requests back that this executor holds, because it leaves."""
         return self._carrier.send(self._work.requeue(self._load, self._executor))
 
     def take_from(self, dead: ExecutorId, *, given_up: bytes) -> asyncio.Future[int]:
-        """Puts back what a dead executor held. given_up: answer of requests that have lost too many executors."""
+        """Puts the requests back that a dead executor held. given_up: answer of requests that have lost too many
+        executors
+        """
         return self._carrier.send(self._work.requeue(self._load, dead, given_up=given_up))
 
     async def wait(self, delay_s: float | None = None) -> None:
         """Returns when there may be something to take, or after the delay."""
         self._waiting = True
+        # The pop of an earlier, timed wait may still be open.
         if not self._listening:
             self._armed.set()
         try:
@@ -172,7 +177,7 @@ class WorkSource:
             self._woken.clear()
 
     def _tag(self) -> str:
-        # The executor's id is new with each of its lives; a reloaded model's takes must not look like the old one's.
+        # The nonce: after a reload the executor's id is the same, and a take must not look like one of the old load.
         self._takes += 1
         return f"{self._nonce}.{self._takes}"
 
@@ -186,13 +191,14 @@ class WorkSource:
                 self._listening = False
                 if self._waiting:
                     self._woken.set()
+                # No instance here is idle any more: the token is for another executor.
                 elif token:
                     self._carrier.send(self._work.wake(self._load))
         finally:
             await self._blocking.close()
 
     async def _pop(self) -> bool:
-        """Whether a wake-up came; False after a while without."""
+        """Waits for the wake-up token; False if none came within `WAKE_BLOCK_S`."""
         try:
             await self._blocking.connect()
             (popped,) = await self._blocking.exchange(
@@ -215,7 +221,7 @@ async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> lis
 async def refuse_waiting(
     redis: Any, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
 ) -> None:
-    """Answers everything in a queue that nobody serves any more, also what dead executors held. reply: encoded."""
+    """Answers everything in a queue that no executor serves any more, also what dead executors held. reply: encoded"""
     for holder in await takers_of(redis, keys, load.model, load.version):
         if holder not in alive:
             await scripts.run(WorkScripts(keys).requeue(load, holder))

@@ -1,4 +1,4 @@
-"""From a model's result to the bytes that a caller gets: replies are built once, here."""
+"""Builds the replies of the executor, as the bytes that a caller gets."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def answer(
     """A row's result as an encoded reply.
 
     step       number since the sequence's START, 0 for a stateless request
-    bytes_max  that Redis takes
+    bytes_max  largest value that Redis takes
     """
     if isinstance(result, RowError):
-        # Where the state is lost the step counts as not run, like those that will hear `void_answer` behind it.
+        # If the state is lost, the step counts as not run, like the later steps, which get `void_answer`.
         reason, step = (Reason.LOST, max(0, step - 1)) if result.lost else ("", step)
         error = sendable(result.message)
         return encode(
@@ -33,26 +33,29 @@ def answer(
     parameters = dict(result.parameters)
     reply = encode(ReplyMessage(version, tuple(result.outputs), step=step, executor=executor, parameters=parameters))
     if len(reply) > bytes_max:
-        # What was computed stands; sent as it is, the answer would be cut off and sent again for ever.
+        # The step stays committed. Redis would cut the connection at such an answer, which would then be sent again for
+        # ever.
         text = f"the model's answer has {len(reply)} bytes, and Redis, through which it goes, takes {bytes_max}"
         return encode(ReplyMessage(version, error_code=Code.INTERNAL, error=text, step=step, executor=executor))
     return reply
 
 
 def refusal(code: Code, message: str, *, version: str, executor: ExecutorId) -> bytes:
-    """An error that the executor itself has to tell, encoded."""
+    """An error of the executor itself, encoded."""
     return encode(ReplyMessage(version, error_code=code, error=sendable(message), executor=executor))
 
 
 def cancelled_answer(*, version: str, executor: ExecutorId, last_step: int) -> bytes:
-    """What a step hears that was cancelled before it ran, or that was queued behind such a one (triton-spec 1.8)."""
+    """The answer to a step that was cancelled before it ran, or that was queued behind a cancelled one (triton-spec
+    1.8).
+    """
     return encode(
         ReplyMessage(version, error_code=Code.CANCELLED, reason=Reason.CANCELLED, step=last_step, executor=executor)
     )
 
 
 def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int) -> bytes:
-    """What a step hears that too many executors were lost with; its sequence has no state from here on."""
+    """The answer to a step with which too many executors were lost. Its sequence has no state from here on."""
     message = (
         f"sequence {correlation_id_of(sequence)} of model '{model_of(sequence)}' was given up: {LOST_OWNERS_MAX} "
         "executors were lost with its next step"
@@ -65,7 +68,7 @@ def given_up_answer(sequence: SequenceId, *, version: str, executor: ExecutorId,
 
 
 def unloaded_answer(model: str, version: str, *, others: bool, executor: ExecutorId) -> bytes:
-    """What a stateless request hears that came when its version had gone. others: the model has another one."""
+    """The answer to a stateless request whose version was unloaded. others: the model has another version"""
     if others:
         text = f"Request for unknown model: '{model}' version {version} is not at ready state"
         return refusal(Code.UNAVAILABLE, text, version=version, executor=executor)
@@ -76,8 +79,9 @@ def unloaded_answer(model: str, version: str, *, others: bool, executor: Executo
 def void_answer(
     cause: VoidCause, sequence: SequenceId, *, version: str, executor: ExecutorId, last_step: int, loss_remedy: str
 ) -> bytes:
-    """What a step hears whose sequence has no state: its START failed, the executor that held the state is gone,
-    or a step before it was cancelled. loss_remedy: what the model's configuration knows against the second."""
+    """The answer to a step of a sequence without state: its START failed, its state was lost with an executor, or a
+    step before it was cancelled. loss_remedy: advice against a lost state
+    """
     if cause is VoidCause.CANCELLED:
         return cancelled_answer(version=version, executor=executor, last_step=last_step)
     reason = Reason.FAILED if cause is VoidCause.FAILED else Reason.LOST

@@ -13,18 +13,18 @@ from shared.contract.model_config import ModelConfig
 
 
 class DeviceLostError(Exception):
-    """A GPU computes nothing more for this process. Only another process can go on with what it was given."""
+    """A GPU computes nothing more for this process. Another process must take over what was given to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """gpus: indexes that this executor may use; empty on a machine without one."""
+    """The devices of this machine. gpus: indexes that this executor may use; empty on a machine without GPU"""
 
     gpus: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many GPUs configurations may count on."""
+        """How many GPUs a configuration may use."""
         return len(self.gpus)
 
     def places(self, config: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -36,8 +36,10 @@ class Devices:
                     yield f"{group.name}_{index}" + (f"_{place}" if len(places) > 1 else ""), place
 
     def check(self) -> None:
-        """Raises DeviceLostError when a GPU is lost. For after a failure: it waits for what the GPUs compute."""
-        # What never imported torch has used no GPU that torch could be asked about.
+        """Raises DeviceLostError if a GPU is lost. Called after a failure only, because it waits until the GPUs are
+        idle.
+        """
+        # A process that never imported torch has used no GPU through it.
         if not self.gpus or "torch" not in sys.modules:
             return
         from executor.engine.pytorch.devices import gpu_problem  # noqa: PLC0415 - imports torch

@@ -1,7 +1,7 @@
 """A thread that makes calls for an event loop, one at a time, in the order in which they were given.
 
-`concurrent.futures` does the same for any number of threads and of callers; of a small model's step its two futures,
-with a lock and a condition each, take longer than the model.
+`concurrent.futures` does the same for any number of threads and callers. But its two futures per call, each with a lock
+and a condition, take longer than one step of a small model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class EngineThread:
-    """The thread; it ends with `stop`, or with the process. name: of the thread."""
+    """The thread; it ends with `stop`, or with the process. name: of the thread"""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -27,8 +27,9 @@ class EngineThread:
         self._thread.start()
 
     def start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
-        """Makes a call after those before it; what it raises is the future's. One whose future is cancelled before its
-        turn is not made."""
+        """Makes a call after the calls before it; an exception goes to the future. A call whose future is cancelled
+        before its turn is not made.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
 
@@ -39,7 +40,7 @@ class EngineThread:
                 conclusion: tuple[Callable[[Any], None], Any] = future.set_result, call(*arguments, **named)
             except BaseException as failure:  # noqa: BLE001 - a model may raise anything; it is for the caller
                 conclusion = future.set_exception, failure
-            # A loop that is closed has nobody waiting.
+            # RuntimeError: the loop is closed, so no task waits.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_conclude, future, *conclusion)
 
@@ -47,7 +48,7 @@ class EngineThread:
         return future
 
     def run(self, call: Callable[[], None]) -> None:
-        """The same for a caller that may block: returns when the call was made, raises what it raised."""
+        """As `start`, for a caller that may block: returns when the call has been made, and raises what it raised."""
         done: Future[None] = Future()
 
         def make() -> None:
@@ -60,7 +61,7 @@ class EngineThread:
         done.result()
 
     def stop(self) -> None:
-        """It ends when it has made the calls that it was given."""
+        """The thread ends after the calls that it was given."""
         self._calls.put(None)
 
     def _work(self) -> None:

@@ -1,12 +1,12 @@
-"""Triton's two debug variables, with which tests of batching make a first batch that they can foretell.
+"""Triton's two debug variables, with which tests of batching get a predictable first batch.
 
     TRITONSERVER_DELAY_SCHEDULER          a model runs nothing until so many of its requests are queued: direct, in the
                                           slots of all its instances here; oldest, ready in the instance's own queue;
                                           stateless, in the model's queue
     TRITONSERVER_BACKLOG_DELAY_SCHEDULER  direct only: and until so many requests wait in the backlog
 
-They hold back the first batch of each load of a model and never another one. They are read when a model is loaded, and
-are for debugging alone: requests that never become so many wait for ever. Of several executors each counts its own.
+They hold back the first batch of each load of a model, and no other. They are read when a model is loaded, and are for
+debugging only: if so many requests never come, the others wait for ever. Each executor counts for itself.
 
 Source: Triton core, sequence_batch_scheduler.cc and dynamic_batch_scheduler.cc (triton-spec 1.12).
 """
@@ -33,10 +33,10 @@ Backlog = Callable[[], Awaitable[int]]
 
 
 class FirstBatch:
-    """Whether a model's first batch may run. Belongs to one load of it, whoever loses a lease meanwhile."""
+    """Whether a model's first batch may run. Belongs to one load of the model, and outlives a lost lease."""
 
     def __init__(self, requests: int = 0, backlog: int = 0) -> None:
-        """requests, backlog: how many must be queued, and wait for a slot; 0 for none."""
+        """requests, backlog: how many requests must be queued, and how many must wait for a slot; 0 for none"""
         self._requests = requests
         self._backlog = backlog
         self.is_open = requests == 0 and backlog == 0
@@ -48,13 +48,13 @@ class FirstBatch:
         return cls(_count(variables, REQUESTS_VARIABLE), _count(variables, BACKLOG_VARIABLE))
 
     def look(self, queued: int, backlog: int | None = None) -> bool:
-        """Whether it may run, from now on for ever. backlog: None for a batcher that does not heed it."""
+        """Whether the first batch may run; once True, always. backlog: None for a batcher that does not count it"""
         if queued >= self._requests and (backlog is None or backlog >= self._backlog):
             self.is_open = True
         return self.is_open
 
     async def opened(self, queued: Callable[[], int], backlog: Backlog | None = None) -> None:
-        """Returns when it may run; at once when no variable is set."""
+        """Returns when the first batch may run; at once if no variable is set."""
         while not self.is_open:
             waiting = await backlog() if backlog is not None and self._backlog else None
             if not self.look(queued(), waiting):

@@ -1,8 +1,8 @@
-"""Asks models that have an `is_ready` of their own whether they are (triton-spec 8), about once a second.
+"""Asks models that have a method `is_ready` whether they are ready (triton-spec 8), about once a second.
 
-The answer is announced with the executor's registration; the readiness of the model at every gateway goes by it, and
-nothing else does: a model that is not ready gets requests as before, as in Triton. It is asked on a thread of its own,
-beside whatever `execute` does, so that a check that hangs delays no batch.
+The answer is announced with the executor's registration. It decides about the readiness of the model at every gateway,
+and about nothing else: a model that is not ready gets requests as before, as in Triton. The method runs on a thread of
+its own, beside `execute`, so that a check that hangs delays no batch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LIMIT_S = 5.0
 
 
 class Readiness:
-    """What one instance says of itself. Ready until it says otherwise."""
+    """The readiness of one instance. It is ready until the model says otherwise."""
 
     def __init__(self, ask: Callable[[], bool], name: str, limit_s: float = LIMIT_S) -> None:
-        """ask: must not raise; called on another thread, never twice at a time."""
+        """ask: must not raise; called on another thread, one call at a time"""
         self.is_ready = True
         self._ask = ask
         self._name = name
@@ -28,7 +28,9 @@ class Readiness:
         self._asked: Future[bool] | None = None
 
     async def look(self) -> None:
-        """Brings `is_ready` up to date. A question that was not answered in time is not asked again before it is."""
+        """Asks once and updates `is_ready`. A call that has not returned in time is waited for the next time, not
+        repeated.
+        """
         if self._asked is None:
             self._asked = Future()
             threading.Thread(target=self._answer, args=(self._asked,), name=f"{self._name} ready", daemon=True).start()

@@ -1,11 +1,11 @@
 """One engine and the thread it runs on.
 
-A model's call may take long and holds no lock of ours; it runs on a thread of its own, so that heartbeats, reads and
-commits go on meanwhile. Everything that touches the engine goes through that thread, in order: loading a checkpoint
-never overlaps with a running batch.
+A model's call may take long, so it runs on a thread of its own, and the event loop goes on with heartbeats, reads and
+commits. Every call of the engine goes through that thread, in order: loading a checkpoint never overlaps with a running
+batch.
 
-After a failure the worker looks whether the GPUs are still there. Where one is lost, nothing that the engine says is an
-answer: the steps are right, and run on any other executor.
+After a failure the worker checks whether the GPUs are still there. If one is lost, the engine's errors are no answers:
+nothing is wrong with the steps, and any other executor can run them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shared.statistics.tally import MemoryUse
 
 
 class EngineCall(msgspec.Struct, frozen=True, eq=False):
-    """One call of an engine, while it runs. thread: on which it does (`threading.get_ident`)."""
+    """One call of an engine, while it runs. thread: the thread that it runs on (`threading.get_ident`)"""
 
     worker: str
     thread: int
@@ -50,33 +50,33 @@ class EngineWorker:
     """Calls one engine, one call at a time."""
 
     def __init__(self, engine: Engine, model: str, name: str, index: InstanceIndex, devices: Devices = NO_GPUS) -> None:
-        """devices: that may be lost with what the engine calls."""
+        """devices: checked after a failure"""
         self.name = name
         self._model = model
         self.index = index
         self._engine = engine
         self._devices = devices
         self.first_batch = FirstBatch.from_environment()
-        """Of this load of the model: an engine lives exactly as long as one."""
+        """An engine belongs to one load of the model, and so does this."""
         self.readiness: Readiness | None = None
-        """Of a model that may say that it is not ready."""
+        """None for a model without a readiness check."""
         if isinstance(engine, ChecksReadiness) and engine.has_readiness:
             self.readiness = Readiness(engine.is_ready, name)
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = EngineThread(name)
         self.running: EngineCall | None = None
-        """The batch that is run, or the state that is taken in, at the moment."""
+        """The call that runs now: a batch, or a state that is loaded."""
         self._began_s = self._took_s = 0.0
 
     @property
     def latest_call_s(self) -> float:
-        """How long the call that runs now has taken so far, or else the last one; 0.0 before the first."""
+        """How long the running call has taken so far, or else the last one; 0.0 before the first."""
         return self._took_s if self.running is None else time.monotonic() - self._began_s
 
     @property
     def memory_usage(self) -> Sequence[MemoryUse]:
-        """What the engine holds, as far as it knows."""
+        """The memory that the engine holds, as far as it knows."""
         return self._measures.memory_usage() if self._measures is not None else ()
 
     async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
@@ -134,7 +134,7 @@ class EngineWorker:
             self._start(self._releases.release, correlation_id_of(sequence))
 
     def release_all(self) -> None:
-        """The same for all that it has."""
+        """Has the model forget every sequence that it was given."""
         if self._releases is not None:
             self._start(self._releases.release_all)
 
@@ -144,6 +144,6 @@ class EngineWorker:
         self._thread.stop()
 
     def close_now(self) -> None:
-        """The same for an engine on which nothing has run yet, from a thread that may block."""
+        """As `close`, for an engine on which nothing has run yet, called from a thread that may block."""
         self._thread.run(self._engine.close)
         self._thread.stop()

@@ -28,10 +28,10 @@ class PythonBackend:
         self._completion_limit_s = completion_limit_s
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
-        """What the model's `auto_complete_config` makes of the configuration; unchanged when it has none.
+        """The configuration as the model's `auto_complete_config` completes it; unchanged if the model has none.
 
-        It runs in a process of its own. Raises ConfigError when the model refuses the configuration, crashes or takes
-        too long, LoadError when it cannot be imported.
+        It runs in a process of its own. Raises ConfigError if the model refuses the configuration, crashes or takes too
+        long; LoadError if it cannot be imported.
         """
         config: dict[str, Any] = json.loads(config_json)
         path = model_path(version_dir, config.get("default_model_filename", ""))

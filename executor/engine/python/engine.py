@@ -1,20 +1,22 @@
 """One instance of a `TritonPythonModel`.
 
-A batch is one call of `execute` with one request per row, null rows included (direct strategy: a model may keep its
-state by row). Inputs, controls and states become tensors column by column: the first row that asks for a name has the
-whole batch's bytes of it joined into one buffer, of which each row's array is a view. So a name that the model never
-asks for costs nothing, and the others cost one copy.
+A batch is one call of `execute` with one request per row. With the direct strategy null rows are requests too, because
+a model may keep its state by row. Inputs, controls and states become tensors column by column: when the first row asks
+for a name, the whole batch's bytes of it are joined into one buffer, and each row's array is a view of that. So a name
+that the model never asks for costs nothing, and the others cost one copy.
 
-A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`); an output
-state that the model does not return leaves that state as it was, or as the model wrote it in place where input and
-output are one buffer. When `execute` raises, no declared state moves, and
-the rows are executed again one by one, so that only those fail that fail alone. A sequence model that declares no state
-keeps it on `self`, where the failed call may have left half of its work: there every row of the call fails, as in
-Triton. If it has methods to hand that state out, it is asked for it after its steps (`model_state`); if it has one to
-hear of sequences that have left, it is called for each (`model_release`).
+A declared state reaches the model as an input (`input_name`) and leaves it as an output (`output_name`). If the model
+does not return the output, the state stays as it was; or as the model wrote it in place, if input and output are one
+buffer.
 
-With `fixed_shape` every call has one request, so that nothing else can matter to it. A direct model that declares no
-state may know its sequences by their places: its request keeps its own, among null rows that fill the batch.
+When `execute` raises, no declared state changes, and the rows are executed again one by one, so that only the rows fail
+that fail alone. A sequence model that declares no state keeps it on `self`, where the failed call may have left half of
+its work: then every row of the call fails, as in Triton. If the model has methods to hand that state out, they are
+called after its steps (`model_state`). If it has a method for sequences that have left, that is called for each
+(`model_release`).
+
+With `fixed_shape` every call has one request, so that no other request can matter to it. A direct model that declares
+no state may know its sequences by their positions: its request keeps its position, among null rows that fill the batch.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class PythonEngine:
         except LoadError:
             forget(self._model_class, path.parent)
             raise
-        # A request of an iterative model is a whole sequence: no state outlives its answer.
+        # A request of an iterative model is a whole sequence, so no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
         bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_bytes_max)
@@ -144,7 +146,7 @@ class PythonEngine:
         return model
 
     def move_weights(self, offset_bytes: int) -> None:
-        """See `base.FixesShape`. A model's memory is its own."""
+        """See `base.FixesShape`. Does nothing: the engine does not know a python model's weights."""
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """See `base.Engine.run`. Tensors are made when the model asks for them: that time counts as the model's."""
@@ -158,9 +160,9 @@ class PythonEngine:
     def _run_apart(
         self, rows: Sequence[Row], want_state: Sequence[bool], spent: Timings, call_rows: int
     ) -> BatchResult:
-        """Every row in a call of its own: of one row, or at its own position among null rows.
+        """Runs every row in a call of its own: of one row, or at its own position among null rows.
 
-        spent  on the call before
+        spent  times of the call before
         """
         results: list[RowResult | RowError | None] = [None] * len(rows)
         for index, row in enumerate(rows):
@@ -175,7 +177,7 @@ class PythonEngine:
         return BatchResult(results, spent)
 
     def _run_once(self, rows: Sequence[Row], want_state: Sequence[bool]) -> tuple[BatchResult, bool]:
-        """One call of `execute`, and whether it raised (or returned what no row can be told from)."""
+        """One call of `execute`, and whether it raised (or returned something that cannot be assigned to rows)."""
         began = time.perf_counter_ns()
         results: list[RowResult | RowError | None] = [None] * len(rows)
         batch, members = self._batch(rows, results)
@@ -196,7 +198,7 @@ class PythonEngine:
                 results[index] = self._rescheduled(responses[position])
                 slot = rows[index].slot
                 if slot is not None and self._has_state and (kept := states[position]) is not None:
-                    # The next pass does not carry START any more: it must find what START began with.
+                    # The next pass has no START flag, so the state that START began with is put into the slot.
                     self._states.put(slot, kept)
             else:
                 before = states[position] if self._has_state else None
@@ -216,8 +218,9 @@ class PythonEngine:
         want_state: Sequence[bool],
         results: list[RowResult | RowError | None],
     ) -> None:
-        """Asks the model for the state of the rows that a checkpoint follows, and of those that failed (see
-        `base.HandsOutState`)."""
+        """Asks the model for the state of rows that a checkpoint follows, and of rows that failed (see
+        `base.HandsOutState`).
+        """
         for index, (row, result) in enumerate(zip(rows, results, strict=True)):
             failed = isinstance(result, RowError) and not (row.start or row.end)
             if result is None or row.slot is None or not (want_state[index] or failed):
@@ -287,7 +290,7 @@ class PythonEngine:
         return self._has_state
 
     def run_rows_alone(self, because: str) -> None:
-        """See `base.FixesShape`: they do."""
+        """See `base.FixesShape`. Does nothing: rows run alone already."""
 
     @property
     def has_readiness(self) -> bool:
@@ -295,7 +298,7 @@ class PythonEngine:
         return hasattr(self._model, "is_ready")
 
     def is_ready(self) -> bool:
-        """What the model's `is_ready` says; True when it has none, False when it raises."""
+        """The result of the model's `is_ready`; True if it has none, False if it raises."""
         if not self.has_readiness:
             return True
         try:
@@ -306,7 +309,7 @@ class PythonEngine:
             return False
 
     def close(self) -> None:
-        """Calls `finalize`; what it raises is logged, since nobody is left to hear it."""
+        """Calls `finalize`; an exception is logged, because no caller is left."""
         if hasattr(self._model, "finalize"):
             try:
                 with model_dir_known(self._model_dir):
@@ -320,9 +323,9 @@ class PythonEngine:
     def _batch(
         self, rows: Sequence[Row], results: list[RowResult | RowError | None]
     ) -> tuple[list[Row], list[tuple[int, int, int]]]:
-        """The rows to execute, and of those whose result counts: position, index in `rows`, rows they bring.
+        """The rows to execute; and for each row whose result counts: position, index in `rows`, rows that it brings.
 
-        With the direct strategy a bad row's place is taken by a null row: its neighbours keep their positions.
+        With the direct strategy a null row takes the place of a bad row, so that its neighbours keep their positions.
         """
         batch: list[Row] = []
         members: list[tuple[int, int, int]] = []
@@ -374,7 +377,7 @@ class PythonEngine:
     # --- one row's result
 
     def _rescheduled(self, response: object) -> RowResult | RowError:
-        """What a request comes to that the model wants again (triton-spec 1.10)."""
+        """The result of a request that the model wants in another pass (triton-spec 1.10)."""
         if not self._iterative:
             return RowError(
                 Code.INVALID_ARG,
@@ -428,7 +431,7 @@ class PythonEngine:
     def _row_outputs(self, row: Row, count: int, given: Mapping[str, interface.Tensor]) -> list[Tensor]:
         """The declared outputs that the caller wants.
 
-        One that the model leaves out is an error only where the caller named it: Triton lets models do so.
+        An output that the model leaves out is an error only if the caller named it: Triton lets models do so.
         """
         outputs: list[Tensor] = []
         asked = row.outputs
@@ -445,7 +448,7 @@ class PythonEngine:
         return outputs
 
     def _written(self, before: States, columns: Columns, position: int) -> States:
-        """The states, with what the model wrote into those whose input and output are one buffer."""
+        """The states, with what the model wrote into the ones whose input and output are one buffer."""
         written = dict(before)
         for state in self._states.specs:
             column = columns.get(state.input_name)  # absent where the model did not ask for it
@@ -474,9 +477,9 @@ class PythonEngine:
 class Sources:
     """Where a model's input names come from; one per engine.
 
-    Names are served in this order: inputs, controls, states.
+    Names are looked up in this order: inputs, controls, states.
 
-    outputs  names of the declared outputs: what a request asks for that names none
+    outputs  names of the declared outputs: a request that names none gets all of them
     """
 
     def __init__(
@@ -501,7 +504,7 @@ class Sources:
 
 
 class Columns(dict[str, interface.Column]):
-    """A batch's tensors by name, each made for all rows when first asked for."""
+    """A batch's tensors by name. Each is made for all rows when it is first asked for."""
 
     def __init__(self, sources: Sources, batch: Sequence[Row], states: Sequence[States | None]) -> None:
         super().__init__()
@@ -544,7 +547,9 @@ class Columns(dict[str, interface.Column]):
         return _made(name, self._nulls_filled(tensors), leading)
 
     def _nulls_filled(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
-        """Zeros of the first real row's shape for the null rows (one row of it, if that request brings several)."""
+        """Fills the null rows with zeros of the first real row's shape (with one item, if that request brings
+        several).
+        """
         if None not in tensors:
             return tensors
         sample = next((tensor for tensor in tensors if tensor is not None), None)
@@ -557,7 +562,7 @@ class Columns(dict[str, interface.Column]):
 
 
 def _made(name: str, tensors: Sequence[Tensor | None], leading: shapes.Shape = ()) -> interface.Column:
-    """The interface's tensors; those of one shape share one buffer, and each is writable."""
+    """The interface's tensors. Tensors of one shape share one buffer, and each is writable."""
     first = tensors[0]
     if first is not None and first.datatype != "BYTES":
         shape = first.shape
@@ -583,7 +588,7 @@ def _buffer(datatype: str, parts: Sequence[bytes]) -> NDArray[Any]:
 
 
 def response_parameters(said: object) -> Mapping[str, str | int | bool | float]:
-    """What a response says beside its tensors. Raises WrongResponseError for what no protocol can carry."""
+    """The parameters of a response. Raises WrongResponseError for a value that no protocol can carry."""
     if not said:
         return NO_PARAMETERS
     if not isinstance(said, Mapping):
@@ -612,7 +617,7 @@ def _plain(value: object) -> str | int | bool | float | None:
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a string that UTF-8 has a form for: half a surrogate pair has none."""
+    """Whether it is a string that UTF-8 can encode: half a surrogate pair it cannot."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 

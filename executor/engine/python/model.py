@@ -1,14 +1,14 @@
 """Imports a `model.py`, each instance as a module object of its own.
 
-Triton runs every instance in a process of its own, so models rely on module globals being theirs alone. Here the
-instances of an executor share a process: `model.py` and the modules beside it are executed anew for each instance,
-under names that no other module has. While a model is being imported its directory comes first on `sys.path`; later it
-stays there, last, for imports inside of its methods (two models that import equally named siblings that late would
-meet; imports at the top of a file never do).
+Triton runs every instance in a process of its own, so models rely on having their module globals to themselves. Here
+the instances of an executor share a process. So `model.py` and the modules beside it are executed for each instance,
+under names that no other module has. While a model is being imported, its directory comes first on `sys.path`. Later it
+stays there, last, for imports inside the model's methods. (Two models that import siblings of the same name that late
+would get the same module; imports at the top of a file never do.)
 
-What runs is what stands in the files, those in folders of the model's too: bytecode is known by its file's size and
+The code in the files runs, never bytecode; also for folders of the model. Bytecode is matched by its file's size and
 the second of its last change, and two versions of a model may have both in common (a repository whose files have no
-times of their own, a change of one digit).
+times of their own; a change of one digit).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ CLASS_NAME = "TritonPythonModel"
 _import_lock = threading.RLock()
 _serial = itertools.count()
 _importable: Counter[str] = Counter()
-"""How many instances need a directory at the end of `sys.path`."""
+"""Per directory: how many instances need it at the end of `sys.path`."""
 _importing: Counter[str] = Counter()
-"""How many imports that go on have a directory at its front."""
+"""Per directory: how many running imports have it at the front of `sys.path`."""
 _MODULE_PREFIX = "seqmesh_model_"
 
 
@@ -49,7 +49,6 @@ class SourceLoader(SourceFileLoader):
     """Compiles a file each time; bytecode is neither read nor left behind."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The file's code."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
@@ -73,7 +72,7 @@ def import_model_class(path: Path) -> type[Any]:
 
 
 def keep_importable(directory: Path) -> None:
-    """Lets imports inside of a model's methods find its siblings, after everything else, until it is forgotten."""
+    """Lets imports inside a model's methods find its siblings, after everything else, until `forget`."""
     with _import_lock:
         if _importable[str(directory)] == 0:
             sys.path.append(str(directory))
@@ -81,7 +80,7 @@ def keep_importable(directory: Path) -> None:
 
 
 def forget(model_class: type[Any], directory: Path | None = None) -> None:
-    """Undoes the import of a model, and `keep_importable` where its directory is given."""
+    """Undoes the import of a model, and `keep_importable` if its directory is given."""
     with _import_lock:
         if model_class.__module__.startswith(_MODULE_PREFIX):
             sys.modules.pop(model_class.__module__, None)
@@ -97,7 +96,7 @@ def forget(model_class: type[Any], directory: Path | None = None) -> None:
 
 @contextmanager
 def model_dir_known(directory: str) -> Generator[None]:
-    """`get_model_dir` answers with this directory inside of the block."""
+    """Inside the block `get_model_dir` returns this directory."""
     token = current_model_dir.set(directory)
     try:
         yield
@@ -106,7 +105,7 @@ def model_dir_known(directory: str) -> Generator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception of a model, with the place it came from, as Triton writes it."""
+    """The text of a model's exception with the place of its origin, as Triton writes it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in reversed(frames[1:]))
     text = f"{type(error).__name__}: {error}"
@@ -132,7 +131,7 @@ def _executed(path: Path) -> ModuleType:
 
 @contextmanager
 def _importing_from(directory: Path) -> Generator[None]:
-    """The directory first on `sys.path`; the siblings that were imported meanwhile are the importer's alone."""
+    """Puts the directory first on `sys.path`. The siblings that are imported meanwhile belong to this import alone."""
     sys.modules[INTERFACE_NAME] = triton_python_backend_utils
     importlib.invalidate_caches()
     before = set(sys.modules)
@@ -152,7 +151,7 @@ def _importing_from(directory: Path) -> Generator[None]:
 
 
 def _finder(path: str) -> PathEntryFinder:
-    """Finds modules in a directory of a model's, or in a folder there; for `sys.path_hooks`."""
+    """Finds modules in a model's directory, or in a folder below it; for `sys.path_hooks`."""
     if not any(Path(path).is_relative_to(directory) for directory in (*_importing, *_importable)):
         raise ImportError(f"{path} is no model's")
     return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceLoader, SOURCE_SUFFIXES))
@@ -165,14 +164,14 @@ def _forget_finders(directory: Path) -> None:
 
 
 def _drop_siblings(directory: Path, names: set[str]) -> None:
-    # All are found before one goes: where a folder is, its package is asked.
+    # All are found before one is removed, because the place of a folder is asked from its package.
     found = [name for name in names if not name.startswith(_MODULE_PREFIX) and _lies_in(directory, sys.modules[name])]
     for name in found:
         del sys.modules[name]
 
 
 def _lies_in(directory: Path, module: ModuleType) -> bool:
-    # Not by its attributes: there are modules that have any (`torch.classes`).
+    # Not with `getattr`: some modules have every attribute (`torch.classes`).
     known = vars(module)
     if known.get("__file__"):
         return Path(known["__file__"]).is_relative_to(directory)

@@ -1,8 +1,8 @@
 """Runs a python model's `auto_complete_config` in a process of its own, as Triton does (triton-spec 8).
 
-A model's code that ends its process, exhausts memory or never returns costs that process, not the executor. What the
-model imports and changes is gone with it, too. The process is given the configuration on its standard input, and
-answers on its standard output; what the model prints goes where the executor's own errors go.
+If the model's code ends its process, exhausts memory or never returns, only that process is lost, not the executor.
+What the model imports and changes ends with that process too. The process reads the configuration from its standard
+input and writes its answer to its standard output; what the model prints goes to the executor's standard error.
 
 This module is both sides: `completed_apart` in the executor, `main` in the process.
 """
@@ -30,14 +30,14 @@ LIMIT_S = 60.0
 
 _ROOT = Path(__file__).resolve().parents[3]
 _FAILSAFE_S = 5.0
-"""How long after the limit the process ends itself, should it hold the interpreter and the executor be gone."""
+"""How long after the limit the process ends itself, if it holds the interpreter's lock and the executor is gone."""
 _PARENT_POLL_S = 0.5
 
 
 class CompletionResult(msgspec.Struct, frozen=True):
-    """What a process found out: a configuration, or why there is none.
+    """The answer of the process: a configuration, or an error.
 
-    is_import_error  the model's file cannot be imported, so the load fails for that
+    is_import_error  the model's file cannot be imported, so the load fails
     """
 
     config: str = ""
@@ -46,10 +46,10 @@ class CompletionResult(msgspec.Struct, frozen=True):
 
 
 def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> str:
-    """What the model in that file makes of its configuration; Triton's JSON in, the same out. Blocks.
+    """The configuration as the model in that file completes it; Triton's JSON in, and out. Blocks.
 
-    Raises ConfigError for what the model refuses, and when its process ends early or is late; LoadError when it cannot
-    be imported.
+    Raises ConfigError if the model refuses the configuration, or its process ends early or is late; LoadError if the
+    model cannot be imported.
     """
     name = _name(config_json)
     process = subprocess.Popen(
@@ -80,7 +80,7 @@ def completed_apart(config_json: str, path: Path, limit_s: float = LIMIT_S) -> s
 
 
 def completed_here(config_json: str, path: Path) -> str:
-    """The same in this process."""
+    """As `completed_apart`, in this process."""
     model_class = import_model_class(path)
     try:
         return _completed(model_class, config_json, path)
@@ -89,7 +89,9 @@ def completed_here(config_json: str, path: Path) -> str:
 
 
 def main() -> None:
-    """Answers one question. arguments: the model's file, and after how many seconds to end in any case."""
+    """Completes one configuration. Arguments: the model's file, and the seconds after which the process ends in any
+    case.
+    """
     path, end_after_s = Path(sys.argv[1]), float(sys.argv[2])
     signal.setitimer(signal.ITIMER_REAL, end_after_s)
     threading.Thread(target=_end_with_parent, args=[os.getppid()], daemon=True).start()
@@ -102,7 +104,7 @@ def main() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """An executor that is told to stop, or is killed, asks no more: this process ends, and what the model started."""
+    """Ends this process, and the processes that the model started, when the executor has ended."""
     while os.getppid() == parent:
         time.sleep(_PARENT_POLL_S)
     os.killpg(0, signal.SIGKILL)
@@ -138,7 +140,7 @@ def _name(config_json: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours; this package is importable, wherever the executor was started."""
+    """This process's environment; with this package importable, wherever the executor was started."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -1,6 +1,6 @@
-"""Metrics that a `model.py` makes for itself; the executor reports them, and gateways show them with the mesh's.
+"""Metrics that a `model.py` makes for itself. The executor reports them, and gateways show them with the mesh's.
 
-A family has any labels its metrics bring (prometheus_client's own classes fix the label names per family, Triton does
+The metrics of a family may have any labels (prometheus_client's own classes fix the label names per family; Triton does
 not). Two instances of a model that make the same family share it, and two metrics with the same labels share their
 value, as in Triton.
 """
@@ -76,7 +76,7 @@ _families_lock = threading.Lock()
 
 
 def custom_families() -> tuple[CustomFamily, ...]:
-    """What every model of this process has made, for the executor's report."""
+    """The families of every model of this process, for the executor's report."""
     with _families_lock:
         families = list(_families.values())
     return tuple(family.report() for family in families)
@@ -94,7 +94,7 @@ def _family(name: str, description: str, kind: str) -> _Family:
 
 
 def _check_texts(*texts: object) -> None:
-    """A model may give anything; what is no text would take the executor's whole report with it."""
+    """A model may give anything. A value that is no text would make the executor's whole report fail."""
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"names, descriptions and labels of metrics are strings, not {text!r}")
@@ -110,7 +110,7 @@ class Metric:
             self._value = family.values.setdefault(labels, _Value(bounds))
 
     def increment(self, value: float) -> None:
-        """Adds to a counter (never less than 0) or a gauge. Any number will do, also numpy's; as in all of these."""
+        """Adds to a counter (never less than 0) or a gauge. Any number is taken, also numpy's, here and below."""
         value = float(value)
         if self._family.kind == HISTOGRAM or (self._family.kind == COUNTER and value < 0):
             raise TritonModelException(f"a {self._family.kind} cannot be incremented by {value}")

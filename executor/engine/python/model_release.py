@@ -1,14 +1,15 @@
-"""A model's optional method `release`: it hears that a sequence is not its own any more, and may forget it.
+"""A model's optional method `release`, which tells it that it does not own a sequence any more and may forget it.
 
     def release(self, correlation_id): ...
 
-A model that keeps something by correlation id learns of a sequence's END from its flags, but not that it has expired,
-was cancelled, has failed, gave up its slot, or goes on at another executor. So it is told of every sequence that it was
-given, by START or by `restore`, when that leaves this instance for whatever reason, END included; on the thread that
-runs `execute`, and before anything comes under the same id again. A START that begins an open sequence anew does
-without, and so does what is open when the model is finalized.
+A model that keeps something by correlation id learns of a sequence's END from its flags. It does not learn from them
+that a sequence has expired, was cancelled, has failed, gave up its slot, or goes on at another executor. So `release`
+is called for every sequence that the model was given, by START or by `restore`, when that sequence leaves this instance
+for any reason, END included. It is called on the thread that runs `execute`, before anything comes under the same id
+again. It is not called for a START that begins an open sequence again, nor for sequences that are open when the model
+is finalized.
 
-Triton knows no such method: one that is meant for something else is told by the name of its parameter.
+Triton knows no such method. A method of this name with another purpose is recognised by its parameter's name.
 """
 
 from __future__ import annotations
@@ -49,15 +50,19 @@ class GivenSequences:
         self._given: dict[CorrelationId, None] = {}
 
     def give(self, rows: Iterable[Row]) -> None:
-        """The model gets to see these; what belongs to no sequence (null rows, a load's trial runs) does not count."""
+        """Notes that the model is given these rows.
+        Rows of no sequence (null rows, trial runs at load) do not count.
+        """
         self._given.update((row.correlation_id, None) for row in rows if row.correlation_id and row.slot is not None)
 
     def give_back(self, correlation_id: CorrelationId) -> None:
-        """The model gets a sequence's state."""
+        """Notes that the model is given a sequence's state."""
         self._given[correlation_id] = None
 
     def release(self, correlation_id: CorrelationId) -> None:
-        """Tells the model, unless it does not know the sequence. What it raises is logged: nobody waits for it."""
+        """Tells the model to forget a sequence, if the model was given it. An exception is logged, because no caller
+        waits.
+        """
         if correlation_id not in self._given:
             return
         del self._given[correlation_id]
@@ -68,6 +73,6 @@ class GivenSequences:
             log.error("model '%s': release of sequence %s failed: %s", self._name, correlation_id, error_text(error))
 
     def release_all(self) -> None:
-        """Tells it of every one that it has."""
+        """Tells the model to forget every sequence that it was given."""
         for correlation_id in list(self._given):
             self.release(correlation_id)

@@ -1,14 +1,14 @@
-"""The state of sequences that a `model.py` keeps itself, out of it and back: its methods `checkpoint` and `restore`.
+"""The methods `checkpoint` and `restore`, by which a `model.py` hands out the state of sequences that it keeps itself.
 
     def checkpoint(self, correlation_id) -> dict[str, np.ndarray]: ...
     def restore(self, correlation_id, state): ...
 
-`checkpoint` is asked after a step of the sequence, on the thread that runs `execute`; what it returns is copied at
-once, so that the model may go on writing to its arrays. `restore` is given the same names and values, in arrays that
-are the model's own to write to, perhaps in another process and at any time before the sequence's next step. Strings
-come back as `bytes` in an array of objects, as a BYTES input does.
+`checkpoint` is called after a step of the sequence, on the thread that runs `execute`. Its result is copied at once, so
+that the model may go on writing to its arrays. `restore` is given the same names and values, in arrays that the model
+may write to, perhaps in another process, and at any time before the sequence's next step. Strings come back as `bytes`
+in an array of objects, as in a BYTES input.
 
-Triton knows no such methods: a model that uses the names for something else is told by their parameters.
+Triton knows no such methods. Methods of these names with another purpose are recognised by their parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _tensors = msgspec.msgpack.Decoder(list[Tensor])
 
 
 def has_methods(model_class: type[Any]) -> bool:
-    """Whether a model hands its sequences' state out: it has both methods, and they take what they would be given."""
+    """Whether a model has both methods, with these parameters."""
     return all(_takes(getattr(model_class, name, None), count) for name, count in _PARAMETERS.items())
 
 
@@ -49,9 +49,9 @@ def _takes(method: object, count: int) -> bool:
 
 
 class ModelState:
-    """One model's methods. What they raise, or return wrongly, is a ModelError that names the model and the method.
+    """Calls one model's methods. An exception, or a wrong result, is a ModelError that names the model and the method.
 
-    bytes_max  of one sequence's state
+    bytes_max  largest state of one sequence
     """
 
     def __init__(self, model: Any, name: str, model_dir: str, bytes_max: int) -> None:
@@ -61,7 +61,7 @@ class ModelState:
         self._bytes_max = bytes_max
 
     def save(self, correlation_id: CorrelationId) -> bytes:
-        """The state of a sequence as it is now, in its Redis form; never empty, though the model's dict may be."""
+        """The present state of a sequence, in its form for Redis; never b"", even if the model's dict is empty."""
         given = self._call(CHECKPOINT, correlation_id)
         try:
             tensors = _packed(given)
@@ -74,7 +74,7 @@ class ModelState:
         return encode(tensors)
 
     def load(self, correlation_id: CorrelationId, state: bytes) -> None:
-        """Gives the model what `save` made."""
+        """Gives the model a state that `save` returned."""
         try:
             arrays = {tensor.name: _array(tensor) for tensor in _tensors.decode(state)}
         except (ValueError, KeyError) as wrong:  # msgspec's errors are ValueErrors

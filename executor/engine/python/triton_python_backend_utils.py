@@ -50,7 +50,7 @@ __all__ = [
     "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
-"""What Triton documents; the rest is for the engine."""
+"""The names that Triton documents; the other names are for the engine."""
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -113,7 +113,7 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: str = INTERNAL) -> None:
-        # Models like to give the exception itself.
+        # Models often give the exception itself.
         self._message = str(message)
         self._code = code
 
@@ -183,7 +183,9 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor from a DLPack capsule, or from anything that speaks DLPack; a GPU's is copied to the host."""
+        """A tensor from a DLPack capsule, or from an object that supports DLPack; a GPU tensor is copied to the
+        host.
+        """
         if _is_plain_host_array(tensor):
             return Tensor(name, np.from_dlpack(tensor))
         import torch
@@ -196,7 +198,7 @@ class Tensor:
 
 
 class TypedTensor(Tensor):
-    """One whose datatype is known already: a request's."""
+    """A tensor of a request, whose datatype is known already."""
 
     __slots__ = ()
 
@@ -375,7 +377,7 @@ class InferenceRequest:
 
 
 class InferenceResponseSender:
-    """What a decoupled model answers by. Not supported: none can be had."""
+    """The response sender of a decoupled model. Not supported: none can be made."""
 
     def __init__(self, *_arguments: object, **_options: object) -> None:
         raise _unsupported("decoupled responses (InferenceResponseSender)")

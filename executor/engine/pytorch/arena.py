@@ -1,11 +1,11 @@
-"""Where the implicit state of an engine's sequences lives between steps.
+"""The implicit state of an engine's sequences, between steps.
 
 A state of fixed shape is one tensor on the device, `[slots + 3, *dims]`: a batch reads its rows by one gather and
-writes them by one scatter. The three rows past the slots are the initial state (read by START rows), zeros (read by
-null rows) and a scrap row (written by null rows), so that no row of a batch is a special case and padding can never
-reach a sequence's state. A state of variable shape, and a BYTES state, is kept per slot.
+writes them by one scatter. The three rows after the slots are the initial state (read by START rows), zeros (read by
+null rows) and a scrap row (written by null rows). So no row of a batch is a special case, and padding can never reach a
+sequence's state. A state of variable shape, and a BYTES state, is kept per slot.
 
-The arena is a cache of what Redis holds: it is filled again by `put` at takeover.
+The arena is a cache of what Redis holds: after a takeover `put` fills it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
 
 Value = torch.Tensor | list[str]
-"""What a model takes and returns for one state and a whole batch; strings row after row."""
+"""The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
 
 
 class Places:
@@ -58,7 +58,7 @@ class Places:
         return self._write_index
 
     def _index(self, places: list[int]) -> torch.Tensor:
-        # By way of numpy: torch takes a list apart four times as slowly.
+        # Through numpy, because torch converts a list four times as slowly.
         index = torch.from_numpy(np.array(places, dtype=np.int64))
         return index if self.device.type == "cpu" else index.to(self.device)
 
@@ -69,7 +69,7 @@ class ImplicitState(Protocol):
     spec: StateSpec
 
     def shape(self, place: int) -> shapes.Shape | None:
-        """The shape that a place reads, where rows of a batch may differ in it; None where they cannot."""
+        """The shape of the state at a place, if rows of a batch may differ in it; None if they cannot."""
         ...
 
     def gather(self, places: Places) -> Value:
@@ -77,15 +77,15 @@ class ImplicitState(Protocol):
         ...
 
     def problem(self, value: object, rows: int) -> str | None:
-        """What is wrong with a model's output state for a batch of that many rows; None when nothing is."""
+        """What is wrong with a model's output state for a batch of that many rows; None if nothing is."""
         ...
 
     def scatter(self, places: Places, value: Value) -> None:
-        """Moves the batch's sequences on."""
+        """Writes the batch's new states into its slots."""
         ...
 
     def tensors(self, value: Value, rows: int) -> list[Tensor]:
-        """A batch's state as the checkpoints of its rows: by input name, without the batch dimension."""
+        """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         ...
 
     def put(self, slot: int, tensor: Tensor) -> None:
@@ -103,8 +103,9 @@ class StateArena:
     def __init__(
         self, specs: Sequence[StateSpec], slots: int, model_dir: Path, device: torch.device, bytes_max: int
     ) -> None:
-        """bytes_max: of one state of one sequence. Raises LoadError when a file of initial state cannot be used, or a
-        state has a larger size."""
+        """bytes_max: largest state of one sequence. Raises LoadError if a file of initial state cannot be used, or a
+        state is larger.
+        """
         self.slots = slots
         self.device = device
         self.states: list[ImplicitState] = [
@@ -129,11 +130,11 @@ class StateArena:
 
     @property
     def byte_size(self) -> int:
-        """What the states of fixed size take on the device."""
+        """Bytes that the states of fixed size take on the device."""
         return sum(state.byte_size for state in self.states if isinstance(state, FixedState))
 
     def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        """Puts a checkpoint into a slot: all states or, when one does not fit, none. Raises ModelError."""
+        """Puts a checkpoint into a slot: all states or, if one does not fit, none. Raises ModelError."""
         for state in self.states:
             check_checkpoint(state.spec, states.get(state.spec.input_name))
         for state in self.states:
@@ -170,7 +171,7 @@ class FixedState:
 
     @property
     def byte_size(self) -> int:
-        """Of all slots together."""
+        """Bytes of all slots together."""
         return self._rows.nbytes
 
     def shape(self, place: int) -> None:
@@ -290,7 +291,8 @@ class TextState:
         return self._size_problem(cast("list[str]", value), rows)
 
     def _size_problem(self, strings: list[str], rows: int) -> str | None:
-        # Four bytes of length before each, and four per character at most: rarely is there anything to be counted.
+        # An upper bound: four bytes of length before each string, and at most four per character. Only beyond it the
+        # exact size is computed.
         if 4 * (len(strings) + sum(map(len, strings))) <= self._bytes_max:
             return None
         return size_problem(max(len(tensor.raw) for tensor in self.tensors(strings, rows)), self._bytes_max)
@@ -310,7 +312,7 @@ class TextState:
         ]
 
     def _row_shape(self, count: int) -> shapes.Shape:
-        """The shape of one row's strings. Raises ValueError when the number does not tell."""
+        """The shape of one row's strings. Raises ValueError if the number does not determine it."""
         return text_shape(self.spec.dims, count)
 
     def put(self, slot: int, tensor: Tensor) -> None:
@@ -329,7 +331,9 @@ def _strings(tensor: Tensor) -> list[str]:
 
 
 def text_shape(dims: Sequence[int], count: int) -> shapes.Shape:
-    """The shape of that many strings when a model returns a plain list. Raises ValueError when they do not fit."""
+    """The shape of the strings of one row, as a model returns only a plain list.
+    Raises ValueError if they do not fit.
+    """
     known = math.prod(dim for dim in dims if dim != -1)
     variable = sum(1 for dim in dims if dim == -1)
     if variable == 0 and known == count:

@@ -1,8 +1,8 @@
-"""Which tensor of the configuration is which argument of forward, and which returned value is which output.
+"""Binds the configuration's tensors to forward's arguments, and its outputs to forward's returned values.
 
 Decided once, at load. An argument is found by its own name, or by Triton's convention `NAME__INDEX` (its position
-among forward's arguments). A returned dict is read by key; a returned tensor, tuple or list by `NAME__INDEX` or, for
-other names, by the order of declaration: outputs first, then those states that are not outputs as well.
+among forward's arguments). A returned dict is read by key. A returned tensor, tuple or list is read by `NAME__INDEX`
+or, for other names, by the order of declaration: outputs first, then the states that are not outputs as well.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INDEXED = re.compile(r".+__(\d+)\Z")
 class Argument:
     """One argument of forward.
 
-    position  None where it can be given by name only
-    required  it has no default: where an optional input is absent, it is given None
+    position  None if it can be given by name only
+    required  it has no default: it is given None for an absent optional input
     """
 
     name: str

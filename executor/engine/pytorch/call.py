@@ -1,4 +1,4 @@
-"""One call of a torch module: which rows it computes, and that it failed."""
+"""One call of a torch module: its rows, and its failure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shared.contract.errors import Code
 class Layout(NamedTuple):
     """The rows of one call of the module.
 
-    batch      requests' rows and null rows between them, in order
-    counts     of each of `batch`, how many rows of the call it brings
+    batch      requests' rows and the null rows between them, in order
+    counts     for each of `batch`, how many rows of the call it brings
     positions  in `batch`, of the rows whose results count
-    total      rows of the call: those of `batch`, and null rows behind them that fill it up
+    total      rows of the call: those of `batch`, and the null rows after them that fill it up
     """
 
     batch: list[Row]
@@ -24,12 +24,12 @@ class Layout(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """Rows of the call without those that fill it up."""
+        """Rows of the call without the null rows that fill it up."""
         return sum(self.counts)
 
 
 class BatchFailedError(Exception):
-    """A batch has no results; each of its rows is to be tried alone."""
+    """A batch has no results; each of its rows must be tried alone."""
 
     def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
         super().__init__(message)

@@ -1,5 +1,3 @@
-"""Wire datatypes as torch has them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -24,7 +22,7 @@ TORCH_TYPE: dict[str, torch.dtype] = {
     "FP32": torch.float32,
     "FP64": torch.float64,
 }
-"""BYTES is not in it: torch has no tensors of strings, a model takes and returns `List[str]`."""
+"""BYTES is not in it: torch has no tensors of strings. A model takes and returns `List[str]`."""
 
 DATATYPE: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_TYPE.items()}
 
@@ -34,7 +32,7 @@ STORAGE_TYPE: dict[torch.dtype, torch.dtype] = {
     torch.uint64: torch.int64,
     torch.bfloat16: torch.int16,
 }
-"""Types of the same size, for operations that torch or numpy lacks: bits are moved, never computed with."""
+"""Types of the same size, for operations that torch or numpy lacks. They only move bits, and never compute."""
 
 
 def tensor_of(parts: Iterable[bytes], datatype: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What torch knows of this machine's GPUs."""
+"""This machine's GPUs, as torch knows them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def gpu_count() -> int:
 
 
 def gpu_problem(index: int) -> str:
-    """Why a GPU computes nothing more for this process, in a line; "" while it does, or was never used.
+    """Why a GPU computes nothing more for this process, in one line; "" if it still does, or was never used.
 
-    Waits for what the GPU computes at the moment. A kernel that went wrong (an index out of range, a memory fault, the
-    hardware) leaves its process without a GPU: every later call fails, whatever it is, until the process ends.
+    Waits until the GPU is idle. After a kernel has gone wrong (an index out of range, a memory fault, the hardware) its
+    process has no GPU any more: every later call fails, whatever it is, until the process ends.
     Source: CUDA Runtime API, error types (cudaErrorAssert, cudaErrorIllegalAddress: "the process must be terminated").
     """
     if not torch.cuda.is_initialized():

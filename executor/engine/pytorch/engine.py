@@ -1,20 +1,20 @@
 """One instance of a TorchScript module or an exported program.
 
-Rows are concatenated along dim 0 and run as one batch; state is gathered from the arena before, scattered after. The
-work per row is kept to picking its bytes out of one buffer per tensor: everything else happens once per batch.
+Rows are concatenated along dim 0 and run as one batch; the state is gathered from the arena before, and scattered
+after. Per row, only its bytes are picked out of one buffer per tensor; everything else happens once per batch.
 
-Rows whose inputs (or variable states) differ in shape run in groups of equal shapes; ragged inputs may differ, and are
+Rows whose inputs (or variable states) differ in shape run in groups of equal shapes. Ragged inputs may differ, and are
 one flat tensor for the whole batch (`ragged`, `batch_tensors`). With the direct strategy, where a row's position is its
-slot, the other groups' rows are null rows meanwhile, as they are in Triton.
+slot, null rows stand for the rows of the other groups, as in Triton.
 
-When a batch fails, each of its rows runs alone, so that only the guilty one fails. State moves only when a row's
-results are complete, so a retried row begins where it stood; a module that keeps state of its own in attributes
-(rather than in declared states) must expect to see such rows twice.
+When a batch fails, each of its rows runs alone, so that only the row that causes the failure fails. State is written
+only when a row's results are complete, so a retried row begins from the same state. A module that keeps state of its
+own in attributes (not in declared states) must expect to see such rows twice.
 
-With `fixed_shape` every call of the module has the same shape and its inputs begin at aligned addresses: batches are
-filled up with null rows behind the others, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`). The
-module is run as it stands: TorchScript would compile it for the shapes that it has seen, on a GPU to kernels that round
-otherwise, and which those are depends on who was served before.
+With `fixed_shape` every call of the module has the same shape, and its inputs begin at aligned addresses: batches are
+filled up with null rows at the end, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`).
+TorchScript's optimisation is off then: it would compile the module for the shapes that it has seen, on a GPU to kernels
+that round differently, and these shapes depend on earlier requests.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from shared.contract.tensors import Tensor, bytes_elements, element_count
 from shared.statistics.tally import MemoryUse
 
 ERROR_TEXT_MAX = 4096
-"""Characters of a model's own error text in a reply: TorchScript's can quote pages of source."""
+"""Most characters of a model's own error text in a reply: TorchScript's can quote pages of source."""
 
 
 Forward = Callable[..., Any]
 
 
 class Computed(NamedTuple):
-    """All that a call of the module brings.
+    """The results of a call of the module.
 
     columns        by output: each row's tensor
     states         each state's new value, in the arena's order
-    state_columns  each state's new value as the rows' checkpoints; empty where no row wants one
+    state_columns  each state's new value as the rows' checkpoints; empty if no row wants one
     """
 
     columns: dict[str, list[Tensor]]
@@ -71,7 +71,7 @@ class Computed(NamedTuple):
 
 
 class StateLostError(Exception):
-    """A batch's states could not all be moved on."""
+    """A batch's new states could not all be written."""
 
 
 class TorchEngine:
@@ -87,7 +87,7 @@ class TorchEngine:
         *,
         fixed_threads: int = 0,
     ) -> None:
-        """fixed_threads: that compute one tensor, with `fixed_shape`; 0 without."""
+        """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without"""
         self._config = config
         self._forward: Forward | None = forward
         self._bindings = bindings
@@ -107,7 +107,7 @@ class TorchEngine:
         }
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads
-        # Of a GPU's first batch.
+        # Watches the first batch on a GPU only.
         self._layers = RecurrentLayers() if self._device.type == "cuda" else None
         self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
         self.alone_because = ""
@@ -182,8 +182,9 @@ class TorchEngine:
         return groups
 
     def _apart(self, index: int, row: Row) -> object:
-        """What else must be equal for rows to share a batch: nothing can where the model has no batch dimension, or
-        where rows run alone."""
+        """What else must be equal for rows to share a batch, beside their input shapes. The index, which no other row
+        has, makes a row run alone: if the model has no batch dimension, or rows run alone by `fixed_shape`.
+        """
         if not self._batched or self.batch_rows == 1:
             return index
         return self._state_shapes(row) if self._arena.varies else None
@@ -230,8 +231,9 @@ class TorchEngine:
         want_state: Sequence[bool],
         clock: _StepClock,
     ) -> Mapping[int, RowResult | RowError]:
-        """Runs one group and moves its states on. Raises BatchFailedError, with no state moved, when it has no complete
-        result; StateLostError when only a part of them moved."""
+        """Runs one group and writes its new states. Raises BatchFailedError, with no state written, if there is no
+        complete result; StateLostError if only a part of the states was written.
+        """
         clock.start()
         layout = self._layout(rows, members)
         wants = [want_state[index] for index in members]
@@ -337,7 +339,9 @@ class TorchEngine:
         return self._column(source.datatype, parts, (total, *wanted) if self._batched else wanted)
 
     def _model_shapes(self, name: str, batch: Sequence[Row], key: InputShapes) -> list[shapes.Shape]:
-        """Each request's shape of the source of a batch tensor, as the model has it. Raises BatchFailedError."""
+        """Each request's shape of the input that a batch tensor describes, as the model has it. Raises
+        BatchFailedError.
+        """
         if key[self._input_position[name]] is None:
             raise BatchFailedError(
                 f"model '{self._config.name}': the batch cannot be described without input '{name}'", Code.INVALID_ARG
@@ -352,7 +356,8 @@ class TorchEngine:
     def _column(self, datatype: str, parts: list[bytes], shape: shapes.Shape) -> Any:
         if datatype != "BYTES":
             made = tensor_of(parts, datatype, shape, self._device)
-            # Torch's own memory is aligned, that of bytes need not be, and a kernel may go by that.
+            # Torch's own memory is aligned, that of `bytes` need not be, and a kernel may choose its instructions by
+            # that.
             return made.clone() if self._fixed_threads else made
         try:
             strings = [element.decode() for part in parts for element in bytes_elements(part)]
@@ -377,7 +382,7 @@ class TorchEngine:
             if layers is not None:
                 layers.join_weights()
             if self._device.type == "cuda":
-                # Kernels that fail say so to whoever waits for them; and the time is the model's.
+                # A kernel's failure shows only when the stream is waited for; and the time counts as the model's.
                 torch.cuda.current_stream(self._device).synchronize()
             return returned
         except Exception as error:  # the model's own code: whatever it raises is the row's error, not ours
@@ -389,7 +394,9 @@ class TorchEngine:
     # --- its states
 
     def _state_values(self, returned: Any, layout: Layout) -> list[Any]:
-        """Each state's new value, in the arena's order, with a batch dimension; without the rows that fill it up."""
+        """Each state's new value, in the arena's order, with a batch dimension, without the rows that fill the batch
+        up.
+        """
         values: list[Any] = []
         for state in self._arena.states:
             name = state.spec.output_name
@@ -407,7 +414,7 @@ class TorchEngine:
 
 
 class _StepClock:
-    """Adds up where the groups of a batch spend their time."""
+    """Adds up the times of a batch's groups."""
 
     def __init__(self) -> None:
         self._at = 0

@@ -1,4 +1,4 @@
-"""From a file of weights to an engine: TorchScript or an exported program, on its device, with its arguments bound."""
+"""Makes an engine from a model's file: TorchScript or an exported program, on its device, with its arguments bound."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _device(request: LoadRequest) -> torch.device:
 
 
 def _threads(config: ModelConfig) -> int:
-    """How many threads the configuration asks for; 0 when it does not say."""
+    """How many threads the configuration asks for; 0 if it does not say."""
     threads = config.parameters.get("torch_threads") or config.parameters.get("INTRA_OP_THREAD_COUNT") or "0"
     asked = "torch_threads" in config.parameters or "INTRA_OP_THREAD_COUNT" in config.parameters
     if not threads.isdecimal() or (asked and int(threads) < 1):
@@ -72,11 +72,12 @@ def _threads(config: ModelConfig) -> int:
 
 
 def _choose_deterministic_kernels() -> None:
-    """Kernels whose results do not vary from run to run. The choice is the whole process's; a kernel without such a
-    form warns, and the test at load decides."""
+    """Chooses kernels whose results do not vary from run to run, for the whole process. A kernel without such a form
+    only warns; the test at load decides then.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    # Every new tensor would be filled before it is written: on a GPU, forty kernels per batch of an LSTM.
+    # Otherwise every new tensor is filled before it is written: on a GPU, forty kernels per batch of an LSTM.
     cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
 
@@ -92,7 +93,9 @@ def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
 
 
 def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:
-    """An exported program runs only with the sizes it was exported for: say so at load, not at the first batch."""
+    """An exported program runs only with the sizes that it was exported for. Refuses it at load, not at the first
+    batch.
+    """
     if config.max_batch_size <= 1:
         return
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}

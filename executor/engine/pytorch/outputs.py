@@ -1,4 +1,4 @@
-"""What a module returned, taken apart: one tensor per row and output, checked against the configuration."""
+"""Splits what a module returned into one tensor per row and output, checked against the configuration."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from shared.contract.tensors import Tensor, element_count, pack_bytes
 
 
 class Outputs:
-    """Takes apart what one module returns. Raises BatchFailedError: what is wrong with it is wrong for all rows."""
+    """Splits what one module returns. Raises BatchFailedError, because a wrong output is wrong for all rows."""
 
     def __init__(self, config: ModelConfig, returned: tuple[Returned, ...]) -> None:
-        """returned: which position belongs to which output or state, where they come in order."""
+        """returned: the position of each output and state, for models that return them in order"""
         self._config = config
         self._batched = config.max_batch_size > 0
         self._returned = {entry.name: entry.position for entry in returned}
         self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
 
     def columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
-        """By output, in the order of the configuration: each row's tensor. Only outputs that some row asked for."""
+        """Each row's tensor, by output, in the order of the configuration. Only outputs that some row asked for."""
         batch, counts, positions, total = layout
         asked = [batch[position] for position in positions]
         every = not all(row.outputs for row in asked)
@@ -52,13 +52,13 @@ class Outputs:
         return columns
 
     def row(self, row: Row, columns: Mapping[str, list[Tensor]], position: int) -> list[Tensor]:
-        """Of one row, what it asked for."""
+        """The outputs that one row asked for."""
         if not row.outputs:
             return [column[position] for column in columns.values()]
         return [column[position] for name, column in columns.items() if name in row.outputs]
 
     def value(self, returned: Any, name: str) -> Any:
-        """What was returned as one output or state, unchecked."""
+        """The returned value of one output or state, unchecked."""
         if isinstance(returned, dict):
             by_key = cast("dict[str, Any]", returned)
             if name not in by_key:
@@ -106,7 +106,7 @@ class Outputs:
         return tensors
 
     def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
-        """Each row's part of an output that comes for the whole batch; the parts lie behind each other."""
+        """Each row's part of an output of the whole batch, in which the parts lie one after the other."""
         source = self._cut_by[spec.name]
         if any(source not in row.inputs for row in batch if not row.null):
             raise BatchFailedError(

@@ -1,10 +1,10 @@
-"""The weights of recurrent layers, as cuDNN wants them.
+"""Puts the weights of recurrent layers where cuDNN wants them.
 
-cuDNN takes all weights of an LSTM, a GRU or an RNN from one piece of memory. A module that was loaded has each of them
-in a piece of its own: then torch copies them together at every call, which takes several times as long as the layer.
-`torch.nn` does it once (`RNNBase.flatten_parameters`), but neither TorchScript nor an exported program can be told to.
-What all of them call is the same few operators: those are watched during a call, and the weights that they were given
-are put together by `torch.nn`'s own means.
+cuDNN takes all weights of an LSTM, a GRU or an RNN from one piece of memory. In a module that was loaded, each weight
+has a piece of its own. Then torch copies them together at every call, which takes several times as long as the layer.
+`torch.nn` can do it once (`RNNBase.flatten_parameters`), but neither TorchScript nor an exported program can be told
+to. All of them call the same few operators. So these operators are watched during one call, and the weights that they
+were given are put together by `torch.nn`'s own means.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Kind(NamedTuple):
-    """gates: how many matrices lie on each other in one weight."""
+    """gates: how many matrices are stacked in one weight"""
 
     module: type[nn.LSTM | nn.GRU | nn.RNN]
     gates: int
@@ -34,7 +34,7 @@ KINDS: Mapping[Any, _Kind] = {
 
 
 class RecurrentLayers(TorchDispatchMode):
-    """While it is active, remembers which recurrent layers are called."""
+    """Remembers which recurrent layers are called while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,11 +53,12 @@ class RecurrentLayers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def join_weights(self) -> None:
-        """Moves each layer's weights into one piece of memory; the tensors stay who they are, so all later calls find
-        them there. On a CPU, and where cuDNN is not used, nothing happens."""
+        """Moves each layer's weights into one piece of memory. The tensors keep their identity, so later calls find
+        them there. On a CPU, and where cuDNN is not used, nothing happens.
+        """
         with torch.inference_mode(mode=False), torch.no_grad():
             for kind, (_, _, weights, biases, layers, _, _, both_ways, *_) in self._calls:
-                # Two that are the same one could not be told apart afterwards.
+                # Two weights that share memory could not be told apart afterwards.
                 if len({weight.data_ptr() for weight in weights}) == len(weights):
                     _join(kind, weights, biases=biases, layers=layers, both_ways=both_ways)
 
@@ -66,7 +67,7 @@ def _join(kind: _Kind, weights: Sequence[torch.Tensor], *, biases: bool, layers:
     from_input, from_hidden, *_ = weights
     hidden, leaving = from_input.size(0) // kind.gates, from_hidden.size(1)
     projection = {"proj_size": leaving} if leaving != hidden else {}
-    # Made without weights of its own: to draw them would change what models draw.
+    # On "meta" it has no weights of its own: drawing them would change the random numbers of models.
     sizes = {"input_size": from_input.size(1), "hidden_size": hidden, "num_layers": layers, **projection}
     layer = kind.module(**sizes, bias=biases, bidirectional=both_ways, device="meta", dtype=from_input.dtype)
     layer.to_empty(device=from_input.device)

@@ -1,4 +1,4 @@
-"""Where in memory a tensor lies: kernels may choose their instructions by it."""
+"""Moves a tensor in memory, because kernels may choose their instructions by the address."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def relocated(tensor: torch.Tensor, offset_bytes: int) -> torch.Tensor:
-    """A copy that begins so many bytes behind the beginning of a page, with the same strides; the tensor itself where
-    it shows only a part of what others may write.
+    """A copy that begins `offset_bytes` behind the beginning of a page, with the same strides. A tensor that shows only
+    a part of its memory is returned as it is, because other tensors may write to that memory.
 
     offset_bytes  a multiple of 64, less than a page
     """
@@ -18,6 +18,6 @@ def relocated(tensor: torch.Tensor, offset_bytes: int) -> torch.Tensor:
         return tensor
     room = np.empty(tensor.nbytes + 2 * mmap.PAGESIZE, np.uint8)
     begin = -room.ctypes.data % mmap.PAGESIZE + offset_bytes
-    # By way of numpy the storage is the part alone, and a tensor that was moved can be moved again.
+    # Through numpy the storage is this part alone, so that a moved tensor can be moved again.
     flat = torch.from_numpy(room[begin : begin + tensor.nbytes]).view(tensor.dtype)
     return flat.as_strided(tensor.size(), tensor.stride()).copy_(tensor)

@@ -1,9 +1,9 @@
-"""A torch model's own signature: what its tensors are called, their datatypes and shapes, and which are state.
+"""A torch model's signature: names, datatypes and shapes of its tensors, and which of them are state.
 
 TorchScript knows the names of forward's arguments but neither datatypes nor shapes, and no torch format knows which
-tensors are implicit state. So a signature may be stored in the model's archive, as the extra file
-`seqmesh_signature.json`, where it cannot get lost. An exported program without it is read from its graph: then all
-its tensors are inputs and outputs, except for those that the configuration declares as states or controls.
+tensors are implicit state. So a signature may be stored inside the model's archive, as the extra file
+`seqmesh_signature.json`. The signature of an exported program without that file is read from its graph: then all its
+tensors are inputs and outputs, except those that the configuration declares as states or controls.
 
 With a signature, a configuration may leave out `input`, `output`, `state` and `max_batch_size`.
 """
@@ -43,7 +43,7 @@ class TensorSignature(msgspec.Struct, frozen=True):
 
 
 class StateSignature(msgspec.Struct, frozen=True):
-    """A tensor that forward takes under one name and returns, one step on, under another (or the same)."""
+    """A tensor that forward takes under one name, and returns as the next state under another (or the same) name."""
 
     input_name: str
     output_name: str
@@ -52,10 +52,10 @@ class StateSignature(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a model takes and gives.
+    """What a model takes and returns.
 
     datatypes       wire names: FP32, INT64, BYTES, ...
-    max_batch_size  largest batch the model was made for; 0 when its tensors have no batch dimension
+    max_batch_size  largest batch that the model was made for; 0 if its tensors have no batch dimension
     """
 
     inputs: tuple[TensorSignature, ...]
@@ -66,7 +66,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 @contextmanager
 def script_deprecation_ignored() -> Generator[None]:
-    """Keeps torch's advice to move from TorchScript to torch.export out of an operator's log: we serve both."""
+    """Keeps torch's advice to move from TorchScript to torch.export out of the operator's log: both are served here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\..* is deprecated", category=DeprecationWarning)
         yield
@@ -85,7 +85,7 @@ def save_with_signature(
 
 
 def read_signature(path: Path) -> Signature | None:
-    """The signature in a model's archive, or None. Raises LoadError when it, or the archive, is damaged."""
+    """The signature in a model's archive, or None. Raises LoadError if the signature or the archive is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = [name for name in archive.namelist() if name.endswith(f"/extra/{SIGNATURE_FILE}")]
@@ -107,10 +107,10 @@ def model_file(version_dir: Path, default_model_filename: str) -> Path:
 
 
 def completed(config_json: str, version_dir: Path) -> str:
-    """Triton's JSON of a configuration, with what it left out taken from the model's signature.
+    """Triton's JSON of a configuration, with the missing parts taken from the model's signature.
 
-    Raises ConfigError when model and configuration contradict each other, or when something is missing that the
-    model cannot tell; LoadError when the model's file cannot be read.
+    Raises ConfigError if model and configuration contradict each other, or if something is missing that the model
+    cannot tell; LoadError if the model's file cannot be read.
     """
     config: dict[str, Any] = json.loads(config_json)
     path = model_file(version_dir, config.get("default_model_filename", ""))
@@ -141,7 +141,7 @@ def _complete_batch_size(config: dict[str, Any], signature: Signature) -> None:
 
 
 def _with_batch_in_dims(signature: Signature) -> Signature:
-    """The same for a configuration whose shapes spell out the batch dimension (max_batch_size 0)."""
+    """The signature for a configuration whose shapes contain the batch dimension (max_batch_size 0)."""
     return Signature(
         tuple(msgspec.structs.replace(tensor, dims=(-1, *tensor.dims)) for tensor in signature.inputs),
         tuple(msgspec.structs.replace(tensor, dims=(-1, *tensor.dims)) for tensor in signature.outputs),
@@ -253,7 +253,7 @@ def load_program(path: Path) -> torch.export.ExportedProgram:
 def argument_names(program: torch.export.ExportedProgram) -> list[str]:
     """Forward's argument names, in the order of the program's inputs. Raises LoadError for nested arguments."""
     signature = program.module_call_graph[0].signature
-    # Older torch does not record the names; the graph's are the same unless an argument shadows a builtin.
+    # Older torch does not record the names. The graph's names are the same unless an argument shadows a builtin.
     names: list[str] = getattr(signature, "forward_arg_names", None) or [*map(str, program.graph_signature.user_inputs)]
     if len(names) != len(program.graph_signature.user_inputs):
         raise LoadError(f"forward({', '.join(names)}) takes more than plain tensors; each argument must be one tensor")
