@@ -1,7 +1,7 @@
-"""Who runs beside whom: each service says its release and format, and hears of those that speak another one.
+"""Which services run beside each other: each tells its release and format, and logs services of another format.
 
-A mixture is what a rolling upgrade looks like, and no fault; one that stays is for the operator to see. So it is logged
-once, and `seqmesh drain --list` shows it.
+Different formats are normal during a rolling upgrade, and no fault. If they stay, the operator should see it. So each
+is logged once, and `seqmesh drain --list` shows it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shared.store.release import FORMAT, RELEASE
 
 TELL_EVERY_S = 5.0
 FORGET_AFTER_MS = 60_000
-"""Since its last word a service counts as gone."""
+"""A service that has not told its release for so long counts as gone."""
 LINE_LENGTH_MAX = 512
-"""Of one service's word, bytes."""
+"""Most bytes of one service's line."""
 
 
 class ServiceLine(msgspec.Struct, frozen=True):
-    """A service's word. service: gateway, scheduler or executor; told_ms: clock of Redis."""
+    """What a service tells of itself. service: gateway, scheduler or executor; told_ms: clock of Redis"""
 
     service: str
     name: str
@@ -50,12 +50,12 @@ class Company:
         self._keys = keys
         self._service = service
         self._name = name
-        # Of several processes with one name each has its own word.
+        # Several processes may have one name; each has a line of its own.
         self._id = f"{name}-{uuid.uuid4().hex[:8]}"
         self._heard: set[tuple[str, str, str]] = set()
 
     async def run(self) -> None:
-        """Says its word now and then, for ever; takes it back at the end."""
+        """Writes this service's line at intervals, for ever; removes it at the end."""
         try:
             while True:
                 try:
@@ -67,7 +67,9 @@ class Company:
             await self._leave()
 
     async def tell(self) -> list[ServiceLine]:
-        """Says this service's word; returns everybody's, and removes those of the gone. Raises what redis-py raises."""
+        """Writes this service's line, removes the lines of gone services, and returns the others. Raises what redis-py
+        raises.
+        """
         now_ms = await redis_now_ms(self._redis)
         line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms)
         await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
@@ -77,7 +79,7 @@ class Company:
         return present
 
     def hear(self, lines: Iterable[ServiceLine]) -> None:
-        """Logs each format that is not this one's, when it comes."""
+        """Logs each other format when it first appears."""
         others = {(line.service, line.release, line.format) for line in lines if line.format != FORMAT}
         for service, release, other in sorted(others - self._heard):
             logs.warning(
@@ -100,12 +102,12 @@ class Company:
 
 
 async def services(redis: Redis, keys: Keyspace) -> list[ServiceLine]:
-    """The words of all services. Raises what redis-py raises."""
+    """The lines of all services. Raises what redis-py raises."""
     return split(keys, await cast("Any", redis).hgetall(keys.services), await redis_now_ms(redis))[0]
 
 
 def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list[ServiceLine], list[bytes]]:
-    """The words of those who are there, and the ids of the gone. What cannot be read is gone, too."""
+    """The lines of present services, and the ids of gone ones. A line that cannot be read counts as gone."""
 
     def decode(data: bytes) -> ServiceLine:
         if len(data) > LINE_LENGTH_MAX:
@@ -115,7 +117,7 @@ def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list
     read: dict[bytes, ServiceLine | None] = {
         id: value_of(keys.services, data, decode, field=text_of(id)) for id, data in raw.items()
     }
-    # A word from the future is none: it would stay for ever.
+    # A line from the future counts as gone too: it would stay for ever.
     present = {
         id: line for id, line in read.items() if line is not None and abs(line.told_ms - now_ms) < FORGET_AFTER_MS
     }

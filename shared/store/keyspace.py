@@ -1,9 +1,9 @@
-"""Every Redis key of the mesh, by name. One method per key; nobody builds a key by hand. What each holds, who writes it
-and who reads it: `shared.store.key_kinds`.
+"""Every Redis key of the mesh, by name. One method per key; no other code builds a key. What each key
+holds, and which services write and read it: `shared.store.key_kinds`.
 
 Keys begin with the prefix and the schema version. `{shard}` is the hash tag of everything that belongs to a sequence,
-so that each script's keys live on one node of a Cluster; `{mesh}` is the tag of what belongs to no sequence.
-The names in the Lua scripts that follow from a record (`seq:`, `inbox:`, ...) are the ones below.
+so that each script's keys live on one node of a Cluster. `{mesh}` is the tag of keys that belong to no sequence.
+Lua scripts build some names from a record (`seq:`, `inbox:`, ...); they are the same as below.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, shar
 from shared.store.key_kinds import KINDS
 
 DEFAULT_PREFIX = "seqmesh"
-"""What keys of a mesh begin with unless somebody says otherwise."""
+"""Default beginning of a mesh's keys."""
 SCHEMA_VERSION = 1
-"""Grows when keys, fields or messages change their meaning; part of every key but one (`shared.store.release`)."""
+"""Grows when keys, fields or messages change their meaning. It is part of every key but `MESH`
+(`shared.store.release`).
+"""
 MESH = "{mesh}:mesh"
-"""That one, after the prefix: services of every schema find it."""
+"""The key without schema version, after the prefix: services of every schema find it."""
 
 PERMANENT = (
     "{mesh}:models",
@@ -44,7 +46,9 @@ PERMANENT = (
     # A count and a name for each kind of key.
     "*:unreadable",
 )
-"""Key patterns (after prefix and version) without a TTL, for ever: counters and small tables of the mesh itself."""
+"""Key patterns (after prefix and version) of permanent keys, without a TTL: counters and small tables of the mesh
+itself.
+"""
 
 SEQUENCE_BOUND = (
     "*:seq:*",
@@ -55,21 +59,26 @@ SEQUENCE_BOUND = (
     "*:owned:*",
     "*:inbox:*",
 )
-"""Key patterns without a TTL while a sequence lives: END, expiry and takeover remove them, whoever dies meanwhile."""
+"""Key patterns without a TTL while a sequence lives. END, expiry or takeover removes them, also after a process has
+died.
+"""
 
 TYPES = {name: kind.type for name, kind in KINDS.items()}
 """Every kind of key (`kind_of`), with its type in Redis."""
 
 
 def kind_of(key: str) -> str:
-    """The kind of a key of any mesh: the word behind its hash tag, of a group of keys also the last one."""
+    """The kind of a key of any mesh: the word after its hash tag; for the groups `work` and `cache` with the last
+    word.
+    """
     first, _, rest = key.partition("}:")[2].partition(":")
     return f"{first}:{rest.rpartition(':')[2]}" if first in ("work", "cache") else first
 
 
 class WorkKeys(NamedTuple):
-    """The keys of one model version's queue of stateless work, in the order in which the scripts take them; what each
-    holds stands in `shared/store/lua/work.lua`."""
+    """The keys of one model version's queue of stateless work, in the order in which the scripts take them.
+    `shared/store/lua/work.lua` describes each.
+    """
 
     queue: str
     meta: str
@@ -93,7 +102,7 @@ class CacheKeys(NamedTuple):
 
 
 class SequenceKeys(NamedTuple):
-    """The four keys that are one sequence's own."""
+    """The four keys of one sequence."""
 
     record: str
     idle: str
@@ -105,7 +114,7 @@ class Keyspace:
     """All key names of one mesh.
 
     prefix  tells meshes on one Redis apart
-    shards  fixed for the life of a mesh; `shared.store.redis_client.join_mesh` refuses a process that disagrees
+    shards  fixed for the life of a mesh; `shared.store.redis_client.join_mesh` refuses a process with another number
     """
 
     def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int = 4) -> None:
@@ -123,7 +132,7 @@ class Keyspace:
         return shard_of(sequence, self.shards)
 
     def base(self, shard: ShardId) -> str:
-        """What every key of a shard begins with."""
+        """Beginning of every key of a shard."""
         return self._shard_bases[shard]
 
     # -- one sequence; created by `submit`, removed by END, expiry or rejection; a tombstone has a TTL ---------------
@@ -149,40 +158,42 @@ class Keyspace:
         return f"{self._shard_bases[shard]}fence:{model}"
 
     def starts(self, shard: ShardId, model: str) -> str:
-        """Stream of sequences that wait for a slot: the backlog itself, with at most one piece of news for each (its
-        deadline was lowered). Written by `submit`, `reclaim` and `vacate`, entries removed by `assign`, `reject`,
-        `cancel` and `expire`."""
+        """Stream of sequences that wait for a slot: the backlog itself, with at most one further entry per sequence
+        (its deadline was lowered). `submit`, `reclaim` and `vacate` write it; `assign`, `reject`, `cancel` and `expire`
+        remove entries.
+        """
         return f"{self._shard_bases[shard]}starts:{model}"
 
     def feed(self, shard: ShardId, model: str) -> str:
-        """Stream of sequences that are over, read (and emptied) by the model's leader. No more entries than slots, and
-        a bounded number for those that were cancelled while they waited."""
+        """Stream of sequences that are over, read (and emptied) by the model's leader. It has no more entries than
+        slots, and a bounded number for sequences that were cancelled while they waited.
+        """
         return f"{self._shard_bases[shard]}feed:{model}"
 
     def wanted_slots(self, shard: ShardId, model: str, version: str) -> str:
-        """String + TTL: how many slots the next commits of a model version may free, because others wait; set by the
-        model's leader."""
+        """String + TTL: how many slots the next commits of a model version may free, because other sequences wait. The
+        model's leader sets it.
+        """
         return f"{self._shard_bases[shard]}wanted-slots:{model}:{version}"
 
     def line(self, shard: ShardId, model: str) -> str:
-        """Hash: what a model's waiting line amounts to (`shared.store.waiting_line`); permanent, counted by the
-        scripts."""
+        """Hash: counts of a model's waiting line (`shared.store.waiting_line`); permanent, written by the scripts."""
         return f"{self._shard_bases[shard]}line:{model}"
 
     def deadlines(self, shard: ShardId, model: str) -> str:
-        """Sorted set: when to look at which sequence's idle marker, Redis clock, ms."""
+        """Sorted set: sequence -> when to look at its idle marker; Redis clock, ms."""
         return f"{self._shard_bases[shard]}deadlines:{model}"
 
     def inbox_prefix(self, shard: ShardId) -> str:
-        """What every inbox of a shard begins with."""
+        """Beginning of every inbox of a shard."""
         return f"{self._shard_bases[shard]}inbox:"
 
     def inbox(self, shard: ShardId, executor: ExecutorId) -> str:
-        """Stream of steps and control messages for one executor; an entry goes when it is checkpointed."""
+        """Stream of steps and control messages for one executor; an entry is removed when a checkpoint covers it."""
         return f"{self._shard_bases[shard]}inbox:{executor}"
 
     def owned_prefix(self, shard: ShardId) -> str:
-        """What every owned set of a shard begins with."""
+        """Beginning of every owned set of a shard."""
         return f"{self._shard_bases[shard]}owned:"
 
     def owned(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
@@ -190,7 +201,7 @@ class Keyspace:
         return f"{self._shard_bases[shard]}owned:{executor}:{model}"
 
     def replies_prefix(self, shard: ShardId) -> str:
-        """What every reply stream of a shard begins with."""
+        """Beginning of every reply stream of a shard."""
         return f"{self._shard_bases[shard]}replies:"
 
     def replies(self, shard: ShardId, gateway: GatewayId) -> str:
@@ -200,12 +211,13 @@ class Keyspace:
     # -- stateless work ---------------------------------------------------------------------------------------------
 
     def home_shard(self, model: str) -> ShardId:
-        """The shard in which a stateless model's work lies."""
+        """The shard that holds a stateless model's work."""
         return ShardId(xxhash.xxh64_intdigest(model.encode()) % self.shards)
 
     def work_queue(self, model: str, version: str) -> WorkKeys:
-        """A model version's queue of stateless requests, on the model's home shard; permanent, and empty when there is
-        nothing to do but for the count of arrivals."""
+        """A model version's queue of stateless requests, on the model's home shard; permanent. An empty queue keeps
+        only the count of arrivals.
+        """
         base = f"{self.base(self.home_shard(model))}work:{model}:{version}:"
         return WorkKeys(*(base + name for name in WorkKeys._fields))
 
@@ -217,17 +229,19 @@ class Keyspace:
     # -- statistics -------------------------------------------------------------------------------------------------
 
     def unreadable(self, shard: ShardId | None) -> str:
-        """Hash: of each kind of key, how many values could not be read, and the last one's name
-        (`shared.store.reading`). A shard's is written by scripts, the mesh's (None) by services; permanent."""
+        """Hash: per kind of key, how many values could not be read, and the name of the last one
+        (`shared.store.reading`). Scripts write a shard's, services the mesh's (None); permanent.
+        """
         return f"{self.mesh_base if shard is None else self._shard_bases[shard]}unreadable"
 
     def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
-        """What the tallies of a model's versions begin with; the version follows. generation "": of requests that were
-        refused while they waited, by those who know of no load; they count for the one that is served."""
+        """Beginning of the tallies of a model's versions; the version follows. generation "": of requests that were
+        refused while they waited, by scripts that know of no load. They count for the load that is served.
+        """
         return f"{self._shard_bases[shard]}tally:{model}:{generation}:"
 
     def tally(self, shard: ShardId, model: str, version: str, generation: str) -> str:
-        """List of packed counts not yet added up; one day's TTL, gone when they are. Written with every answer."""
+        """List of packed counts that are not added up yet; one day's TTL. Written with every answer."""
         return f"{self.tally_prefix(shard, model, generation)}{version}"
 
     def counts(self, shard: ShardId, model: str, version: str, generation: str) -> str:
@@ -242,17 +256,17 @@ class Keyspace:
 
     @property
     def mesh(self) -> str:
-        """Hash: schema version and number of shards; permanent. No schema is in its name."""
+        """Hash: schema version and number of shards; permanent. Its name contains no schema version."""
         return f"{self.prefix}:{MESH}"
 
     @property
     def services(self) -> str:
-        """Hash: a service's name -> `company.ServiceLine`, written every few seconds; who is silent is removed."""
+        """Hash: a service's name -> `company.ServiceLine`, written every few seconds; silent services are removed."""
         return f"{self.mesh_base}services"
 
     @property
     def executors(self) -> str:
-        """Hash: executor id -> `ExecutorRegistration`; an entry goes when the executor's sequences are all moved."""
+        """Hash: executor id -> `ExecutorRegistration`; removed when all of the executor's sequences are moved."""
         return f"{self.mesh_base}executors"
 
     @property
@@ -284,22 +298,25 @@ class Keyspace:
 
     @property
     def control(self) -> str:
-        """Stream that tells executors which model's word in `wanted` is new, trimmed to the last thousand."""
+        """Stream that tells executors for which model there is a new command in `wanted`; trimmed to the last
+        thousand.
+        """
         return f"{self.mesh_base}control"
 
     @property
     def wanted(self) -> str:
-        """Hash: model -> `ControlMessage`, the last that was asked; written by gateways, permanent."""
+        """Hash: model -> `ControlMessage`, the latest command; written by gateways, permanent."""
         return f"{self.mesh_base}wanted"
 
     @property
     def kept(self) -> str:
-        """Hash: model -> `ControlMessage`, the last that an executor carried out; permanent."""
+        """Hash: model -> `ControlMessage`, the latest command that an executor carried out; permanent."""
         return f"{self.mesh_base}kept"
 
     def load_attempts(self, model: str, load: str) -> str:
-        """Hash + TTL: the attempts of one load of a model that go on, or that ended their process
-        (`executor.models.loader`)."""
+        """Hash + TTL: the attempts of one load of a model that are running, or that ended their process
+        (`executor.models.loader`).
+        """
         return f"{self.mesh_base}load:{model}:{load}"
 
     @property

@@ -1,8 +1,9 @@
 """One connection to Redis with one user: many commands in one write, their replies in order, and nothing repeated.
 
 redis-py's pipelines and scripts decide by themselves when to send again. Where a command must not be doubled, that
-decision belongs to the caller: a link tells "nothing was sent" (`connect` failed) from "nobody knows" (`exchange`
-failed), and the caller knows which of its commands may be repeated. It also costs half of a pipeline's time.
+decision belongs to the caller. A link tells "nothing was sent" (`connect` failed) from "the outcome is unknown"
+(`exchange` failed), and the caller knows which of its commands may be repeated. It also takes half of a pipeline's
+time.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 
 SLOWEST_BYTES_S = 1 << 20
-"""What is sent may take so long: a large request must not look like a server that is silent."""
+"""Least speed of sending that a time limit allows for, bytes/s: a large request must not look like a silent server."""
 
 
 class Link:
-    """A connection of its own, made like those of the given client's pool (one of `redis_client.connect`); not safe for
-    two tasks at once."""
+    """A connection of its own, made like the connections of the given client's pool (a client of
+    `redis_client.connect`); not for two tasks at once.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._connection = new_connection(redis)
@@ -34,16 +36,16 @@ class Link:
         if connection.is_connected:
             if not await connection.can_read():
                 return
-            # Bytes that nobody asked for, or the end of the stream: Redis has gone since the last exchange.
+            # Unexpected bytes, or the end of the stream: the server has gone since the last exchange.
             await connection.disconnect()
         await connection.connect()
 
     async def exchange(self, commands: Sequence[Iterable[Any]], *, blocking_s: float = 0.0) -> list[Any]:
-        """Sends the commands in one write and reads as many replies; an error reply is an exception in its place: a
-        ResponseError, or an UnfitServerError, after which the link leads elsewhere when it is connected again.
+        """Sends the commands in one write and reads as many replies. An error reply is an exception in its place: a
+        ResponseError, or an UnfitServerError, after which the next `connect` makes a new connection.
 
         blocking_s  how long the server may hold its answer back, on top of the connection's own limit
-        raises      one of `redis_py.CONNECTION_LOST`: then nobody knows which of the commands were carried out
+        raises      one of `redis_py.CONNECTION_LOST`: then it is unknown which commands were carried out
         """
         connection = self._connection
         # redis-py's asyncio connections pack in Python; hiredis takes an eighth of the time for a batch of steps.
@@ -54,7 +56,7 @@ class Link:
             if ResponseError in map(type, replies):
                 await self._mend(commands, packed, replies, limit_s)
         except BaseException:
-            # A half-read connection would give the next exchange this one's replies.
+            # On a half-read connection the next exchange would get this one's replies.
             await connection.disconnect(nowait=True)
             raise
         if UnfitServerError in map(type, replies):
@@ -64,7 +66,7 @@ class Link:
     async def _mend(
         self, commands: Sequence[Iterable[Any]], packed: Sequence[bytes], replies: list[Any], limit_s: float
     ) -> None:
-        """Sends once more what met a key of another type, after its removal."""
+        """Sends the commands again that met a key of another type, after removing the key."""
         wrong = [at for at, reply in enumerate(replies) if is_wrong_type(reply) and keys_of(tuple(commands[at]))]
         if not wrong:
             return

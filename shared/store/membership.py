@@ -1,10 +1,11 @@
-"""Who is in the mesh: executors register and hold a lease; models are published for those without a repository.
+"""The members of the mesh: executors register and hold a lease; they publish their models for services without a
+repository.
 
-A registration says what an executor can do, its lease says that it lives. Only the lease's end (or a registration
+A registration says what an executor can do, its lease says that it lives. Only the end of the lease (or a registration
 marked as leaving) makes a member dead; silence on a stream does not.
 
-A registration that cannot be read says nothing: its executor is taken for one that leaves, so its sequences go on
-elsewhere, and it registers anew (`is_known`). A model whose record cannot be read is none, until it is published again.
+An executor whose registration cannot be read is treated as leaving: its sequences are moved, and it registers again
+(`is_known`). A model whose record cannot be read does not exist until it is published again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
 UNKNOWN_PID = -1
-"""Process of a registration that could not be read."""
+"""Process id in the place of a registration that could not be read."""
 
 _registration_decoder = msgspec.json.Decoder(ExecutorRegistration)
 _record_decoder = msgspec.json.Decoder(ModelRecord)
@@ -30,14 +31,14 @@ _record_decoder = msgspec.json.Decoder(ModelRecord)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A registered executor; `alive` is whether its lease holds."""
+    """A registered executor. alive: whether its lease holds"""
 
     registration: ExecutorRegistration
     alive: bool
 
     @property
     def usable(self) -> bool:
-        """Alive and not about to leave: new sequences may go there."""
+        """Whether new sequences may go there: it is alive and not leaving."""
         return self.alive and not self.registration.leaving
 
 
@@ -52,23 +53,25 @@ class Membership:
         self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}
 
     async def register(self, registration: ExecutorRegistration, *, lease_ms: int) -> None:
-        """Writes an executor's registration and takes its lease, both at once."""
+        """Writes an executor's registration and takes its lease, both atomically."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
             pipe.set(self._keys.executor_lease(registration.executor), "1", px=lease_ms)
             await pipe.execute()
 
     async def update(self, registration: ExecutorRegistration) -> None:
-        """Writes a registration anew; the lease stays as it is."""
+        """Replaces a registration; the lease stays as it is."""
         await self._redis.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
 
     async def renew(self, executor: ExecutorId, *, lease_ms: int) -> bool:
-        """Extends a lease that still holds; False when it has ended: then the executor must drop all it holds."""
-        # Not SET, which a Redis without memory refuses.
+        """Extends a lease that still holds; False if it has ended: then the executor must drop everything that it
+        owns.
+        """
+        # PEXPIRE and not SET, because a Redis without memory refuses SET.
         return bool(await self._redis.pexpire(self._keys.executor_lease(executor), lease_ms))
 
     async def leave(self, registration: ExecutorRegistration) -> None:
-        """Says that an executor has stopped; its sequences are taken over at once."""
+        """Marks an executor as leaving and ends its lease; its sequences are taken over at once."""
         leaving = msgspec.structs.replace(registration, leaving=True)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(leaving))
@@ -76,7 +79,7 @@ class Membership:
             await pipe.execute()
 
     async def is_leaving(self, executor: ExecutorId) -> bool:
-        """Whether an executor has said that it stops, and did not just end."""
+        """Whether an executor has marked itself as leaving; False if it just died."""
         data: bytes | None = await self._redis.hget(self._keys.executors, executor)
         return data is not None and self._registration(executor.encode(), data).leaving
 
@@ -86,23 +89,23 @@ class Membership:
         return data is not None and not is_unknown(self._registration(executor.encode(), data))
 
     async def give_up(self, executor: ExecutorId) -> None:
-        """Ends an executor's lease before its time: it is as good as dead, and others take over at once."""
+        """Ends an executor's lease at once, so that others take over."""
         await self._redis.delete(self._keys.executor_lease(executor))
 
     async def drain(self, who: str, now_ms: int) -> None:
-        """Asks an executor, by its name or id, to hand over what it owns and to stay out of the mesh."""
+        """Asks an executor, by its name or id, to hand over its sequences and to stay out of the mesh."""
         await self._redis.hset(self._keys.drained, who, now_ms)
 
     async def undrain(self, who: str) -> bool:
-        """Takes that back; False when nobody had asked for it."""
+        """Takes a drain back; False if there was none."""
         return bool(await self._redis.hdel(self._keys.drained, who))
 
     async def drained(self) -> list[str]:
-        """Names and ids of executors that are to stay out of the mesh."""
+        """Names and ids of drained executors."""
         return sorted(text_of(name) for name in await self._redis.hkeys(self._keys.drained))
 
     async def is_drained(self, *names: str) -> bool:
-        """Whether one of an executor's names is among them."""
+        """Whether one of these names is drained."""
         return any(since is not None for since in await self._redis.hmget(self._keys.drained, names))
 
     async def remove(self, executor: ExecutorId) -> None:
@@ -116,7 +119,7 @@ class Membership:
     async def members(self) -> list[Member]:
         """Every registered executor, dead ones too, ordered by id."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.executors)
-        # They are asked for many times a second, hold a line for each model, and hardly ever change.
+        # Cached by content: registrations are read many times a second, hold a line per model, and hardly ever change.
         self._decoded = {entry: self._decoded.get(entry) or self._registration(*entry) for entry in raw.items()}
         registrations = sorted(self._decoded.values(), key=lambda r: r.executor)
         if not registrations:
@@ -150,8 +153,9 @@ class Membership:
         await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
 
     async def model(self, name: str) -> ModelRecord | None:
-        """One model as it was published last; decoded once, however often it is asked for. None for one that nobody
-        published, or that cannot be read."""
+        """One model as it was published last; decoded once per content. None if no executor published it, or it cannot
+        be read.
+        """
         data: bytes | None = await self._redis.hget(self._keys.models, name)
         if data is None:
             self._read.pop(name, None)
@@ -173,7 +177,7 @@ class Membership:
         return known[1]
 
     async def unknown(self, records: Sequence[ModelRecord]) -> list[ModelRecord]:
-        """Those of which the mesh has no record that can be read."""
+        """The records that the mesh does not have, or has in a form that cannot be read."""
         if not records:
             return []
         found = await self._redis.hmget(self._keys.models, [record.config.name for record in records])
@@ -184,19 +188,19 @@ class Membership:
         ]
 
     async def models(self) -> dict[str, ModelRecord]:
-        """Every model that was published, by name, decoded as by `model`. Whether somebody serves it, `members` say."""
+        """Every published model by name, decoded as by `model`. Whether an executor serves a model, `members` tells."""
         raw: dict[bytes, bytes] = await self._redis.hgetall(self._keys.models)
         found = {(text := text_of(name)): self._record(text, data) for name, data in raw.items()}
         return {name: record for name, record in found.items() if record is not None}
 
 
 def is_unknown(registration: ExecutorRegistration) -> bool:
-    """Whether it stands for one that could not be read."""
+    """Whether this registration stands for one that could not be read."""
     return registration.pid == UNKNOWN_PID
 
 
 def check_versions(versions: Iterable[str]) -> None:
-    """Raises ValueError for one that is no number; "" is none at all."""
+    """Raises ValueError for a version that is no number; "" means no version and is allowed."""
     for version in versions:
         if version and not version.isdecimal():
             raise ValueError(f"no version: {version}")

@@ -1,9 +1,9 @@
-"""Keys of another type than their name asks for: removed as soon as a command meets them, and taken for empty ones.
+"""Removes keys whose type does not match their name, as soon as a command meets them; they are then treated as empty.
 
-A command that Redis refuses with WRONGTYPE was not carried out. So whoever sends it finds out which of its keys are
-wrong, removes these (`shared.store.reading` counts and logs them), and sends it once more. What such a key held before
-is lost, as if it had been removed: that is for its readers to cope with, and they have to anyway. Scripts do the same
-inside (common.lua), without what they did before being undone or done twice.
+Redis does not carry out a command that it refuses with WRONGTYPE. So the sender finds out which of the command's keys
+are wrong, removes them (`shared.store.reading` counts and logs them), and sends the command again. The content of such
+a key is lost, as if it had been removed: readers cope with missing keys anyway. Scripts do the same inside
+(common.lua), without undoing or repeating what they did before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def is_wrong_type(reply: object) -> bool:
 
 
 def keys_of(command: Sequence[Any]) -> list[str]:
-    """The keys that a command names: of those that the mesh sends only XREAD has several. Scripts mend their own."""
+    """The keys that a command names. Of the commands that the mesh sends, only XREAD has several. Scripts mend their
+    own keys.
+    """
     words = [_text(word) for word in command]
     if words[0] == "EVALSHA":
         return []
@@ -39,7 +41,7 @@ def keys_of(command: Sequence[Any]) -> list[str]:
 
 
 async def mend(ask: Ask, commands: Iterable[Sequence[Any]]) -> None:
-    """Removes those of the commands' keys that have another type than their kind. Raises what `ask` raises."""
+    """Removes the commands' keys that have another type than their kind. Raises what `ask` raises."""
     names = dict.fromkeys(name for command in commands for name in keys_of(command))
     asked = [name for name in names if kind_of(name) in TYPES]
     wrong: list[str] = []
@@ -57,7 +59,7 @@ def _text(word: Any) -> str:
 
 
 class MendingRedis(Redis):
-    """A client that mends what its commands meet."""
+    """A client that removes keys of a wrong type when a command meets them."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """As redis-py's."""
@@ -84,7 +86,8 @@ class MendingRedis(Redis):
 
 
 class _MendingPipeline(RepeatablePipeline):
-    """What was sent once is sent again as a whole: no command that the mesh sends so does harm if it is repeated."""
+    """Sends the whole pipeline again after mending: no command that the mesh sends in this way does harm if it is
+    repeated."""
 
     def __init__(self, client: MendingRedis, *, transaction: bool, shard_hint: str | None) -> None:
         super().__init__(client, transaction=transaction, shard_hint=shard_hint)

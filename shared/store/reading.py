@@ -1,14 +1,16 @@
-"""The one rule for what is read from Redis and cannot be: it concerns its own sequence, model, member or request only.
+"""The one rule for values in Redis that cannot be read: such a value affects its own sequence, model, member or request
+only.
 
-Whoever reads a value decodes it inside a `try` for `FAILURES`, or by one of the functions below. What cannot be decoded
-becomes an `UnreadableError`, is counted and logged once (`note`), and is answered, or left out. It never ends a loop.
+A reader decodes a value inside a `try` for `FAILURES`, or by one of the functions below. A value that cannot be decoded
+becomes an `UnreadableError`, is counted and logged once (`note`), and is answered with an error or left out. It never
+ends a loop.
 
-    fields that are not known    of a newer release: ignored, everywhere
-    a value                      left out, by who reads it; its sequence is told that it is lost, its request INTERNAL
-    a key of another type        removed, and taken for one that was empty (`shared.store.mending`, and common.lua)
+    a field that is not known    it belongs to a newer release: ignored, everywhere
+    a value                      left out by its reader; its sequence is lost, or its request is answered INTERNAL
+    a key of another type        removed, and treated as empty (`shared.store.mending`, and common.lua)
 
-What was found is kept in Redis by kind, for metrics and operators (`keyspace.unreadable`): scripts write it themselves,
-services every second (`tell`).
+Unreadable values are counted in Redis by kind, for metrics and operators (`keyspace.unreadable`). Scripts count by
+themselves, services every second (`tell`).
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from shared.process import logs
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 
 FAILURES = (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
-"""What decoding a value of another's making may raise."""
+"""Exceptions that decoding a value may raise."""
 NAMES_MAX = 1024
-"""Names that are kept in mind, so that each is logged once; of more, the oldest are forgotten."""
+"""Names that are remembered, so that each is logged once; beyond that, the oldest are forgotten."""
 NAME_LENGTH_MAX = 512
 TELL_INTERVAL_S = 1.0
 LAST = "last:"
-"""Field of `keyspace.unreadable`, before the kind: the name of the last one."""
+"""Prefix, before the kind, of the field of `keyspace.unreadable` that holds the last name."""
 
 REMEDIES = {
     "seq": "the sequence is lost: its client begins anew with START",
@@ -48,14 +50,14 @@ REMEDIES = {
     "kept": "load or unload the model again",
     "mesh": "stop the mesh and remove the key, or use another SEQMESH_KEY_PREFIX",
 }
-"""What an operator can do, by kind."""
+"""Advice for the operator, by kind of key."""
 LEFT_OUT = "none: it was left out. Look for what else writes to this Redis, under this prefix"
 
 T = TypeVar("T")
 
 
 class UnreadableError(MeshError):
-    """A value in Redis that cannot be read. kind: of its key; remedy: for the operator."""
+    """A value in Redis that cannot be read. kind: of its key; remedy: advice for the operator"""
 
     code = Code.INTERNAL
 
@@ -68,7 +70,7 @@ class UnreadableError(MeshError):
 
 
 class Found:
-    """What this process has found. One per process, as its log is."""
+    """The unreadable values that this process has found. One object per process."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -80,7 +82,7 @@ found = Found()
 
 
 def note(error: UnreadableError) -> None:
-    """Counts a value that could not be read, and logs it unless that was done before."""
+    """Counts a value that cannot be read, and logs it the first time."""
     found.counts[error.kind] += 1
     found.last[error.kind] = error.name
     if error.name in found.names:
@@ -92,14 +94,14 @@ def note(error: UnreadableError) -> None:
 
 
 def noted(key: str, cause: object, *, field: str = "") -> UnreadableError:
-    """The error of a value that could not be read, after it was counted."""
+    """Counts a value that cannot be read, and returns its error."""
     error = UnreadableError(key, cause, field=field)
     note(error)
     return error
 
 
 def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") -> Any:
-    """The value, None for one that cannot be read. decode: raises one of `FAILURES`."""
+    """Decodes a value; None if it cannot be read. decode: raises one of `FAILURES`"""
     try:
         return decode(data)
     except FAILURES as failure:
@@ -108,17 +110,17 @@ def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") 
 
 
 def text_of(name: bytes) -> str:
-    """A name as it can be shown."""
+    """A name as text that can be shown."""
     return name.decode(errors="backslashreplace")
 
 
 def counts() -> Mapping[str, int]:
-    """How many values this process could not read since it last told so, by kind."""
+    """How many unreadable values this process has not added to the mesh's counts yet, by kind."""
     return dict(found.counts)
 
 
 async def tell(redis: Redis, keys: Keyspace) -> None:
-    """Adds what was found to what the mesh has counted, for ever."""
+    """Adds this process's counts to the mesh's, every second, for ever."""
     while True:
         await asyncio.sleep(TELL_INTERVAL_S)
         try:
@@ -128,7 +130,7 @@ async def tell(redis: Redis, keys: Keyspace) -> None:
 
 
 async def tell_now(redis: Redis, keys: Keyspace) -> None:
-    """Adds it once. Raises what redis-py raises: then it is told the next time."""
+    """Adds the counts once. Raises what redis-py raises; the counts are kept then."""
     if not found.counts:
         return
     told, last = Counter(found.counts), dict(found.last)
@@ -138,12 +140,13 @@ async def tell_now(redis: Redis, keys: Keyspace) -> None:
         pipe.hincrby(keys.unreadable(None), kind, count)
         pipe.hset(keys.unreadable(None), f"{LAST}{kind}", last[kind])
     await pipe.execute()
+    # Only what was sent: more may have been found during the call.
     found.counts -= told
     found.last = {kind: name for kind, name in found.last.items() if kind in found.counts}
 
 
 async def read_counts(redis: Redis, keys: Keyspace) -> Counter[str]:
-    """What all of the mesh could not read so far, by kind. Raises what redis-py raises."""
+    """How many values the whole mesh could not read so far, by kind. Raises what redis-py raises."""
     pipe = cast("Any", redis.pipeline(transaction=False))
     for shard in (None, *keys.shard_ids()):
         pipe.hgetall(keys.unreadable(shard))

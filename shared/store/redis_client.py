@@ -1,12 +1,12 @@
 """Connections to Redis, and the check that this Redis can hold a mesh.
 
-Where Sentinels stand in the URL, each connection asks them for the primary when it is made, and looks whether that
-server takes itself for one. One that ceases to be is left with the first command that it refuses, or when it cuts its
-clients off, as Sentinels tell it to.
+If the URL names Sentinels, each new connection asks them for the primary, and checks that the server calls itself one.
+When a server ceases to be the primary, a connection leaves it with the first command that it refuses; or the server
+cuts its clients off, as Sentinels tell it to.
 
 Every service has a few connections with one use each: blocking reads must not hold up the commands of others.
-Lost connections are retried with jittered back-off; what a lost call had already done is for the scripts to know
-(each is safe to repeat, see `shared.store.scripts`).
+Lost connections are retried with jittered back-off. The scripts recognise what a lost call had already done (each is
+safe to repeat, see `shared.store.scripts`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ KEEPALIVE = {
     for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000))
     if (option := getattr(socket, name, None)) is not None
 }
-"""A silent host counts as lost after about 20 s: probes every 3 s after 10 s of silence, unacknowledged data for 15 s.
-Options that this system does not know are left out."""
+"""A silent host counts as lost after about 20 s: probes every 3 s after 10 s of silence; unacknowledged data for 15 s.
+Options that this system does not know are left out.
+"""
 NOT_IN_A_NAME = re.compile(r"[^!-~]")
-"""What Redis takes in no connection's name."""
+"""Characters that Redis does not allow in a connection's name."""
 MINIMUM_VERSION = (7, 0)
 """Commands used: XAUTOCLAIM's and PEXPIRE's options, stream trimming by id (Redis 7.0, Valkey 7.2)."""
 
 ENVELOPE_BYTES = 64 << 10
-"""Of what the server takes at once, what is left for everything around a value."""
+"""Bytes of the server's limit that are kept for everything around a value."""
 
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 
@@ -78,10 +79,10 @@ def connect(
 ) -> Redis:
     """A client with a pool of its own; bytes in, bytes out.
 
-    retries     0 for calls that must not be repeated by themselves
-    name        of this process: what CLIENT LIST shows of its connections
+    retries     0 for calls that must not be repeated automatically
+    name        of this process, which CLIENT LIST shows for its connections
     timeout_ms  how long the server may take to answer
-    run         the server's run that the connections are bound to; None: they go to any
+    run         the server's run that the connections are bound to; None: they are bound to none
     """
     address = parse_redis_url(url)
     options: dict[str, Any] = {
@@ -101,7 +102,7 @@ def connect(
 
 
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
-    """What all our connections are made with.
+    """Options of every connection.
 
     A host that is gone is found out by the kernel, and one that is silent by `BoundedConnection`. redis-py's own socket
     timeout would wrap each write in asyncio.wait_for, which in Python 3.11 can swallow a cancellation: a task that is
@@ -125,7 +126,7 @@ def _sentinel_connection(endpoint: RedisEndpoint) -> Any:
 
 
 async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any) -> None:
-    """What is said on a new connection before anybody uses it."""
+    """Prepares a new connection before it is used."""
     connection.reply_timeout_s = reply_timeout_s
     await connection.on_connect()
     if isinstance(connection, DiscoveredConnection):
@@ -135,8 +136,9 @@ async def _greet(reply_timeout_s: float, run: ServerRun | None, connection: Any)
 
 
 async def _run(connection: Any) -> str:
-    """The server's run, for `ServerRun`: it is another one after a restart, and after a time as a replica (then what
-    the server holds was another's, though its process is the same)."""
+    """The server's run, for `ServerRun`. The run changes with a restart, and with a time as a replica: then the server
+    holds another server's data, although its process is the same.
+    """
     await connection.send_command("INFO", "server", "replication")
     try:
         info: bytes = await connection.read_response()
@@ -147,8 +149,9 @@ async def _run(connection: Any) -> str:
 
 @asynccontextmanager
 async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis]:
-    """A client for the start of a service, which waits about ten seconds for a Redis that is not there yet, and has
-    joined the mesh. Raises UnfitRedisError, as `join_mesh`, and when Redis is not there, or refuses to serve."""
+    """A client for the start of a service. It waits about ten seconds for a Redis that is not there yet, and has joined
+    the mesh. Raises UnfitRedisError, as `join_mesh`, and also if Redis is not there, or refuses to serve.
+    """
     async with connect(url, name=name) as redis:
         try:
             await join_mesh(redis, keys)
@@ -164,16 +167,15 @@ async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis
 async def join_mesh(redis: Redis, keys: Keyspace) -> None:
     """Checks Redis and this process's view of the mesh, once at start.
 
-    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and a schema or number
-    of shards other than the mesh's (the first process to come fixes them); warns of what a restart or a failover would
-    lose.
+    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and another schema or
+    number of shards than the mesh's (the first process fixes them). Warns of what a restart or a failover would lose.
     """
     await _check_policies(redis, replicas=await _check_server(redis))
     await agree(redis, keys)
 
 
 async def agree(redis: Redis, keys: Keyspace) -> None:
-    """Compares what must be the same in all services. Raises UnfitRedisError with what to do instead."""
+    """Compares the values that must be the same in all services. Raises UnfitRedisError with the remedy."""
     _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
     shards = await _fixed(redis, keys, "shards", keys.shards)
     if shards != keys.shards:
@@ -184,9 +186,9 @@ async def agree(redis: Redis, keys: Keyspace) -> None:
 
 
 async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
-    """The keys of a mesh that is there, for who operates it; None where there is none.
+    """The keys of an existing mesh, for its operator; None if there is none.
 
-    Raises UnfitRedisError for one of another schema, and for a record that cannot be read.
+    Raises UnfitRedisError for a mesh of another schema, and for a record that cannot be read.
     """
     keys = Keyspace(prefix)
     record: dict[bytes, bytes] = await cast("Any", redis).hgetall(keys.mesh)
@@ -213,7 +215,7 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
 
 
 async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
-    """A number that the first process to come fixes for the mesh; one that cannot be read is fixed anew."""
+    """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again."""
     commands = cast("Any", redis)
     await commands.hsetnx(keys.mesh, field, str(own))
     data: bytes | None = await commands.hget(keys.mesh, field)
@@ -224,7 +226,7 @@ async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
 
 
 async def redis_now_ms(redis: Redis) -> int:
-    """The clock of the server, which stamps stream entries, and by which machines compare times."""
+    """The clock of the server, in ms. It stamps stream entries, and is the clock by which machines compare times."""
     # redis-py types its shared sync/async commands as unions; here they are always awaitable.
     seconds, microseconds = await cast("Any", redis).time()
     return seconds * 1000 + microseconds // 1000
@@ -235,7 +237,7 @@ async def _check_server(redis: Redis) -> int:
     try:
         info: dict[str, Any] = await cast("Any", redis).info()
     except NoPermissionError:
-        # Nor will anybody notice that connections lead to another run of the server (`shared.store.server_run`).
+        # Without INFO, connections to another run of the server are not noticed either (`shared.store.server_run`).
         logs.warning(
             "redis does not tell who it is",
             remedy="allow the user INFO (ACL: +info), or stop every service before Redis is restarted or fails over: a "
@@ -272,7 +274,7 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
             "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
         )
     except ResponseError:
-        # Managed services forbid CONFIG: then the operator has to know.
+        # Managed services forbid CONFIG; then only the operator can know the policy.
         logs.warning("redis config unreadable", remedy="make sure that maxmemory-policy is noeviction")
         return
     policy = config.get("maxmemory-policy", "noeviction")
@@ -285,7 +287,7 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
 
 
 async def value_bytes_max(redis: Redis) -> int:
-    """The largest value that this server takes, bytes, as far as it may be asked; VALUE_BYTES_MAX at most."""
+    """The largest value that this server takes, bytes; VALUE_BYTES_MAX if it does not tell, and at most."""
     try:
         config: dict[str, str] = await cast("Any", redis).config_get("proto-max-bulk-len", "client-query-buffer-limit")
     except ResponseError:
@@ -295,7 +297,7 @@ async def value_bytes_max(redis: Redis) -> int:
 
 
 def risks(config: Mapping[str, str], *, replicas: int) -> Iterator[tuple[str, str]]:
-    """What a server with this configuration would lose, and what to change. replicas: that are connected."""
+    """What a server with this configuration would lose, with the remedy. replicas: how many are connected"""
     if config.get("appendonly") != "yes":
         kept = "all that came after the last snapshot" if config.get("save") else "every sequence"
         yield "redis not durable", f"set appendonly yes, or a restart of Redis loses {kept}"

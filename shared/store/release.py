@@ -1,8 +1,8 @@
-"""Which release this is, and which format of data in Redis it speaks. The rule stands in docs/security.md.
+"""This release, and the format of data in Redis that it speaks. The rule stands in docs/security.md.
 
 A format is `<schema>.<revision>`. Services of one schema may run beside each other, whatever their revisions: within a
-schema, fields, kinds of keys and words are only added, each with a meaning for those who do not know it. What cannot be
-said so is a new schema (`keyspace.SCHEMA_VERSION`), and services of two schemas do not run in one mesh.
+schema, fields, kinds of keys and words are only added, in a way that older services can ignore. Any other change is a
+new schema (`keyspace.SCHEMA_VERSION`), and services of two schemas do not run in one mesh.
 """
 
 from __future__ import annotations

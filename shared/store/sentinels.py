@@ -1,10 +1,10 @@
-"""Which server is the primary now, asked of Sentinels anew for each connection.
+"""Asks Sentinels which server is the primary now, for each new connection.
 
-All are asked at once: one that is dead, silent, or tells nonsense costs nothing while the others answer. What most of
-them say counts, of equals the newer configuration: one that was cut off, or watches other servers, is outvoted.
-Whether the server that they name really is a primary is looked at after connecting (`shared.store.redis_client`).
+All Sentinels are asked at once: one that is dead, silent or faulty costs nothing while the others answer. The majority
+decides; between equal votes, the newer configuration does. So a Sentinel that was cut off, or watches other servers, is
+outvoted. Whether the named server really is a primary is checked after connecting (`shared.store.redis_client`).
 
-redis-py's own Sentinel client asks one after the other, believes the first, and fails when that one talks nonsense.
+redis-py's own Sentinel client asks one after the other, believes the first, and fails if that one answers nonsense.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from redis.exceptions import RedisError
 from shared.process.lifecycle import end
 
 PATIENCE_S = 1.0
-"""How long the next answer is waited for when there is one already, and no majority."""
+"""How long to wait for further answers once there is one, and no majority."""
 DOWN = {"s_down", "o_down"}
 """Flags of a primary that is about to be replaced."""
 
 
 class Primary(NamedTuple):
-    """What a Sentinel says. epoch: of its configuration, higher after each failover."""
+    """A Sentinel's answer. epoch: of its configuration, higher after each failover"""
 
     host: str
     port: int
@@ -34,13 +34,13 @@ class Primary(NamedTuple):
 
 
 class NoAnswerError(Exception):
-    """A Sentinel does not tell of a primary that can be used; the message says why."""
+    """A Sentinel names no usable primary; the message says why."""
 
 
 class Sentinels:
-    """The Sentinels of one service (a primary with its replicas, by the name that Sentinels have for them).
+    """The Sentinels of one service (a primary with its replicas, under the name that the Sentinels have for them).
 
-    connections  one for each Sentinel: makes a connection to it, not yet connected
+    connections  for each Sentinel, a function that makes a connection to it, not yet connected
     """
 
     def __init__(self, service: str, connections: Sequence[Callable[[], Any]]) -> None:
@@ -48,7 +48,9 @@ class Sentinels:
         self._connections = connections
 
     async def primary(self) -> tuple[str, int]:
-        """Its host and port. Raises redis-py's ConnectionError, with every Sentinel's reason, when none tells."""
+        """The primary's host and port. Raises redis-py's ConnectionError, with every Sentinel's reason, if none names
+        it.
+        """
         asked = [asyncio.create_task(self._ask(make()), name="sentinel") for make in self._connections]
         votes: Counter[tuple[str, int]] = Counter()
         epochs: dict[tuple[str, int], int] = {}
@@ -76,7 +78,7 @@ class Sentinels:
         return max(votes, key=lambda address: (votes[address], epochs[address]))
 
     async def _ask(self, connection: Any) -> Primary | str:
-        """What one says, or why it says nothing."""
+        """One Sentinel's answer, or the reason why there is none."""
         try:
             await connection.connect()
             await connection.send_command("SENTINEL", "MASTER", self._service)

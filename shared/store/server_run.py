@@ -1,10 +1,10 @@
-"""Which run of the Redis server a process's picture of the mesh was taken from.
+"""Binds a process's connections to one run of the Redis server.
 
-A server that was restarted, or replaced by its replica, may hold older data than it acknowledged: the append-only file
-is written out once a second, a replica lags. Whoever goes on with what it knew would then commit steps that were never
-accepted, or wait for answers that nobody owes any more. So a service's connections are bound to one run of the server:
-to another one they do not open, until the service has compared what it knows with what that server holds, and has
-agreed to go on there.
+A server that was restarted, or replaced by its replica, may hold older data than it has acknowledged: the append-only
+file is written once a second, and a replica lags. A service that went on with what it knew would commit steps that were
+never accepted, or wait for answers that will never come. So a service's connections are bound to one run of the server.
+They do not open to another run until the service has compared what it knows with what that server holds, and has agreed
+to go on there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class AnotherRunError(RedisConnectionError):
 
 
 class ServerRun:
-    """The run that connections are bound to: the first one they meet, until another is agreed to.
+    """The run that connections are bound to: the first one that they meet, until the service agrees to another.
 
-    changed  set while another run was met and not agreed to
-    met      the one that was met last
+    changed  set while another run was met that the service has not agreed to
+    met      the run that was met last
     """
 
     def __init__(self) -> None:
@@ -31,9 +31,10 @@ class ServerRun:
         self.changed = asyncio.Event()
 
     def meet(self, run: str) -> None:
-        """A connection has been made to this run. Raises AnotherRunError when it is not the one that is bound to.
+        """A connection has been made to this run. Raises AnotherRunError if it is not the bound run.
 
-        run  the server's process and its time as a primary (INFO's run_id, master_replid); "" where it does not tell
+        run  the server's process and its time as a primary (INFO's run_id, master_replid); "" if the server does not
+             tell
         """
         self.met = run
         self.bound = self.bound or run
@@ -42,6 +43,5 @@ class ServerRun:
             raise AnotherRunError("Redis was restarted or replaced: what it holds is compared first")
 
     def agree(self, run: str) -> None:
-        """Goes on with that run."""
         self.bound = run
         self.changed.clear()

@@ -1,8 +1,8 @@
-"""Adds up what the scripts counted, and reads the sums: for executors, which keep the tallies short, and for gateways.
+"""Adds up the counts of the scripts, and reads the sums: for executors, which keep the tallies short, and for gateways.
 
-Adding up is safe for anybody at any time (`total.lua`). Executors do it every second for what they serve, so that a
-tally never holds more than about a second's answers, and the counts of a model that is served never reach their TTL;
-a gateway does it before it reads, so that an answer that somebody has received is in the statistics they ask for next.
+Any process may add up at any time (`total.lua`). Executors do it every second for the models that they serve. So a
+tally never holds more than about a second's answers, and the counts of a served model never reach their TTL. A gateway
+adds up before it reads, so that an answer that a client has received is in the statistics that it asks for next.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shared.store.scripts import TOTAL_MAX, Call, Scripts, Totals
 LOADS_PER_CALL = 64
 """Model versions that one call of the script reads: its reply stays small."""
 ROUNDS_MAX = 1000
-"""A reader does not run after the writers for ever."""
+"""Bounds a read while counts are written faster than they are added up."""
 
 
 class Tallies:
-    """The counts of a mesh's models, in whatever shards they were counted."""
+    """The counts of a mesh's models, over all shards."""
 
     def __init__(self, scripts: Scripts, keys: Keyspace) -> None:
         self._scripts = scripts
@@ -35,7 +35,7 @@ class Tallies:
     async def read(self, loads: Sequence[ModelLoad]) -> dict[ModelLoad, dict[str, int]]:
         """The sums over all shards, with everything that is counted now.
 
-        Raises redis.ConnectionError when the connection is lost; then some of it is added up, and nothing is lost.
+        Raises redis.ConnectionError when the connection is lost; then some counts are added up, and none is lost.
         """
         sums = await self._total(loads, read=True)
         return {load: added(sums[load]) for load in loads}

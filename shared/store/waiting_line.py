@@ -1,7 +1,7 @@
-"""What the waiting lines of models amount to, counted by the scripts that change them: reading costs the same however
-long they are.
+"""Counts of the models' waiting lines. The scripts that change the lines keep them, so that reading costs the same
+however long a line is.
 
-A field of the hash (`count_line` in common.lua) is a number of one shard; here they are added up.
+A field of the hash (`count_line` in common.lua) is a number of one shard; here the shards are added up.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
 TAKEOVER_CAUSES = ("lost", "leaving", "moved")
-"""Why a sequence was taken from its owner: that had died, or was leaving in order; or the slot was given up for one
-elsewhere."""
+"""Why a sequence was taken from its owner: the owner had died; it was leaving; or the sequence moved to another
+slot.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLine:
-    """One model's line, by version.
+    """The counts of one model's line, by version.
 
-    steps      that wait with their sequences for a slot
-    paged_out  how often a sequence gave up its slot, ever; paged_in: how often it wanted one again
-    paged      live sequences without a slot that want none
-    taken_over how often a sequence was taken from its owner, ever, by version and cause (`TAKEOVER_CAUSES`)
-    refused    steps whose commit was refused, ever: the executor was not the owner any more
+    steps      steps that wait together with their sequences for a slot
+    paged_out  how often a sequence gave up its slot, ever
+    paged_in   how often such a sequence wanted a slot again, ever
+    paged      live sequences without a slot that want none now
+    taken_over  how often a sequence was taken from its owner, ever, by version and cause (`TAKEOVER_CAUSES`)
+    refused    steps whose commit was refused, ever, because the executor was not the owner any more
     """
 
     steps: Counter[str] = field(default_factory=Counter[str])

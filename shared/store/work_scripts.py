@@ -1,8 +1,9 @@
 """Stateless work: one queue per model version, which all executors of the model serve. Typed wrappers of its scripts.
 
-A request waits in the queue, is taken by an executor (which then holds it) and leaves with its answer. Every call is of
-one shard, is one atomic step, and may be sent again when its outcome was lost: a request is known by its id, a take by
-its tag, and only the holder answers. The headers of `shared/store/lua/work*.lua` have keys, arguments and replies.
+A request waits in the queue, is taken by an executor (which then holds it), and leaves with its answer. Every call
+concerns one shard, is atomic, and may be sent again if its outcome is unknown: a request is recognised by its id, a
+take by its tag, and only the holder answers. The headers of `shared/store/lua/work*.lua` describe keys, arguments and
+replies.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from shared.store.reading import text_of
 from shared.store.scripts import Call
 
 LEVEL_DIGITS = 20
-"""Of a priority level in the order of a queue: levels are uint64."""
+"""Digits of a priority level in a queue's order, because levels are uint64."""
 
 RequestId = str
 """`<gateway>/<token>`: a request's name in its queue."""
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """A look into the response cache before a request is queued.
+    """A lookup in the response cache before a request is queued.
 
-    name        what its answer would be stored under (`shared.contract.response_cache`)
-    generation  of the load that it is counted for
+    name        under which its answer would be stored (`shared.contract.response_cache`)
+    generation  of the load that the lookup counts for
     arrived_ns  when the request arrived at its gateway, wall clock
     """
 
@@ -41,7 +42,9 @@ class Lookup(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """An answer's place in the response cache. bound: bytes that the cache may hold; a larger answer is not stored."""
+    """Where an answer is stored in the response cache. bound: bytes that the cache may hold; a larger answer is not
+    stored
+    """
 
     name: str
     bound: int
@@ -50,14 +53,14 @@ class Stored(msgspec.Struct, frozen=True):
 class WorkItem(msgspec.Struct, frozen=True):
     """A stateless request for its queue.
 
-    level        priority level, lower runs first; 0 where the model has none
+    level        priority level, lower runs first; 0 if the model has none
     level_bound  requests that may wait in this level; 0: any number
     timeout_us   how long it may wait; 0: for ever
-    delays       what happens then: it runs after its level's punctual ones, instead of being refused
-    rows         rows that it brings of its own
+    delays       after that time it runs behind the punctual requests of its level, instead of being refused
+    rows         rows that it brings
     shape        equal for requests that may share a batch; no spaces
     ordered      the model's answers leave in the order of arrival
-    lookup       the response cache may have its answer
+    lookup       where the response cache may have its answer
     """
 
     model: str
@@ -76,8 +79,11 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 
 class WorkDone(msgspec.Struct, frozen=True):
-    """A stateless request's answer. counts: packed (`shared.statistics.tally`), counted if this call answers it;
-    stored: where it goes in the response cache then, if it does."""
+    """A stateless request's answer.
+
+    counts  packed (`shared.statistics.tally`); they count if this call answers the request
+    stored  where the answer is stored in the response cache then, if it is
+    """
 
     id: RequestId
     reply: bytes
@@ -95,12 +101,12 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Front(msgspec.Struct, frozen=True):
-    """A look at a queue.
+    """The front of a queue, as `pull` found it.
 
-    queued       requests in it
+    queued       requests in the queue
     deadline_us  microseconds until one of them is too late; None: never
     now_us       Redis clock
-    front        those that run first, one more than fits where there is one
+    front        the requests that run first; one more than fits, if there is one
     """
 
     queued: int
@@ -110,7 +116,9 @@ class Front(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A batch that this executor holds now: (id, encoded message). queued, deadline_us: of what stays."""
+    """A batch that this executor holds now: (id, encoded message). queued, deadline_us: of the requests left in the
+    queue
+    """
 
     queued: int
     deadline_us: int | None
@@ -118,15 +126,18 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """queued: requests in the queue now; answered: of each, whether this executor held it."""
+    """Reply of `finish`. queued: requests in the queue now; answered: for each request, whether this executor
+    held it
+    """
 
     queued: int
     answered: list[bool]
 
 
 class Take:
-    """When `pull` takes at once what it finds: never; when the oldest has waited long enough; or also when no more fits
-    and when there is nothing to wait for."""
+    """When `pull` takes the front at once: never; when the oldest request has waited long enough; or also when no more
+    fits, and when there is nothing to wait for.
+    """
 
     NEVER = 0
     WHEN_LATE = 1
@@ -134,7 +145,7 @@ class Take:
 
 
 REQUESTS_MAX = 1024
-"""Requests that one call takes: their ids and messages are arguments of one command inside the script."""
+"""Most requests that one call takes: their ids and messages are arguments of one command inside the script."""
 
 
 def request_id(gateway: str, token: str) -> RequestId:
@@ -149,10 +160,11 @@ class WorkScripts:
         self._keys = keys
 
     def enqueue(self, items: Sequence[WorkItem], *, bound: int, summaries: bool = False) -> Call[list[bool | bytes]]:
-        """Accepts requests of models of one home shard, in this order; False: the queue, or its level, is full.
+        """Accepts requests of models of one home shard, in this order; False: the queue, or the request's level, is
+        full.
 
-        Bytes are the answer itself, from the response cache: its request was not queued, and is counted. summaries:
-        whether lookups count for them.
+        Bytes are the answer itself, from the response cache: that request was not queued, and is counted.
+        summaries: whether lookups count for the summaries
         """
         queues: dict[tuple[str, str, str], list[int]] = {}
         for index, item in enumerate(items):
@@ -195,12 +207,12 @@ class WorkScripts:
         take: int,
         too_late: bytes,
     ) -> Call[Taken | Front]:
-        """Applies the queue's policies, then takes the front of the queue or tells what it looks like.
+        """Applies the queue's timeout policies, then takes the front of the queue or describes it.
 
-        requests_max, rows_max  of a batch; requests_max 0: only the policies
-        delay_us  how long the oldest may wait for others
+        requests_max, rows_max  of one batch; requests_max 0: only apply the policies
+        delay_us  how long the oldest request may wait for others
         take      one of `Take`
-        too_late  encoded reply of those that the policy REJECT gives up
+        too_late  encoded reply for requests that the policy REJECT gives up
         """
         args = [
             self._replies(load),
@@ -217,17 +229,17 @@ class WorkScripts:
     def take(
         self, load: ModelLoad, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
     ) -> Call[tuple[tuple[RequestId, bytes], ...]]:
-        """Takes exactly these requests; empty when one of them is not in the queue any more: look again."""
+        """Takes exactly these requests; empty if one of them is not in the queue any more: pull again."""
         return Call("work_take", self._queue(load), [executor, tag, *ids], _read_taken)
 
     def read(self, load: ModelLoad, ids: Sequence[RequestId]) -> Call[tuple[tuple[RequestId, bytes], ...]]:
-        """Messages of waiting requests; those that are gone are left out."""
+        """Messages of waiting requests; requests that are gone are left out."""
         return Call("work_read", self._queue(load), list(ids), _read_messages)
 
     def finish(
         self, load: ModelLoad, executor: ExecutorId, done: Sequence[WorkDone], *, execution: bytes = b""
     ) -> Call[Finished]:
-        """Answers requests; one that this executor does not hold (any more) is left alone, and nothing is sent.
+        """Answers requests. A request that this executor does not hold (any more) is not answered.
 
         execution  packed counts of the model's run
         """
@@ -239,20 +251,22 @@ class WorkScripts:
         return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
 
     def requeue(self, load: ModelLoad, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
-        """Puts all that an executor holds back at its old places; returns how many requests that were.
+        """Puts all requests that an executor holds back at their old places; returns how many.
 
-        given_up  of a dead executor: encoded reply of requests that have lost `LOST_EXECUTORS_MAX` executors
+        given_up  of a dead executor: encoded reply for requests with which `LOST_EXECUTORS_MAX` executors were lost
         """
         args: list[Any] = [executor, LOST_EXECUTORS_MAX if given_up else 0, self._replies(load), given_up]
         return Call("work_requeue", [*self._queue(load), self._tally(load)], args, int)
 
     def withdraw(self, load: ModelLoad, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
-        """Gives up requests whose callers have gone; False: it is being run, or was answered. reply: encoded, sent."""
+        """Gives up requests whose callers have gone; False: the request is being run, or was answered.
+        reply: encoded
+        """
         args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
         return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
 
     def refuse(self, load: ModelLoad, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
-        """Answers what waits for a version that nobody serves any more; call again until it returns 0."""
+        """Answers the requests for a version that no executor serves any more; call again until it returns 0."""
         args = [self._replies(load), reply, at_most]
         return Call("work_refuse", [*self._queue(load), self._tally(load)], args, int)
 
@@ -305,7 +319,7 @@ def _read_pulled(reply: list[Any]) -> Taken | Front:
 
 
 def _read_taken(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
-    """Also those whose message is gone, b"": whoever takes a request answers it."""
+    """Requests whose message is gone have b"": the executor that takes them answers them too."""
     return tuple((text_of(id), message) for id, message in zip(flat[::2], flat[1::2], strict=True))
 
 
