@@ -1,11 +1,11 @@
-"""Settings: frozen dataclasses, each field with meaning, unit and default; and one way from there to a command line.
+"""Settings: frozen dataclasses, each field with meaning, unit and default; and how a command line is made from them.
 
 A field `http_port` is the flag `--http-port` and the environment variable `SEQMESH_HTTP_PORT`. The flag wins over the
 variable, the variable over the default. A variable that begins with SEQMESH_ and belongs to no service is refused, so
 that a misspelt setting is an error and not a silent default. The same name means the same thing in every service.
 
-Settings are read once, at the start of a process, and passed down. Nothing else reads the environment (but OTEL_*,
-which is the OpenTelemetry SDK's own).
+Settings are read once, at the start of a process, and passed down. No other code reads the environment (except OTEL_*,
+which the OpenTelemetry SDK reads).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ ENTRY_POINTS = "seqmesh.settings"
 """Each program of the project names its settings class here, so that one program knows another's variables: they often
 share one environment file, and services may not import each other."""
 FILE_SUFFIX = "_FILE"
-"""SEQMESH_REDIS_URL_FILE names a file that holds what SEQMESH_REDIS_URL would: so with every secret. The
-variable itself counts more."""
+"""SEQMESH_REDIS_URL_FILE names a file that holds the value of SEQMESH_REDIS_URL; every secret has such a variable. The
+variable itself wins.
+"""
 LIST_SEPARATOR = ","
 BYTE_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -51,7 +52,7 @@ T = TypeVar("T", bound=SettingsClass)
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What the help says about a setting, and what is checked about its value.
+    """The help text of a setting, and the checks of its value.
 
     unit      "ms", "s", "bytes" (may be written 64MiB), "url" (its password is never shown), ...
     group     heading in the help
@@ -80,7 +81,7 @@ def setting(
     secret: bool = False,
     required: bool = False,
 ) -> Any:
-    """A field of a settings class. The arguments are `Meaning`'s; `default` is the value when nobody says otherwise."""
+    """A field of a settings class. The arguments are those of `Meaning`; `default` is the value if none is given."""
     meaning = Meaning(help, unit, group, minimum, maximum, secret, required)
     return dataclasses.field(default=default, repr=not secret, metadata={"meaning": meaning})
 
@@ -91,7 +92,7 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSettings:
-    """What everything that belongs to one mesh must agree on."""
+    """Settings that all services of one mesh must share."""
 
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
@@ -133,8 +134,6 @@ class MeshSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings(MeshSettings):
-    """What every service has."""
-
     name: str = setting(
         "", help="Name of this process in logs, metrics and ids; by default the service's and the host's.", group="Mesh"
     )
@@ -146,7 +145,7 @@ class CommonSettings(MeshSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSettings(CommonSettings):
-    """What services have that count, or show, what models do."""
+    """Settings of services that count what models do, or show it."""
 
     metrics_config: tuple[str, ...] = setting(
         (),
@@ -157,7 +156,7 @@ class MetricsSettings(CommonSettings):
     )
 
     def __post_init__(self) -> None:
-        """Raises click.UsageError for items that mean nothing."""
+        """Raises click.UsageError for an item that is not understood."""
         try:
             parse_metrics_config(self.metrics_config)
         except ValueError as error:
@@ -241,13 +240,13 @@ def options(settings_type: type[SettingsClass]) -> list[SettingOption]:
 
 
 class SettingOption(click.Option):
-    """A click option that knows under which heading of the help it belongs."""
+    """A click option with its heading in the help."""
 
     group: str = "Service"
     secret: bool = False
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The variable's value; of a secret also what is in the file that its other variable names."""
+        """The variable's value; for a secret also the content of the file that its `_FILE` variable names."""
         value = super().resolve_envvar_value(ctx)
         path = os.environ.get(f"{self.envvar}{FILE_SUFFIX}")
         if value is not None or not path or not self.secret:
@@ -316,10 +315,10 @@ def variables_of(option: SettingOption) -> list[str]:
 
 
 class SettingsCommand(click.Command):
-    """A command whose options are a settings class; the help lists them under their subjects."""
+    """A command whose options are the fields of a settings class; the help lists them by subject."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses unknown variables before anything else is looked at."""
+        """Refuses unknown variables before anything else."""
         if "--help" not in args:
             own = {name for one in self.params if isinstance(one, SettingOption) for name in variables_of(one)}
             refuse_unknown_variables(os.environ, own, ctx)
@@ -341,9 +340,9 @@ class SettingsCommand(click.Command):
 def refuse_unknown_variables(
     environment: Mapping[str, str], own: set[str], context: click.Context | None = None
 ) -> None:
-    """Raises click.UsageError for a SEQMESH_ variable that neither this program nor any other of the project has.
+    """Raises click.UsageError for a SEQMESH_ variable that neither this program nor another program of the project has.
 
-    The others' classes are looked up only when there is something that `own` does not know.
+    The other programs' classes are loaded only if `own` does not know every variable.
     """
     unknown = sorted(name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in own)
     if not unknown:
@@ -355,7 +354,7 @@ def refuse_unknown_variables(
 
 
 def complaint(name: str, known: Iterable[str]) -> str:
-    """What is said about one unknown variable."""
+    """The message about one unknown variable."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"unknown setting {name} in the environment" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
@@ -425,7 +424,7 @@ def shown(settings: SettingsClass) -> dict[str, str]:
 
 
 def shown_value(value: Any, meaning: Meaning) -> str:
-    """One setting as text that may be seen by anybody."""
+    """One setting as text without secrets."""
     if meaning.unit == "url":
         return url_without_password(value)
     if meaning.secret:

@@ -1,7 +1,7 @@
-"""Settings that are changed while the mesh runs and hold for all of it: what is logged, what is traced.
+"""Settings that can be changed while the mesh runs, for all of its services: what is logged, and what is traced.
 
-One hash in Redis; every service reads it a few times a second and applies what is new. Each setting is a field of its
-own, so that two changes at once never undo each other, and a change that is sent twice is one change.
+They are one hash in Redis, which every service reads a few times a second. Each setting is a field of its own, so that
+two changes at once never undo each other, and a change that is sent twice is one change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ POLL_INTERVAL_S = 0.5
 
 
 class ChangedSettings(msgspec.Struct, frozen=True):
-    """What has been changed. logs: settings that were given; traces: by model, "" for the whole mesh; by: who changed
-    `logs` and `traces` last, when and where."""
+    """The settings that were changed.
+
+    logs    log settings by name
+    traces  trace settings by model, "" for the whole mesh
+    by      who changed `logs` and `traces` last, when and where
+    """
 
     logs: dict[str, bool | int | str] = {}
     traces: dict[str, dict[str, tuple[str, ...] | int]] = {}
@@ -46,18 +50,20 @@ class StoredSettings:
         return changed_settings_of(await self._redis.hgetall(self._key), self._key)
 
     async def change_logs(self, changes: log_settings.Changes, by: str = "") -> None:
-        """Sets log settings; they were checked. by: who does, for the log of every process."""
+        """Sets log settings that were checked. by: who changes them, for the log of every process"""
         known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
         await self._write({f"log:{name}": value for name, value in known.items()} | said("logs", by))
 
     async def change_traces(
         self, model: str, changes: Mapping[str, tuple[str, ...] | int | None], by: str = ""
     ) -> None:
-        """Sets a model's trace settings, or with model "" those of the mesh; None takes one back. by: who does."""
+        """Sets a model's trace settings, or with model "" the mesh's. None takes a setting back.
+        by: who changes them
+        """
         await self._write({f"trace:{name}:{model}": value for name, value in changes.items()} | said("traces", by))
 
     async def reset(self, by: str) -> None:
-        """Takes everything back: what holds is what each process was started with."""
+        """Takes every change back: each process uses the settings that it was started with."""
         marks = said("logs", by) | said("traces", by)
         async with self._redis.pipeline(transaction=True) as together:
             together.delete(self._key)
@@ -65,7 +71,9 @@ class StoredSettings:
             await together.execute()
 
     async def count_traces(self, model: str, used: int) -> None:
-        """Takes traced requests off a scope's `trace_count`, if it still has one: never below 0, as -1 means all."""
+        """Takes traced requests off a scope's `trace_count`, if it still has one.
+        Never below 0, because -1 means all.
+        """
         field = f"trace:trace_count:{model}"
         async with self._redis.pipeline(transaction=True) as together:
             while True:
@@ -93,7 +101,7 @@ class StoredSettings:
 
 
 def said(what: str, by: str) -> dict[str, object]:
-    """The field that says who has changed something, and when: two changes by one are two changes."""
+    """The field that says who has changed something, and when. With the time, two changes by one user differ."""
     return {f"by:{what}": f"{by} at {datetime.now(UTC).isoformat(timespec='milliseconds')}"} if by else {}
 
 
@@ -107,12 +115,13 @@ _decoders: dict[str, dict[str, Callable[[bytes], Any]]] = {
     },
     "by": {name: msgspec.json.Decoder(str).decode for name in ("logs", "traces")},
 }
-"""Of each setting, by the kind that its field begins with."""
+"""The decoder of each setting, by the kind with which its field begins."""
 
 
 def changed_settings_of(fields: Mapping[bytes, bytes], key: str) -> ChangedSettings:
-    """Reads the hash. A field that nobody knows here is a newer release's, and one that cannot be read has its default:
-    both are left out."""
+    """Reads the hash. A field that is unknown here belongs to a newer release, and a field that cannot be read has its
+    default: both are left out.
+    """
     log_values: dict[str, Any] = {}
     traces: dict[str, dict[str, Any]] = {}
     by: dict[str, str] = {}
@@ -131,9 +140,9 @@ def changed_settings_of(fields: Mapping[bytes, bytes], key: str) -> ChangedSetti
 
 
 class ProcessSettings:
-    """One service process: applies the mesh's settings to its logging and tracing.
+    """Applies the mesh's settings to the logging and tracing of one service process.
 
-    level  the log level that the process was started with: what holds until somebody says otherwise
+    level  the log level that the process was started with, which holds until a setting changes it
     """
 
     def __init__(self, settings: StoredSettings, control: TraceControl, level: logs.Level) -> None:
@@ -144,7 +153,7 @@ class ProcessSettings:
         self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Applies the settings as they are now and whenever they change, for ever."""
+        """Applies the settings now and whenever they change, for ever."""
         while True:
             try:
                 await self.refresh()
@@ -167,7 +176,8 @@ class ProcessSettings:
                 logs.debug("log settings", **msgspec.structs.asdict(self.logs))
                 for what, by in changed.by.items():
                     if by != before.by.get(what):
-                        # Also where nothing is logged any more: that is when somebody will ask who it was.
+                        # A notice, because it is written even if logging was switched off: then the operator asks who
+                        # did it.
                         now = changed.logs if what == "logs" else changed.traces
                         logs.notice(
                             f"settings of {what} changed",

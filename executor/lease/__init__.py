@@ -1,1 +1,1 @@
-"""One registration of an executor in the mesh: its lease, what it serves while it holds it, and how it leaves."""
+"""One registration of an executor in the mesh: its lease, the models that it serves meanwhile, and how it leaves."""

@@ -62,8 +62,8 @@ class Control:
         return {text_of(name) for name in names}
 
     async def catch_up(self) -> None:
-        """Carries out what was asked before this executor started. Failures are announced: the gateway that asked may
-        still wait, if the executors that heard it first have died. Raises one of `CONNECTION_LOST`.
+        """Carries out the commands given before this executor started. Failures are announced: the gateway that gave
+        the command may still wait, if the executors that read it first have died. Raises one of `CONNECTION_LOST`.
         """
         # The position is read first: a command that comes meanwhile is then read again from the stream.
         last = await self._commands.xrevrange(self._keys.control, count=1)

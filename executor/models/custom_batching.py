@@ -149,7 +149,7 @@ class BatchStrategy:
     def _quietly(self, hook: str, argument: Any) -> None:
         try:
             self._hooks[hook](argument)
-        except HOOK_FAILURES as failure:  # nobody waits for this hook; the operator is told
+        except HOOK_FAILURES as failure:  # no request depends on this hook; the operator is told
             logs.error("batch strategy failed", failure, model=self._model, hook=hook)
 
     def _import(self, path: Path) -> ModuleType:

@@ -125,9 +125,9 @@ def new_config() -> ConfigMessage:
 
 
 def is_dialect(config: ConfigMessage) -> bool:
-    """Whether the configuration says anything that Triton itself would not parse.
+    """Whether the configuration contains anything that Triton itself would not parse.
 
-    `gpus` on a KIND_CPU group is no sign of it: Triton parses that, and refuses it with a message of its own.
+    `gpus` on a KIND_CPU group does not count: Triton parses that, and refuses it with a message of its own.
     """
     dynamic, sequence = config.dynamic_batching, config.sequence_batching
     return (

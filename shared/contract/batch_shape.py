@@ -1,6 +1,6 @@
-"""What decides with which others a request may share a batch: its rows and shapes (triton-spec 1.9, 3.2). Pure.
+"""The rows and shapes that decide which requests may share a batch (triton-spec 1.9, 3.2). Pure.
 
-A gateway writes both beside a stateless request, so that whoever forms batches need not read the request itself.
+A gateway writes both beside a stateless request, so that batches can be formed without reading the request itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from shared.contract.tensors import Tensor
 
 
 class ShapeKeys:
-    """What two requests of a model must have in common to share a batch (triton-spec 1.9): the set of inputs where some
-    are optional, and the shapes of inputs with variable dimensions that are not ragged."""
+    """What two requests of a model must have in common to share a batch (triton-spec 1.9): the same inputs, if some are
+    optional; and the same shapes of inputs with variable dimensions that are not ragged.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._variable = {spec.name for spec in config.inputs if -1 in spec.dims and not spec.allow_ragged_batch}
@@ -35,13 +36,13 @@ class ShapeKeys:
         )
 
     def text_of(self, inputs: Sequence[Tensor]) -> str:
-        """The same as a short word, equal in every process; "" where all shapes are fixed."""
+        """As `of`, as a short word that is equal in every process; "" if all shapes are fixed."""
         key = self.of(inputs)
         return "" if key is None else xxhash.xxh64_hexdigest(repr(key).encode())
 
 
 def rows_of(config: ModelConfig, inputs: Sequence[Tensor]) -> int:
-    """The batch size that a request brings of its own; 1 for a model without batch dimension."""
+    """A request's own batch size; 1 for a model without batch dimension."""
     if config.max_batch_size == 0 or not inputs:
         return 1
     return inputs[0].shape[0]

@@ -21,11 +21,12 @@ from typing import Self
 from shared.contract.limits import ERROR_CHARACTERS_MAX
 
 ELLIPSIS = " [...] "
-"""In the place of what was left out of a text."""
+"""Stands for the part of a text that was left out."""
 
 FAILED = 70
-"""Exit code of an executor that has logged why it ends (EX_SOFTWARE of sysexits.h). A model's code may end its executor
-with any of the usual ones."""
+"""Exit code of an executor that has logged why it ends (EX_SOFTWARE of sysexits.h). The usual codes would not be
+unambiguous: a model's code may end its executor with any of them.
+"""
 
 
 class Explained(StrEnum):
@@ -74,7 +75,7 @@ class Reason(StrEnum):
 
 
 def code_of(text: str) -> Code:
-    """A code as another service wrote it. One that only a newer release knows is INTERNAL to its caller."""
+    """A code as another service wrote it. A code of a newer release is INTERNAL here."""
     return Code(text) if text in CODES else Code.INTERNAL
 
 
@@ -177,24 +178,27 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
         "Send the same request again later.",
     ),
 }
-"""The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have the
-code of what happened to the very step instead: one that was cancelled before it ran (`cancelled`, CANCELLED), and one
-that too many executors were lost with (`lost`, INTERNAL)."""
+"""The one table of reasons; `gateway.requests.status` turns codes into statuses of HTTP and gRPC. Two answers have
+another code, that of the step's own fate: a step that was cancelled before it ran (`cancelled`, CANCELLED), and a step
+with which too many executors were lost (`lost`, INTERNAL).
+"""
 
 
 TRY_LATER = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
-"""Codes that say what a caller can do where the reason does not."""
+"""Codes that allow a retry if the reason is unknown."""
 
 
 def shortened(text: str, characters: int) -> str:
-    """The text with its middle left out, about so many characters. Of a traceback the end matters most, of other texts
-    the beginning."""
+    """The text without its middle, about `characters` long.
+    More is kept of the end, which matters most in a traceback.
+    """
     return text[: characters // 3] + ELLIPSIS + text[len(text) - 2 * characters // 3 :]
 
 
 def sendable(text: str) -> str:
-    """A text that UTF-8 has a form for: a model's may hold half surrogate pairs, from bytes that were no text. Its
-    middle is left out where it is long: what a stranger sent is quoted in it."""
+    """A text that UTF-8 can encode: a model's text may hold half surrogate pairs, from bytes that were no text. A long
+    text loses its middle, because it may quote a request.
+    """
     if len(text) > ERROR_CHARACTERS_MAX:
         text = shortened(text, ERROR_CHARACTERS_MAX)
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
@@ -203,7 +207,7 @@ def sendable(text: str) -> str:
 class MeshError(Exception):
     """Base of every error that a caller may see.
 
-    accepted  the request had been accepted, and this is its answer; otherwise it was refused
+    accepted  True: the request had been accepted, and this is its answer; False: it was refused
     """
 
     code: Code = Code.UNKNOWN
@@ -216,7 +220,7 @@ class MeshError(Exception):
             self.code = code
 
     def released(self) -> Self:
-        """Itself, without what it came from: the frames of a traceback keep alive whatever the request had brought."""
+        """Returns itself without traceback and causes, whose frames would keep the request's data in memory."""
         self.__traceback__ = self.__context__ = self.__cause__ = None
         return self
 
@@ -230,8 +234,8 @@ class RequestError(MeshError):
 class SequenceError(RequestError):
     """A step was not done, for a reason that says what its caller can do.
 
-    reason     a `Reason`; or, from a service of a newer release, a word that this one does not know
-    last_step  the last committed step of the sequence, 0 when there was none
+    reason     a `Reason`; or, from a service of a newer release, a word that this release does not know
+    last_step  the last committed step of the sequence, 0 if there was none
     code       the reason's own (`OUTCOMES`) unless another one is given
     """
 
@@ -245,7 +249,7 @@ class SequenceError(RequestError):
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """What machines read of it, in both protocols: reason, last step, and whether to send it again."""
+        """The machine-readable part, in both protocols: reason, last step, and whether to send the request again."""
         return {"reason": str(self.reason), "last_step": self.last_step, "retry": self._retry.value}
 
 

@@ -1,7 +1,7 @@
-"""Names of things that cross a boundary, each with a type of its own.
+"""Types of the ids that cross a boundary.
 
-Two ids that are both strings must not be mixed up: the type checker sees to it. `CorrelationId` keeps the client's
-type, because the protocol's 42 and "42" are different sequences.
+Two ids that are both strings must not be mixed up; the type checker finds it. `CorrelationId` keeps the client's type,
+because in the protocol 42 and "42" are different sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import xxhash
 type_tag = {int: "i", str: "s"}
 
 ShardId = NewType("ShardId", int)
-"""0 .. shards-1; the hash tag of every key of its sequences."""
+"""0 .. shards-1; the hash tag of every key of the shard's sequences."""
 ExecutorId = NewType("ExecutorId", str)
 """One registration of an executor process: `<name>-<nonce>`. Never used twice."""
 GatewayId = NewType("GatewayId", str)
@@ -29,7 +29,7 @@ Epoch = NewType("Epoch", int)
 Term = NewType("Term", int)
 """Fencing token of one leadership over a model; grows with every change of leader."""
 StepNumber = NewType("StepNumber", int)
-"""1 for the first step that a sequence's record accepted; no gaps."""
+"""1 for the first step that a sequence's record accepted; the numbers have no gaps."""
 
 CorrelationId = int | str
 """uint64 or string of at most 128 characters, as the client gave it. 0 and "" mean: not part of a sequence."""
@@ -38,15 +38,15 @@ CorrelationId = int | str
 def sequence_id(model: str, requested_version: str, correlation_id: CorrelationId) -> SequenceId:
     """The mesh's name of a client's sequence.
 
-    requested_version  the version the client named, or "" when it left the choice to the server. A sequence that
-                       names no version is pinned, at START, to the one that was chosen.
+    requested_version  the version that the client named, or "" if it left the choice to the server. A sequence without
+                       a named version is pinned, at START, to the chosen one
     source             Triton scopes correlation ids to (model, version) and tells 42 from "42" (triton-spec 1.3)
     """
     return SequenceId(f"{model}|{requested_version}|{type_tag[type(correlation_id)]}{correlation_id}")
 
 
 def correlation_id_of(sequence: SequenceId) -> CorrelationId:
-    """The client's id back from the mesh's name (a model's name has no `|`)."""
+    """The client's id, from the mesh's name of the sequence (a model's name has no `|`)."""
     typed = sequence.split("|", 2)[2]
     return int(typed[1:]) if typed[0] == "i" else typed[1:]
 

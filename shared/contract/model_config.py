@@ -1,8 +1,8 @@
-"""What a model's configuration says once defaults are filled in and every rule is checked.
+"""A model's configuration, with defaults filled in and every rule checked.
 
 These values travel through Redis as JSON, from the executor that loaded the model to gateways and schedulers, which
-need no model repository and no protobuf. They hold what the mesh decides by; Triton's own JSON of the whole
-configuration (for the config endpoint) travels beside them in `shared.contract.messages.ModelRecord`.
+need no model repository and no protobuf. They hold what the mesh needs for its decisions. Triton's own JSON of the
+whole configuration (for the config endpoint) travels beside them in `shared.contract.messages.ModelRecord`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     datatype  wire name: BOOL UINT8..UINT64 INT8..INT64 FP16 BF16 FP32 FP64 BYTES
     dims      without the batch dimension; -1 is variable
-    reshape   the shape the model itself wants, without batch dimension; None when it equals `dims`
+    reshape   the shape that the model itself wants, without batch dimension; None if it equals `dims`
     """
 
     name: str
@@ -55,12 +55,12 @@ class ControlSpec(msgspec.Struct, frozen=True):
 
 
 class StateSpec(msgspec.Struct, frozen=True):
-    """One implicit state: paired by these names, never by order.
+    """One implicit state. Input and output are paired by these names, never by order.
 
     dims          without the batch dimension; -1 is variable
     initial_file  file under `<model>/initial_state/` with the first content; "" means zeros
-    same_buffer   input and output are one buffer (`use_same_buffer_for_input_output`): what a model writes into its
-                  input state is the next state, where it returns none
+    same_buffer   input and output are one buffer (`use_same_buffer_for_input_output`): if the model returns no output,
+                  the next state is what it wrote into its input
     """
 
     input_name: str
@@ -73,7 +73,7 @@ class StateSpec(msgspec.Struct, frozen=True):
 
 
 class TimeoutAction(StrEnum):
-    """What becomes of a request that waited longer than it may: refused, or served after the punctual ones."""
+    """What becomes of a request that waited too long: it is refused, or runs after the punctual ones."""
 
     REJECT = "REJECT"
     DELAY = "DELAY"
@@ -96,10 +96,12 @@ class Oldest(msgspec.Struct, frozen=True, tag="oldest"):
 
 
 class FixedShape(StrEnum):
-    """Parameter `fixed_shape`: whether a sequence's results may depend, in any bit, on what shares its batches.
+    """Parameter `fixed_shape`: whether a sequence's results may depend, in any bit, on the other rows of its batches.
 
-    PADDED  every batch has the same number of rows, where that is found at load to keep each row's bits; elsewhere ROWS
-    ROWS    every row runs alone
+    OFF     they may
+    PADDED  they may not: every batch has the same number of rows. If the load finds that this does not keep each row's
+            bits, as ROWS
+    ROWS    they may not: every row runs alone
     """
 
     OFF = "false"
@@ -110,9 +112,9 @@ class FixedShape(StrEnum):
 class SequenceBatching(msgspec.Struct, frozen=True):
     """How a stateful model's sequences are scheduled.
 
-    idle_us             a sequence with nothing queued for this long expires
+    idle_us             a sequence expires after so long with nothing queued
     implicit_start      dialect: a first request without START begins a sequence (docs/triton/dialect.md)
-    describe_on_expiry  dialect (`timeout_action: DESCRIBE`): log the state's description when a sequence expires
+    describe_on_expiry  dialect (`timeout_action: DESCRIBE`): log a description of the state when a sequence expires
     timeout_action      what a request's `timeout` does to its sequence in the backlog. Triton knows REJECT only; the
                         dialect's TIMEOUT_COMPLETE is DELAY: the steps are served late instead
     """
@@ -127,16 +129,16 @@ class SequenceBatching(msgspec.Struct, frozen=True):
     timeout_action: TimeoutAction = TimeoutAction.REJECT
 
     def control(self, kind: ControlKind) -> ControlSpec | None:
-        """The control tensor of that kind, if the model asks for one."""
+        """The control tensor of that kind; None if the model asks for none."""
         return next((control for control in self.controls if control.kind is kind), None)
 
 
 class SequenceRecovery(StrEnum):
-    """What becomes of sequences whose state the model keeps itself when their executor is gone (parameter
+    """What becomes of sequences whose state the model keeps itself, when their executor is lost (parameter
     `sequence_recovery`).
 
-    NONE    they are lost with it
-    REPLAY  the steps since START are kept in the mesh, and run again elsewhere
+    NONE     they are lost too
+    REPLAY   the mesh keeps the steps since START, and another executor runs them again
     METHODS  the model's methods `checkpoint` and `restore` carry the state: the default of a model that has them
     """
 
@@ -146,7 +148,7 @@ class SequenceRecovery(StrEnum):
 
 
 class QueuePolicy(msgspec.Struct, frozen=True):
-    """One priority level's rules (triton-spec 3.1); zeros mean none."""
+    """One priority level's rules (triton-spec 3.1); zeros mean no limit."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_us: int = 0
@@ -167,7 +169,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
 
 
 class BatchInputKind(StrEnum):
-    """What a batch input tells the model about the rows that were put together (triton-spec 4)."""
+    """What a batch input tells the model about the rows of its batch (triton-spec 4)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -178,9 +180,9 @@ class BatchInputKind(StrEnum):
 
 
 class BatchInput(msgspec.Struct, frozen=True):
-    """Tensors that the batcher makes once per batch; no client sends them, and they are not in `inputs`.
+    """Tensors that the batcher makes once per batch. No client sends them, and they are not in `inputs`.
 
-    names     the tensors of the model that get the value
+    names     the model's tensors that get the value
     datatype  INT32 or FP32
     source    the input whose rows are described; one of `inputs`
     """
@@ -192,10 +194,10 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class BatchOutput(msgspec.Struct, frozen=True):
-    """Outputs that come for the whole batch and are cut by the shapes of an input (BATCH_SCATTER_WITH_INPUT_SHAPE).
+    """Outputs of the whole batch that are cut by the shapes of an input (BATCH_SCATTER_WITH_INPUT_SHAPE).
 
     names   the outputs, all of them in `outputs`
-    source  the input whose shape each request's part has
+    source  the input whose shape gives the shape of each request's part
     """
 
     names: tuple[str, ...]
@@ -224,7 +226,7 @@ class WarmupInput(msgspec.Struct, frozen=True):
 
 
 class WarmupSample(msgspec.Struct, frozen=True):
-    """A batch that each instance runs `count` times before it is ready; it meets no scheduler.
+    """A batch that each instance runs `count` times before it is ready. No scheduler sees it.
 
     batch_size  requests in the batch, each with one row; never 0
     """
@@ -245,15 +247,15 @@ class InstanceGroup(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, dict=True):
-    """A model's configuration, complete and valid. What is asked of it with every step is found out once.
+    """A model's configuration, complete and valid. Values that are needed with every step are computed once.
 
     max_batch_size     0: the model has no batch dimension
-    response_cache     equal requests may be answered from the cache; never of a sequence model
+    response_cache     equal requests may be answered from the cache; never for a sequence model
     metric_tags        labels beside model and version on the model's metrics
     histogram_buckets  of `model_metrics`: family of a histogram -> its own bucket bounds
     state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it
                        out; found at load
-    notes              what the loader wants the operator to know (dialect read, values completed)
+    notes              remarks of the loader for the operator (dialect read, values completed)
     """
 
     name: str
@@ -278,7 +280,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def instance_count(self) -> int:
-        """Instances that each executor runs; a GPU group's count is meant for each of its GPUs, as in Triton."""
+        """Instances that each executor runs. The count of a GPU group is per GPU, as in Triton."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups) or 1
 
     @cached_property
@@ -310,13 +312,14 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def retry_reply_bytes(self) -> int:
-        """Bytes of those replies beyond the newest one (parameter `retry_reply_bytes`)."""
+        """Bytes of these replies without the newest one (parameter `retry_reply_bytes`)."""
         return int(self.parameters.get("retry_reply_bytes", RETRY_REPLY_BYTES))
 
     @cached_property
     def orphan_grace_ms(self) -> int:
-        """Idle time left to a sequence whose connection is gone before its END (parameter `orphan_grace_microseconds`);
-        0: all that it had."""
+        """Idle time left to a sequence whose connection is closed before its END (parameter
+        `orphan_grace_microseconds`); 0: its whole idle time.
+        """
         return -(-int(self.parameters.get("orphan_grace_microseconds", "0")) // 1000)
 
     @property
@@ -326,46 +329,48 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shortest_idle_ms(self) -> int:
-        """The same, if its connection may go meanwhile."""
+        """How long a sequence may be idle if its connection is closed meanwhile."""
         return min(self.idle_ms, self.orphan_grace_ms or self.idle_ms)
 
     @property
     def fixed_shape(self) -> FixedShape:
-        """Of a sequence model; of others, whose rows nobody compares, it is off."""
+        """The parameter of a sequence model; OFF for other models."""
         return FixedShape(self.parameters.get("fixed_shape", "false") if self.sequence_batching else "false")
 
     @cached_property
     def pageable(self) -> bool:
-        """Whether a sequence gives up its slot between two steps while others wait (parameter `virtual_slots`, default
-        true): only where the mesh holds its state."""
+        """Whether a sequence gives up its slot between two steps while other sequences wait (parameter `virtual_slots`,
+        default true): only if the mesh holds its state.
+        """
         return self.state_in_mesh and self.parameters.get("virtual_slots", "true") == "true"
 
     @property
     def declares_state(self) -> bool:
-        """Whether the configuration declares the sequences' state; then all of it."""
+        """Whether the configuration declares the sequences' state; then it declares all of it."""
         return self.sequence_batching is not None and bool(self.sequence_batching.states)
 
     @property
     def state_in_mesh(self) -> bool:
-        """Whether the mesh holds the state of a sequence: it is declared, or the model hands it out."""
+        """Whether the mesh holds the state of a sequence: the state is declared, or the model hands it out."""
         return self.declares_state or self.state_methods
 
     @property
     def sequence_recovery(self) -> SequenceRecovery | None:
-        """Parameter `sequence_recovery`; None where nothing is said: then it is METHODS if the model has them."""
+        """Parameter `sequence_recovery`; None if it is not given: then it is METHODS if the model has them."""
         said = self.parameters.get("sequence_recovery")
         return None if said is None else SequenceRecovery(said)
 
     @property
     def replays(self) -> bool:
-        """Whether a takeover makes a sequence's state anew, from all of its steps since START."""
+        """Whether a takeover rebuilds a sequence's state by running all of its steps since START again."""
         stateful = self.sequence_batching is not None
         return stateful and not self.state_in_mesh and self.sequence_recovery is SequenceRecovery.REPLAY
 
     @property
     def sequence_log_steps(self) -> int:
-        """Steps since START that are kept for that (parameter, default 1000). With more, the sequence is not
-        recoverable any more."""
+        """Steps since START that are kept for a replay (parameter, default 1000). A sequence with more steps is not
+        recoverable any more.
+        """
         return int(self.parameters.get("sequence_log_steps", "1000"))
 
     @property
@@ -375,7 +380,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def loss_remedy(self) -> str:
-        """What to change so that no other sequence is lost with its executor; "" where nothing is left to do."""
+        """Advice how to avoid that another sequence is lost with its executor; "" if nothing can be done."""
         if self.replays:
             return (
                 f"{self.sequence_log_steps} steps and {self.sequence_log_bytes} bytes since START are kept to make a "
@@ -390,5 +395,5 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def recoverable(self) -> bool:
-        """Whether a sequence can be taken over when its executor is gone."""
+        """Whether a sequence can be taken over when its executor is lost."""
         return self.state_in_mesh or self.replays

@@ -1,12 +1,12 @@
-"""The response cache, as far as it is pure: what makes two requests equal, what an answer is stored under, its option.
+"""The pure part of the response cache: which requests are equal, under which name an answer is stored, and the option.
 
 Only stateless requests of models with `response_cache` enabled are looked up, and only answers without an error are
-stored. The cache lies in Redis, in the shard of the model's work queue (`shared/store/lua/cache.lua`): requests are
-looked up as they are queued, and an answer is stored as it is given, so whoever has an answer finds it stored, on every
-gateway.
+stored. The cache lies in Redis, in the shard of the model's work queue (`shared/store/lua/cache.lua`). Requests are
+looked up as they are queued, and an answer is stored in the call that sends it. So a client that has an answer finds it
+stored, on every gateway.
 
-An answer is stored under what computed it, by the executor, and looked up under what the mesh says it serves: one that
-comes from a predecessor's files is never taken for its successor's.
+An executor stores an answer under the files that computed it; a gateway looks it up under the files that the mesh says
+it serves. So an answer from a predecessor's files is never taken for its successor's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from shared.contract.messages import InferMessage
 
 DIGEST_BYTES = 16
 SIZE_BYTES_MAX = 1 << 50
-"""Redis counts with 64 bits, its scripts with 53."""
+"""Well below 2^53, up to which the scripts count exactly."""
 OPTION = re.compile(r"local,size=([0-9]{1,20})")
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def request_digest(message: InferMessage) -> str:
-    """Equal for requests that get the same answer: what the model is given, and which outputs are asked for.
+    """Equal for requests that get the same answer: they give the model the same, and ask for the same outputs.
 
-    Inputs and outputs count in the order of their names. Triton 2.51 looks at model and inputs alone, and so answers
-    for one output with another one, and regardless of parameters. Request id, priority and timeout do not count.
+    Inputs and outputs count in the order of their names. Triton 2.51 compares model and inputs only; so it answers a
+    request for one output with another output, and ignores parameters. Request id, priority and timeout do not count.
     """
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
     inputs = sorted(message.inputs, key=lambda tensor: tensor.name)
@@ -53,12 +53,14 @@ def request_digest(message: InferMessage) -> str:
 
 
 def entry_name(scope: str, generation: str, digest: str) -> str:
-    """What an answer is stored under. scope: of the model version's files and configuration; generation: its load."""
+    """The name of an answer in the cache.
+    scope: of the model version's files and configuration; generation: its load
+    """
     return f"{scope}.{generation}.{digest}"
 
 
 def parse_cache_config(text: str) -> int:
-    """Bytes that the cache of a shard may hold, from Triton's option `<cache>,<setting>=<value>`; 0: there is none.
+    """Bytes that the cache of a shard may hold, from Triton's option `<cache>,<setting>=<value>`; 0: there is no cache.
 
     Raises ValueError. The mesh's cache is called `local`, like the one that Triton brings.
     """

@@ -1,6 +1,6 @@
-"""What tells a step that is sent again from a new one: its request id together with its content. Pure.
+"""Tells a step that is sent again from a new one, by its request id together with its content. Pure.
 
-A request id alone does not: clients count their requests from 1 again in every run, under the same correlation ids.
+The request id alone is not enough: clients count their requests from 1 in every run, under the same correlation ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.contract.messages import StepFlag
 from shared.contract.tensors import Tensor
 
 DIGEST_BYTES = 12
-"""A record keeps dozens of them, of one client's requests, among which nobody looks for a collision."""
+"""Short, because a record keeps dozens of digests. All are of one client's requests, so no caller seeks a collision."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _FLAGS = int(StepFlag.START | StepFlag.END)

@@ -30,7 +30,7 @@ ELEMENT_BYTES: dict[str, int] = {
     "FP32": 4,
     "FP64": 8,
 }
-"""Size of one element, bytes; BYTES is not in it, because its elements have no fixed size."""
+"""Size of one element, bytes. BYTES is not in it, because its elements have no fixed size."""
 
 NUMPY_TYPE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -49,13 +49,15 @@ NUMPY_TYPE: dict[str, np.dtype[Any]] = {
 """BF16 has no numpy type (its bits travel as uint16); BYTES becomes an object array."""
 
 PARTS_MAX = 1 << 14
-"""Lengths and elements that are gathered before they are joined: of short ones the objects take many times as much."""
+"""Lengths and elements that are gathered before they are joined: as objects, short ones take many times their bytes."""
 
 DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPE.items()}
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor on its way. `shape` includes the batch dimension; `raw` is exactly what the shape asks for."""
+    """A tensor on its way.
+    `shape` includes the batch dimension; `raw` has exactly the bytes that the shape asks for.
+    """
 
     name: str
     datatype: str
@@ -69,8 +71,9 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def check_tensor(tensor: Tensor) -> None:
-    """Raises ValueError for a tensor whose bytes are not what its datatype and shape ask for; of BYTES, whose elements
-    are not looked at, for a shape that is none."""
+    """Raises ValueError for a tensor whose bytes do not match its datatype and shape. The elements of BYTES are not
+    read; there only the shape is checked.
+    """
     size = ELEMENT_BYTES.get(tensor.datatype)
     if size is None and tensor.datatype != "BYTES":
         raise ValueError(f"tensor '{tensor.name}' has no known datatype: {tensor.datatype[:64]!r}")
@@ -91,7 +94,7 @@ def to_numpy(tensor: Tensor) -> NDArray[Any]:
 
 
 def described(tensors: Mapping[str, Tensor]) -> str:
-    """One line for the log: each one's name, datatype, shape, mean and norm."""
+    """One line for the log: each tensor's name, datatype, shape, mean and norm."""
     return "; ".join(f"{name} {_description(tensor)}" for name, tensor in tensors.items())
 
 

@@ -1,1 +1,1 @@
-"""What every process of the mesh does alike: it logs, it stops."""
+"""What all processes of the mesh do in the same way: logging, starting and stopping."""

@@ -1,14 +1,14 @@
 """The life of a service process: event loop, signals, tasks with an owner, exit code.
 
-A service is `async def serve(tasks, stop)`. It starts its background tasks with `tasks.start`, says `stop.started()`,
+A service is `async def serve(tasks, stop)`. It starts its background tasks with `tasks.start`, calls `stop.started()`,
 waits for `stop.wait()`, drains, and returns; tasks that still run are then cancelled. A task that fails takes the whole
 service down at once (it is logged, the exit code is 1): a process that lost one of its loops must not look alive.
 
-SIGTERM or SIGINT, by the moment at which the first of them comes:
+The effect of the first SIGTERM or SIGINT depends on when it comes:
 
     modules are imported       the process ends (`end_when_told`)
-    the service starts         it is cancelled, for nothing is to be drained. What a thread does then, for instance the
-                               load of a model, is cut off after `CUT_OFF_S`
+    the service starts         it is cancelled, because there is nothing to drain. A thread that still runs, for
+                               instance the load of a model, is cut off after `CUT_OFF_S`
     the service has started    the stop is requested; a second signal cancels the service without draining
 
 In the first two cases the exit code is 0 as well.
@@ -34,13 +34,13 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CANCEL_AGAIN_S = 0.1
 """How long a cancelled task may take to end before it is cancelled once more."""
 CUT_OFF_S = 1.0
-"""How long a thread may go on when the service has ended, or was told to while it started."""
+"""How long a thread may go on after the service has ended, or was told to stop while it started."""
 
 
 class Stop:
-    """The request to stop, seen by everybody who waits for it; made once, never taken back.
+    """The request to stop, for all tasks that wait for it. It is made once, and never taken back.
 
-    has_started  whether the service ends by itself when it is told to; before that it is cancelled
+    has_started  whether the service ends by itself when told to; before that it is cancelled
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Stop:
         self.has_started = False
 
     def started(self) -> None:
-        """The service has begun what is to be ended in order."""
+        """From now on the service ends by itself when told to."""
         self.has_started = True
 
     @property
@@ -79,7 +79,7 @@ class Tasks:
         task = self._group.create_task(self._watched(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        # A task that is cancelled before its first turn has not begun the work: then nobody else ends it.
+        # A task that is cancelled before its first turn has not begun the coroutine, which must then be closed here.
         task.add_done_callback(lambda _: work.close())
         return task
 
@@ -98,7 +98,7 @@ class Tasks:
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks until they have ended.
 
-    Once may not be enough: in Python 3.11 `asyncio.wait_for`, through which redis-py writes, loses a cancellation that
+    Once may not be enough: in Python 3.11 `asyncio.wait_for`, which redis-py uses to write, loses a cancellation that
     comes just as it is done.
     """
     while running := [task for task in tasks if not task.done()]:
@@ -111,8 +111,9 @@ Serve = Callable[[Tasks, Stop], Awaitable[None]]
 
 
 def end_when_told() -> None:
-    """From now on, until `run`, a stop signal ends the process: in a container too, where the first process hears of no
-    signal that it has not asked for."""
+    """From now on, until `run`, a stop signal ends the process. Without a handler the first process of a container
+    would not get the signal.
+    """
 
     def end_now(*_: object) -> None:
         os._exit(0)
@@ -127,7 +128,7 @@ def run(serve: Serve) -> int:
         with cut_off(0) as when_cancelled:
             code = runner.run(serve_until_stopped(serve, when_cancelled.start))
         with cut_off(code) as when_ended:
-            # The runner waits for the threads of the loop, however long they take.
+            # The runner waits for the loop's threads, however long they take.
             when_ended.start()
             runner.close()
     return code
@@ -135,7 +136,9 @@ def run(serve: Serve) -> int:
 
 @contextmanager
 def cut_off(code: int) -> Generator[threading.Timer]:
-    """What ends the process with that exit code unless the block is left before `CUT_OFF_S` from its start."""
+    """A timer that ends the process with that exit code, unless the block is left within `CUT_OFF_S` of the timer's
+    start.
+    """
 
     def cut() -> None:
         log(Level.WARNING, "stopped: what still ran was cut off")
@@ -151,7 +154,7 @@ def cut_off(code: int) -> Generator[threading.Timer]:
 
 
 async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] = lambda: None) -> int:
-    """`run` inside a loop that exists already. The signal handlers are in place until it returns.
+    """As `run`, inside a running loop. The signal handlers are in place until it returns.
 
     when_cancelled  called when the service is told to stop while it starts
     """
@@ -181,8 +184,9 @@ async def serve_until_stopped(serve: Serve, when_cancelled: Callable[[], None] =
 
 
 async def outcome(serve: Serve, stop: Stop) -> int:
-    """The exit code of one service's life. Its own failure is logged here, a task's failure where it happened. One that
-    says what to change (a MeshError) has no traceback."""
+    """Runs a service and returns its exit code. Its own failure is logged here; a task's failure was logged by the
+    task. A MeshError, which says what to change, has no traceback.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = Tasks(group)
@@ -200,7 +204,7 @@ async def outcome(serve: Serve, stop: Stop) -> int:
             raise
         return int(stop.has_started)
     except ExceptionGroup:
-        # Each member was logged, with its traceback, by whoever saw it first.
+        # Each failure was logged where it happened, with its traceback.
         return 1
     log(Level.INFO, "stopped", reason=stop.reason or "finished")
     return 0

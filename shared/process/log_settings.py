@@ -16,10 +16,11 @@ UINT32_MAX = (1 << 32) - 1
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """What is written, under Triton's names and in Triton's order.
+    """Which lines are written, under Triton's names and in Triton's order.
 
-    log_verbose_level  above 0: what only developers want to see, too
-    log_format         kept and told for the clients' sake: a mesh's lines begin with an ISO 8601 time in either case
+    log_verbose_level  above 0: lines for developers too
+    log_format         kept and returned for the clients' sake: a mesh's lines begin with an ISO 8601 time in either
+                       case
     """
 
     log_file: str = ""
@@ -47,7 +48,7 @@ def of_level(level: Level) -> LogSettings:
 
 
 def check(changes: Changes) -> None:
-    """Refuses what Triton refuses; the types have been checked by the protocol. Raises RequestError."""
+    """Refuses the changes that Triton refuses; the protocol has checked the types. Raises RequestError."""
     if "log_file" in changes:
         raise RequestError(LOG_FILE_REFUSAL, Code.UNSUPPORTED)
     chosen = changes.get("log_format", FORMATS[0])
@@ -56,6 +57,6 @@ def check(changes: Changes) -> None:
 
 
 def changed(settings: LogSettings, changes: Changes) -> LogSettings:
-    """The settings after a change that was checked; names that are no settings are ignored, as Triton does."""
+    """The settings after a change that `check` has allowed. Names that are no settings are ignored, as in Triton."""
     known = {name: value for name, value in changes.items() if name in LogSettings.__struct_fields__}
     return msgspec.structs.replace(settings, **known)

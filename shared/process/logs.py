@@ -1,11 +1,11 @@
 """Log lines: one per event, `event key=value ...`, as text or as JSON, on standard error.
 
 Built on the standard library's logging, so that libraries' records come out in the same form. An event is a few words
-in lower case that never change ("lease lost"); what changes is in its fields. A disabled level costs one comparison;
-callers on a hot path that would have to build a field's value ask `enabled` first.
+in lower case that never change ("lease lost"); variable parts are fields. A disabled level costs one comparison.
+Callers on a hot path that would have to build a field's value ask `enabled` first.
 
-A warning or an error that comes again with the same fields is written at growing intervals only, with the field
-`repeated`: how often it came in between. One cause must not fill a disk, or hide everything else.
+A warning or an error with the same fields is written again only at growing intervals, with the field `repeated`: how
+often it came in between. So one cause does not fill a disk, or hide other events.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from shared.process.repeats import Repeats
 
 LOGGER = logging.getLogger("seqmesh")
 LOUD_LIBRARIES = ("asyncio", "hypercorn", "grpc", "opentelemetry", "urllib3")
-"""Their records below warning say nothing that an operator can act on."""
+"""Libraries whose records below warning do not help an operator."""
 
 
 class Level(IntEnum):
-    """How much an event matters: for developers, for the record, to be looked at, broken; written in any case."""
+    """How much an event matters: DEBUG for developers, INFO for the record, WARNING to be looked at, ERROR broken,
+    NOTICE written in any case.
+    """
 
     DEBUG = logging.DEBUG
     INFO = logging.INFO
@@ -76,7 +78,7 @@ def error(event: str, /, exc: BaseException | None = None, **fields: object) -> 
 
 
 def notice(event: str, /, **fields: object) -> None:
-    """Writes an event whatever levels are chosen: of the choice itself, above all."""
+    """Writes an event whatever levels are chosen, above all the change of the levels itself."""
     log(Level.NOTICE, event, None, **fields)
 
 
@@ -100,7 +102,7 @@ def configure(level: str, style: str, *, stream: TextIO | None = None, **bound: 
 
 
 def choose(levels: Collection[Level]) -> None:
-    """Writes events of these levels only, from now on; warnings and errors of libraries go by the same choice."""
+    """From now on writes only events of these levels; warnings and errors of libraries too."""
     chosen = frozenset(int(level) for level in levels)
     LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
     ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, TextLines | JsonLines)]
@@ -112,7 +114,9 @@ def choose(levels: Collection[Level]) -> None:
 
 
 class WithoutRepeats(logging.Filter):
-    """Lets a warning or an error pass when it is new, and at intervals with the number of those held back."""
+    """Lets a warning or an error pass if it is new; a repeated one only at intervals, with the number of those held
+    back.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,13 +184,13 @@ def event_of(record: logging.LogRecord) -> str:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What `log` was given; nothing for a library's record."""
+    """The fields that `log` was given; empty for a library's record."""
     fields: dict[str, Any] = getattr(record, "fields", {})
     return fields
 
 
 def text_value(value: object) -> str:
-    """As it is, or in quotes when it would not read back as one value."""
+    """The value as it is, or in quotes if it would not read back as one value."""
     text = str(value)
     if text and text.isprintable() and not any(character in ' ="' for character in text):
         return text

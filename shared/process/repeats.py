@@ -1,4 +1,4 @@
-"""What would be said again and again: it is said once, and then with a count, at intervals that double."""
+"""Limits repeated log lines: a line is written once, and then with a count, at intervals that double."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 FIRST_INTERVAL_S = 2.0
 LONGEST_INTERVAL_S = 60.0
-"""What has not come for so long is new when it comes again."""
+"""A line that has not come for so long counts as new again."""
 KNOWN_MAX = 512
-"""Different things that are remembered; those that have not come for longest go first."""
+"""Different lines that are remembered; the ones that have not come for longest are forgotten first."""
 
 
 @dataclass(slots=True)
 class RepeatedLine:
-    """One thing that was said. held: how often it has come since."""
+    """One line that was written. held: how often it has come since"""
 
     seen_s: float
     due_s: float
@@ -24,14 +24,14 @@ class RepeatedLine:
 
 
 class Repeats:
-    """Decides what is said. clock: seconds."""
+    """Decides which lines are written. clock: seconds"""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[Hashable, RepeatedLine] = {}
 
     def held_back(self, what: Hashable) -> int | None:
-        """How often it has been held back since it was last said; None: this time too."""
+        """How often the line was held back since it was last written; None: it is held back this time too."""
         now_s = self._clock()
         told = self._told.pop(what, None)
         if told is None or now_s - told.seen_s > LONGEST_INTERVAL_S:

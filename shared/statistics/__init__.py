@@ -1,1 +1,1 @@
-"""What is counted and reported of models: built where it happens, added up and read by every gateway."""
+"""Counts and reports of models: built by executors and scripts, added up and read by every gateway."""

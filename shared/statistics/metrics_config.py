@@ -1,4 +1,4 @@
-"""What Triton's option `--metrics-config` says: which latencies metrics show, and how. Pure.
+"""Triton's option `--metrics-config`: which latencies metrics show, and how. Pure.
 
 Gateways show them, executors count what a summary or a histogram needs; both are given the same option.
 Source: Triton core, metric_model_reporter.cc (ParseConfig).
@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 QUANTILES = ((0.5, 0.05), (0.9, 0.01), (0.95, 0.001), (0.99, 0.001), (0.999, 0.001))
-"""Triton's: quantile and its allowed error."""
+"""Triton's default: each quantile and its allowed error."""
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 SKETCH_BASE = 1.04
-"""Of the logarithmic buckets from which quantiles are read: each is 4 % wide, so a quantile is off by 2 % at most."""
+"""Ratio of the logarithmic buckets from which quantiles are read: each is 4 % wide, so a quantile is off by 2 % at
+most.
+"""
 SKETCH_US_MAX = 10**10
 """Longer durations (nearly three hours) share the last bucket, so that there are no more than 588."""
 SKETCH_BUCKET_MAX = math.ceil(math.log(SKETCH_US_MAX) / math.log(SKETCH_BASE))
@@ -87,19 +89,19 @@ def _quantile(pair: str) -> float:
 
 
 def sketch_bucket(us: int) -> int:
-    """The bucket of a duration: 0 up to 1 us, b for what lies in (base^(b-1), base^b]."""
+    """The bucket of a duration: 0 up to 1 us; b for durations in (base^(b-1), base^b]."""
     if us <= 1:
         return 0
     return min(SKETCH_BUCKET_MAX, math.ceil(math.log(us) / math.log(SKETCH_BASE) - 1e-9))
 
 
 def quantile_of(buckets: Mapping[int, int], quantile: float) -> float:
-    """The duration, us, that this part of the counted ones did not exceed; NaN when none was counted."""
+    """The duration, us, that this share of the counted durations did not exceed; NaN if none was counted."""
     if not buckets:
         return math.nan
     ordered = sorted(buckets)
     upto = list(accumulate(buckets[bucket] for bucket in ordered))
     rank = max(1, math.ceil(quantile * upto[-1]))
     bucket = ordered[bisect_left(upto, rank)]
-    # The middle of the bucket: as far from its lower as from its upper end.
+    # The value whose relative error is the same at both ends of the bucket.
     return 1.0 if bucket == 0 else 2 * SKETCH_BASE**bucket / (SKETCH_BASE + 1)

@@ -1,6 +1,6 @@
-"""What an executor tells of itself while it lives, about once a second: gauges, which are not worth a stream.
+"""What an executor reports of itself while it lives, about once a second: gauges, which are not worth a stream.
 
-Counts do not travel here: a killed executor would take them with it (`shared.statistics.tally`). Where a report lies,
+Counts are not in a report: they would be lost with a killed executor (`shared.statistics.tally`). Where a report lies,
 and for how long: `shared.store.reporting`. Pure.
 """
 
@@ -40,7 +40,7 @@ class HostReport(msgspec.Struct, frozen=True, array_like=True):
 class GpuReport(msgspec.Struct, frozen=True, array_like=True):
     """One GPU. utilization: 0 to 1; memory in bytes; power in watts; energy in joules since the driver was loaded.
 
-    What the device does not tell is None.
+    A value that the device does not tell is None.
     """
 
     uuid: str
@@ -70,7 +70,7 @@ class CustomFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecutorReport(msgspec.Struct, frozen=True, array_like=True):
-    """All of it. host: the machine's name, the same for all executors on it."""
+    """A whole report. host: the machine's name, the same for all executors on it"""
 
     executor: str
     host: str

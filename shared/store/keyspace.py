@@ -36,7 +36,7 @@ PERMANENT = (
     "{mesh}:services",
     "*:epoch",
     "*:fence:*",
-    # A queue's count of arrivals, and who has taken from it.
+    # A queue's count of arrivals, and the executors that have taken from it.
     "*:work:*",
     # Two streams per shard and model: emptied, never removed, because a reader's place in them must stay ahead of it.
     "*:starts:*",

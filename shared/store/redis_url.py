@@ -51,7 +51,7 @@ class RedisUrlError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RedisEndpoint:
-    """How a server is spoken to. options: arguments of redis-py's connections, as far as they come from the URL."""
+    """How to speak to a server. options: arguments of redis-py's connections, as far as they come from the URL"""
 
     way: Way
     options: Mapping[str, Any] = field(repr=False)
@@ -59,11 +59,11 @@ class RedisEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """What a URL says.
+    """The address that a URL names.
 
-    server     how the server is spoken to; with Sentinels its host and port are left to them
-    sentinels  one endpoint each; none where the server has a fixed address
-    service    the name under which Sentinels know the server
+    server     how to speak to the server; behind Sentinels without host and port, which the Sentinels tell
+    sentinels  one endpoint for each Sentinel; none if the server has a fixed address
+    service    the name under which the Sentinels know the server
     """
 
     server: RedisEndpoint
@@ -72,7 +72,7 @@ class RedisAddress:
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Raises `RedisUrlError`."""
+    """Reads a URL. Raises `RedisUrlError`."""
     if not url.isprintable() or " " in url:
         raise RedisUrlError(f"the URL holds blanks or control characters; {PERCENT}")
     scheme = url.partition("://")[0]
@@ -107,7 +107,7 @@ def parse_redis_url(url: str) -> RedisAddress:
 
 
 def url_without_password(url: str) -> str:
-    """The URL as it may be seen by anybody: its passwords are stars. Of one that cannot be used only the scheme."""
+    """The URL with its passwords as stars. Of a URL that cannot be used only the scheme is shown."""
     try:
         parse_redis_url(url)
     except RedisUrlError:
@@ -117,7 +117,7 @@ def url_without_password(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether anything in the URL is to be kept secret."""
+    """Whether the URL holds a password."""
     return HIDDEN in url_without_password(url)
 
 
@@ -136,7 +136,7 @@ def _behind_sentinels(
 
 
 def _hosts(text: str, port: int) -> list[dict[str, Any]]:
-    """Host and port of each; that port where none is given."""
+    """Host and port of each host; `port` if none is given."""
     hosts: list[dict[str, Any]] = []
     for one in text.split(","):
         match = HOST.fullmatch(one)
@@ -168,7 +168,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _endpoint(way: Way, given: Mapping[str, str], where: Mapping[str, Any], prefix: str = "") -> RedisEndpoint:
-    """Options as what they mean. prefix: of the options' names, for messages."""
+    """The options with their values read. prefix: of the options' names, for messages"""
     for name in given:
         if name == "tls" or (name.startswith("ssl_") and way != "tls"):
             remedy = "sentinel_tls=yes" if prefix else "rediss:// or rediss+sentinel://"
@@ -214,4 +214,4 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
     "ssl_check_hostname": _flag,
     "ssl_ciphers": _text,
 }
-"""From an option's name to what reads its value."""
+"""Option -> function that reads its value."""

@@ -1,4 +1,6 @@
-"""Executors' reports in Redis: a string each, with a short TTL; gateways read those of living executors."""
+"""Executors' reports in Redis: one string per executor, with a short TTL. Gateways read the reports of living
+executors.
+"""
 
 from __future__ import annotations
 

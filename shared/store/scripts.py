@@ -279,7 +279,7 @@ class Totals(msgspec.Struct, frozen=True):
 TOTAL_MAX = 256
 """Packed counts that one call adds up: about 5 us each, during which Redis does nothing else."""
 COUNTS_TTL_MS = 24 * 3600 * 1000
-"""How long the counts of a model that nobody serves any more can still be read."""
+"""How long the counts of a model can still be read when no executor serves it any more."""
 
 GAVE_WAY = encode(
     ReplyMessage(

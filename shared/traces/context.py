@@ -1,13 +1,14 @@
-"""Names of traces and spans: W3C trace context, ids derived from sequences, and the decision what is sampled. Pure.
+"""Ids of traces and spans: W3C trace context, ids derived from sequences, and the decision which traces are sampled.
+Pure.
 
 A sequence's trace must be found while the sequence still runs, by people and by services that never spoke to each
-other. So its trace id is a hash of the sequence id, and so is the id of its root span; whoever knows the sequence
-knows both, and nothing about them needs to be stored or sent. `sampled` looks at the trace id alone: every service
-comes to the same answer, and a sequence is sampled whole or not at all.
+other. So its trace id is a hash of the sequence id, and so is the id of its root span: both follow from the sequence,
+and need not be stored or sent. `Sampler.samples` looks at the trace id alone, so every service decides the same, and
+a sequence is sampled whole or not at all.
 
-A client that uses one correlation id for sequence after sequence gets one trace for all of them, because the id is
-all that the client will have when it looks the trace up. Each of these runs is told apart by its own `sequence.start`
-span (see `shared.traces.tracing`).
+A client that uses one correlation id for several sequences, one after the other, gets one trace for all of them,
+because the correlation id is all that the client has when it looks the trace up. Each of these runs has its own
+`sequence.start` span (see `shared.traces.tracing`).
 
 Source: https://www.w3.org/TR/trace-context/ (traceparent), OpenTelemetry's TraceIdRatioBased (sampling by the low 64
 bits of the trace id), https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
@@ -30,7 +31,7 @@ TRACESTATE_MEMBER = re.compile(
     r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
 TRACESTATE_CHARS_MAX = 512
-"""What the standard asks everyone to pass on; a longer one is left behind."""
+"""Length that the standard asks every service to pass on; a longer tracestate is dropped."""
 SAMPLED_FLAG = 1
 LOW_64_BITS = (1 << 64) - 1
 ALWAYS = 1 << 64
@@ -40,7 +41,7 @@ DEFAULT_SAMPLER = "parentbased_always_on"
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a client's `traceparent` and `tracestate` say. trace_state: as it came, "" when there was no valid one."""
+    """A client's `traceparent` and `tracestate`. trace_state: as it came, "" if there was no valid one"""
 
     trace_id: int
     span_id: int
@@ -59,9 +60,9 @@ def parse(text: str) -> tuple[int, int]:
 
 
 def client_context(headers: Mapping[str, str]) -> ClientContext | None:
-    """The client's context, or None when it sent none or one that the standard calls invalid (which is no error).
+    """The client's context; None if it sent none, or an invalid one (which is no error).
 
-    headers  with lower-case names; only `traceparent` and `tracestate` are looked at
+    headers  with lower-case names; only `traceparent` and `tracestate` are read
     source   W3C Trace Context 2.2.2, 3.2, 4.3: a later version's extra fields are ignored, version ff is invalid
     """
     text = headers.get("traceparent")
@@ -104,14 +105,14 @@ def sequence_traceparent(sequence: SequenceId) -> str:
 
 
 def takeover_traceparent(sequence: SequenceId, epoch: Epoch) -> str:
-    """Context of the takeover's span: what the new owner links its first span to, without having been told."""
+    """Context of the takeover's span. The new owner links its first span to it, without having been told."""
     return traceparent(sequence_trace_id(sequence), takeover_id(sequence, epoch))
 
 
 def describe(model: str, version: str, correlation_id: CorrelationId) -> str:
     """Trace id of a client's sequence, 32 hex digits, as tracing tools search for it.
 
-    version         the version the client asks for, "" when it names none
+    version         the version that the client asks for, "" if it names none
     correlation_id  typed as the client sends it: 42 and "42" are different sequences
     """
     return f"{sequence_trace_id(sequence_id(model, version, correlation_id)):032x}"
@@ -131,9 +132,9 @@ def new_span_id() -> int:
 class Sampler:
     """Which traces are recorded.
 
-    bound         a trace is sampled when the low 64 bits of its id are below this; 0 is never, `ALWAYS` is always
-    parent_based  a request that belongs to no sequence follows its client's decision instead, when there is one.
-                  A sequence has many clients' spans in it, so its own id decides in any case.
+    bound         a trace is sampled if the low 64 bits of its id are below this; 0 is never, `ALWAYS` is always
+    parent_based  a request that belongs to no sequence follows its client's decision instead, if there is one.
+                  A sequence has many clients' spans in it, so its own id decides in any case
     """
 
     bound: int = ALWAYS

@@ -1,4 +1,4 @@
-"""Which requests of which model are traced now: the environment's word, as the mesh's settings change it. Pure."""
+"""Which requests of which model are traced now: by the environment, as changed by the mesh's settings. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Rule:
 
 
 class TraceControl:
-    """The settings of all models as this process knows them.
+    """The trace settings of all models, as this process knows them.
 
-    sampler    what the environment asks for
+    sampler    the sampler that the environment asks for
     exporting  whether this process sends spans anywhere
     """
 
@@ -36,21 +36,20 @@ class TraceControl:
         self._used: Counter[str] = Counter()
 
     def apply(self, overrides: Mapping[str, Overrides]) -> None:
-        """Takes over what the mesh's settings say: by model, "" for the whole mesh."""
+        """Applies the mesh's settings: by model, "" for the whole mesh."""
         self._overrides = overrides
         self._rules.clear()
 
     def settings(self, model: str = MESH) -> TraceSettings:
-        """What holds for a model."""
         settings = overridden(self._default, self._overrides.get(MESH, {}))
         return overridden(settings, self._overrides.get(model, {})) if model else settings
 
     def sampler(self, model: str) -> Sampler:
-        """What decides about a trace of this model."""
+        """The sampler that decides about a trace of this model."""
         return self._rule(model).sampler
 
     def take(self, model: str) -> bool:
-        """Takes one request off the `trace_count` that holds for a model; False when nothing is left of it."""
+        """Takes one request off the `trace_count` of a model; False if nothing is left of it."""
         scope = self._rule(model).counted_by
         if scope is None:
             return True
@@ -61,11 +60,11 @@ class TraceControl:
         return True
 
     def used(self) -> dict[str, int]:
-        """What was taken, by scope, and is not in the mesh's own count yet."""
+        """Requests that were taken and are not in the mesh's own count yet, by scope."""
         return {scope: used for scope, used in self._used.items() if used}
 
     def counted(self, used: Mapping[str, int]) -> None:
-        """From now on the settings that are applied tell of what was used."""
+        """The settings applied from now on contain what was used."""
         self._used.subtract(used)
 
     def _rule(self, model: str) -> _Rule:

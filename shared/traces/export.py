@@ -1,10 +1,10 @@
-"""Finished spans on their way out: the OpenTelemetry SDK's exporters, behind a bound that never blocks.
+"""Sends finished spans through the OpenTelemetry SDK's exporters, behind a bound that never blocks.
 
 Imported only when tracing is on. Spans are made as the SDK's `ReadableSpan`s and handed to its `BatchSpanProcessor`s,
 without its tracers: their ids, parents and times are known already, and a span is never "current" anywhere.
 
-The SDK's queue drops what does not fit, but logs each time it does; so the bound is kept here, and drops are only
-counted. Of a collector that does not answer, the log hears twice: when spans begin to be lost and when that is over.
+The SDK's queue drops spans that do not fit, but logs each time. So the bound is kept here, and drops are only counted.
+If a collector does not answer, two lines are logged: when spans begin to be lost, and when that is over.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ QUEUE_SPANS = 8192
 BATCH_SPANS = 512
 """Spans per export (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)."""
 DELAY_MS = 1000
-"""Longest wait before an export (OTEL_BSP_SCHEDULE_DELAY); the SDK's 5 s are long for one who watches a sequence."""
+"""Longest wait before an export (OTEL_BSP_SCHEDULE_DELAY); the SDK's 5 s are long for watching a running sequence."""
 
 ABORT_S = 0.2
-"""How long aborting an export may take, after the time for the flush is over."""
+"""How long aborting an export may take after the time for the flush is over."""
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 OK = Status(StatusCode.UNSET)
@@ -48,9 +48,9 @@ EXPORTER_LOGGER = "opentelemetry.exporter"
 
 
 class Complaints(logging.Handler):
-    """Takes the OTLP exporters' own log lines, one or more per attempt, and keeps the last.
+    """Takes the OTLP exporters' own log lines, one or more per attempt, and keeps the last one.
 
-    It is the reason of a failure, which these exporters tell nobody but the log.
+    It holds the reason of a failure, which these exporters only log.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class Complaints(logging.Handler):
 
 
 complaints = Complaints()
-"""One for the process: loggers are the process's."""
+"""One for the process, because loggers belong to the process."""
 
 
 class BoundedExporter(SpanExporter):
-    """An exporter with a bound on what waits for it. `admit` on one thread, `export` on another.
+    """An exporter with a bound on the spans that wait for it. `admit` is called on one thread, `export` on another.
 
-    lost   spans that did not leave: dropped at the bound, or refused by the collector
+    lost   spans that were not sent: dropped at the bound, or refused by the collector
     """
 
     def __init__(self, exporter: SpanExporter, name: str, queue_spans: int) -> None:
@@ -114,7 +114,7 @@ class BoundedExporter(SpanExporter):
             self._lost_before = self.lost
 
     def shutdown(self) -> None:
-        """Aborts what is under way. Safe to call twice: the SDK calls it too, once its thread has ended."""
+        """Aborts the export that is under way. Safe to call twice: the SDK calls it too, once its thread has ended."""
         if self._closed:
             return
         self._closed = True
@@ -125,7 +125,7 @@ class BoundedExporter(SpanExporter):
 
 
 class SdkSink:
-    """Spans to one or more of the SDK's exporters."""
+    """Sends spans to one or more of the SDK's exporters."""
 
     def __init__(self, exporters: Mapping[str, SpanExporter], resource: Resource) -> None:
         queue_spans = _number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_SPANS)
@@ -150,13 +150,14 @@ class SdkSink:
 
     @property
     def lost(self) -> int:
-        """Spans that did not leave, over all exporters."""
+        """Spans that were not sent, over all exporters."""
         return sum(exporter.lost for exporter in self._exporters)
 
     def shutdown(self, timeout_s: float) -> None:
-        """Flushes for at most `timeout_s`, then aborts what is under way and leaves its daemon thread to end."""
+        """Flushes for at most `timeout_s`, then aborts the exports under way and leaves their daemon threads to end."""
         deadline = time.monotonic() + timeout_s
-        # The SDK's shutdown waits up to 30 s for its thread and takes no bound; some exporters' waits for an export.
+        # The SDK's shutdown waits up to 30 s for its thread and takes no bound; some exporters' shutdown waits for an
+        # export.
         _run_until(deadline, [processor.shutdown for processor in self._processors])
         _run_until(deadline + ABORT_S, [exporter.shutdown for exporter in self._exporters])
         if self.lost:
@@ -202,7 +203,7 @@ def open_sink(names: Iterable[str], service: str, instance: str) -> SdkSink | No
 
 
 def resource_of(service: str, instance: str) -> Resource:
-    """What every span of this process says of it. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over ours."""
+    """The attributes of this process in every span. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over ours."""
     ours = {SERVICE_NAME: f"seqmesh-{service}", SERVICE_INSTANCE_ID: instance, SERVICE_VERSION: version("seqmesh")}
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 

@@ -1,8 +1,8 @@
 """The trace settings of Triton's trace extension, of the mesh and of single models. Pure. (triton-spec 5.8)
 
-Tracing here is OpenTelemetry's, so that `trace_mode` is "opentelemetry", and where traces go is the environment's
-matter, as a trace file's place is in Triton. The unit of `trace_rate` is a trace: one in so many sequences, each of
-them whole, or one in so many requests of no sequence. `trace_count` counts requests, as in Triton.
+Tracing here is OpenTelemetry's, so `trace_mode` is "opentelemetry", and the environment decides where traces go. The
+unit of `trace_rate` is a trace: one in so many sequences, each as a whole, or one in so many requests of no sequence.
+`trace_count` counts requests, as in Triton.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ LEADING_NUMBER = re.compile(r"\s*([+-]?\d+)")
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """trace_rate: one trace in so many; trace_count: requests still to be traced, -1 for all; log_frequency has no
-    meaning without a trace file and is only kept."""
+    """The trace settings of one scope.
+
+    trace_rate     one trace in so many
+    trace_count    requests still to be traced, -1 for all
+    log_frequency  only kept: it has no meaning without a trace file
+    """
 
     trace_level: tuple[str, ...] = (OFF,)
     trace_rate: int = 1000
@@ -64,11 +68,11 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
 
 Overrides = Mapping[str, tuple[str, ...] | int]
-"""Settings that were given; those that were not are the next wider scope's."""
+"""Settings that were given for a scope; the others are those of the next wider scope."""
 
 
 def of_sampler(sampler: Sampler, *, exporting: bool) -> TraceSettings:
-    """What the environment of the processes says, before anybody changes it."""
+    """The settings by the environment of the processes, before any change."""
     if not exporting or sampler.bound == 0:
         return TraceSettings()
     return TraceSettings((TIMESTAMPS,), max(1, round(ALWAYS / sampler.bound)))
@@ -80,9 +84,9 @@ def overridden(settings: TraceSettings, overrides: Overrides) -> TraceSettings:
 
 
 def parse(given: Mapping[str, list[str] | None], *, exporting: bool) -> dict[str, tuple[str, ...] | int | None]:
-    """The changes that a request asks for; None takes an override back. Unknown names are ignored, as Triton does.
+    """The changes that a request asks for; None takes a setting back. Unknown names are ignored, as in Triton.
 
-    given      texts as they came; None or [] clears
+    given      texts as they came; None or [] takes a setting back
     exporting  whether the mesh can send traces anywhere
     raises     RequestError with Triton's words
     """

@@ -1,8 +1,8 @@
 """What the mesh records about a request and a sequence, as OpenTelemetry spans.
 
-One trace per sequence; its ids follow from the sequence id (`shared.traces.context`), so that it can be looked up from
-the first step on. Spans are recorded when they are over, with the times they really had, and leave at once: the trace
-of a sequence that is still running is as complete as its last step.
+There is one trace per sequence. Its ids follow from the sequence id (`shared.traces.context`), so that it can be looked
+up from the first step on. Spans are recorded when they are over, with their real times, and are sent at once: the trace
+of a running sequence is complete up to its last step.
 
     sequence.start            root span; short, recorded when the START was accepted             gateway
     ├── step                  one per request, from its arrival to its answer                    gateway
@@ -24,16 +24,16 @@ span, and its trace id an attribute. A request of no sequence has only one calle
 parent, and the span belongs to the client's trace.
 
 Runs of one correlation id share the trace, each with a `sequence.start` of its own. The first step of a record is the
-root; a START that continues a live record is a child of it with an id of its own. When an id is used again after its
-tombstone has gone or been replaced, the root is recorded again, with the same id and new times: the gateway cannot
-know of the earlier run, and the steps of both must find their parent without asking anyone.
+root; a START that continues a live record is a child of it with an id of its own. If an id is used again after its
+tombstone is gone or replaced, the root is recorded again, with the same id and new times: the gateway cannot know of
+the earlier run, and the steps of both runs must find their parent.
 
-The mesh's trace settings may change all that while it runs (`shared.traces.control`): rates, counts, single models.
+The mesh's trace settings may change this while it runs (`shared.traces.control`): rates, counts, single models.
 
-The decision comes first: nothing is built for what nobody will see. Off, or not sampled, `begin_step` hands out one
-shared object that does nothing, its traceparent is "", and a "" parent makes `record` return at once. Tracing is off
-unless a variable of the OpenTelemetry standard asks for it; then, and only then, its SDK is imported. Neither a slow
-nor a dead collector is ever waited for.
+The decision comes first: nothing is built for a trace that is not recorded. If tracing is off, or the trace is not
+sampled, `begin_step` returns one shared object that does nothing; its traceparent is "", and with a "" parent `record`
+returns at once. Tracing is off unless a variable of the OpenTelemetry standard asks for it; only then is its SDK
+imported. A slow or dead collector is never waited for.
 
 Attributes are named `seqmesh.<name>`, after the keyword that they were given by.
 """
@@ -78,13 +78,14 @@ __all__ = [
 ]
 
 SHUTDOWN_TIMEOUT_S = 3.0
-"""How long the spans of the last moment may take to leave, at a graceful stop."""
+"""How long the last spans may take to be sent, at a graceful stop."""
 
 
 class StepSpan:
-    """A request's span while the request is under way. This class itself is the one of a request nobody looks at.
+    """A request's span while the request is under way. This class itself, which does nothing, is for a request that is
+    not sampled.
 
-    traceparent  what travels with the request, so that executors can record children; "" when it is not sampled
+    traceparent  travels with the request, so that executors can record children; "" if the request is not sampled
     """
 
     __slots__ = ()
@@ -94,14 +95,14 @@ class StepSpan:
         return ""
 
     def accepted(self, step: int, *, repeated: bool = False) -> None:
-        """Redis has taken the request. Records `gateway`, and `sequence.start` when a run began with it.
+        """Redis has accepted the request. Records `gateway`, and `sequence.start` if a run began with it.
 
         step      its number in the sequence's record, from 1; 0 for a request of no sequence
         repeated  it is a retry of a step that was accepted before
         """
 
     def replied(self) -> None:
-        """The reply has reached the gateway: from here on the time is `reply`'s."""
+        """The reply has reached the gateway: the time from here on belongs to `reply`."""
 
     def end(self, error: str = "", **attributes: AttributeValue) -> None:
         """The caller has its answer. Records `step` and `reply`; further calls do nothing. error: "" for success."""
@@ -207,7 +208,7 @@ class RecordedStep(StepSpan):
         )
 
     def _record_start(self, sequence: SequenceId, step: int) -> None:
-        """The root span, or, when the run continues a live record, a span beside the record's earlier steps."""
+        """Records the root span; if the run continues a live record, a child of the root."""
         root_id = sequence_root_id(sequence)
         first = step <= 1
         self._sink.emit(
@@ -242,7 +243,7 @@ class RecordedStep(StepSpan):
 
 
 class Tracing:
-    """A service's way to record spans. Without a sink it is off, and every method returns at once.
+    """Records the spans of a service. Without a sink it is off, and every method returns at once.
 
     Methods may be called from any thread.
     """
@@ -264,10 +265,10 @@ class Tracing:
         """The span of a request that has arrived at a gateway; to be ended with `StepSpan.end`.
 
         sequence       None for a request of no sequence
-        start          the client set START (a run that begins without is recognised by `StepSpan.accepted`)
-        trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} when it sent none
+        start          the client set START (a run that begins without START is recognised by `StepSpan.accepted`)
+        trace_headers  the client's `traceparent` and `tracestate`, by lower-case name; {} if it sent none
         arrived_ns     wall clock; 0 for now
-        returns        the shared `NO_STEP` when tracing is off or the trace is not sampled
+        returns        the shared `NO_STEP` if tracing is off or the trace is not sampled
         """
         sink = self._sink
         if sink is None:
@@ -298,7 +299,9 @@ class Tracing:
         )
 
     def root_of(self, sequence: SequenceId) -> str:
-        """Context of a sequence's root span, as parent for `record`; "" when tracing is off or it is not sampled."""
+        """Context of a sequence's root span, as parent for `record`; "" if tracing is off or the sequence is not
+        sampled.
+        """
         if self._sink is None or not self._samples(sequence):
             return ""
         return sequence_traceparent(sequence)
@@ -351,12 +354,12 @@ class Tracing:
         name: SpanName = SpanName.TAKEOVER,
         **attributes: AttributeValue,
     ) -> str:
-        """Records that a sequence was given to a new owner; the new owner's spans link to `takeover_traceparent`.
+        """Records that a sequence was given to a new owner, whose spans link to `takeover_traceparent`.
 
         epoch     the new owner's
-        start_ns  when the takeover began (the old owner's lease was seen to be over)
-        name      TAKEOVER, or PAGED_IN: it had none, and began to wait for one at `start_ns`
-        returns   the span's traceparent, "" when nothing was recorded
+        start_ns  when the takeover began (the old owner's lease was seen to have ended)
+        name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
+        returns   the span's traceparent, "" if nothing was recorded
         """
         sink = self._sink
         if sink is None or not self._samples(sequence):
@@ -382,7 +385,8 @@ class Tracing:
         return self.control.sampler(model_of(sequence)).samples(sequence_trace_id(sequence))
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
-        """Sends what is still queued, for at most `timeout_s` seconds, and ends the exporter's thread. Blocks.
+        """Sends the spans that are still queued, for at most `timeout_s` seconds, and ends the exporter's thread.
+        Blocks.
 
         Nothing is recorded afterwards. Safe to call twice.
         """
@@ -393,7 +397,7 @@ class Tracing:
 
 
 def prefixed(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    """Attributes by the names that they are exported under."""
+    """Attributes by the names under which they are exported."""
     return {f"seqmesh.{name}": value for name, value in attributes.items()}
 
 

@@ -696,7 +696,7 @@ class OutputCheck:
         self._client_shape: shapes.Shape = ()
 
     def wire(self, tensor: interface.Tensor, count: int) -> Tensor:
-        """count: rows of the request. Raises WrongResponseError with what was expected, and what came."""
+        """count: rows of the request. Raises WrongResponseError that tells what was expected and returned."""
         array = tensor.array
         if array.dtype is not self._seen_type or array.shape != self._seen_shape or count != self._seen_count:
             self._check(tensor, count)

@@ -179,4 +179,4 @@ def _lies_in(directory: Path, module: ModuleType) -> bool:
         # A folder without `__init__.py` is a module without a file.
         return any(Path(place).is_relative_to(directory) for place in known.get("__path__", ()))
     except KeyError:
-        return False  # somebody has dropped its package
+        return False  # its package was removed from sys.modules

@@ -261,11 +261,7 @@ class _Given(dict[str, Column]):
 
 
 class InferenceRequest:
-    """A request, as the model gets it. One that a model makes itself cannot be executed: see `exec`.
-
-    columns, position  where its tensors are: in `columns[name][position]`; every name has a column (for the engine)
-    release_flags      what becomes of it after `execute` (for the engine)
-    """
+    """A request, as the model gets it. A request that a model makes itself cannot be executed: see `exec`."""
 
     __slots__ = (
         "_correlation_id",

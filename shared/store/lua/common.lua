@@ -193,8 +193,8 @@ local function tell_lost(base, record, parked)
   return told
 end
 
--- Ends a sequence of which something cannot be read: its callers are told that it is lost, its slot is freed, and a
--- tombstone stays. All of its keys follow from the record's key. Returns as `tell_lost`.
+-- Ends a sequence that cannot be read in full: its callers are told that it is lost, its slot is freed, and a tombstone
+-- stays. All of its keys follow from the record's key. Returns as `tell_lost`.
 local function lose(record, cause)
   count_unreadable(record, cause)
   local base, sid = string.match(record, '^(.-}:)seq:(.*)$')
