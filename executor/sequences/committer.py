@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from shared.contract.ids import ExecutorId, ShardId
@@ -19,14 +20,13 @@ from shared.process import logs
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST
+from shared.store.round_trips import RoundTrips
 from shared.store.scripts import Call, CommitCode, KeptReplies, Scripts, StepCommit
 
 OPEN_STEPS_MAX = 4096
 """Most computed steps that wait for their commit, over all models. Beyond that, computing waits for Redis."""
 OPEN_BYTES_MAX = 256 << 20
 """Most bytes of their answers and checkpoints; the last batch may exceed it."""
-RETRY_DELAY_S = 0.2
 
 
 class CommitOwner(Protocol):
@@ -72,17 +72,18 @@ class Committer:
 
     def __init__(self, scripts: Scripts, link: Link, keys: Keyspace, executor: ExecutorId, tombstone_ms: int) -> None:
         self._scripts = scripts
-        self._link = link
+        self._trips = RoundTrips(scripts, link, "commits")
         self._keys = keys
         self._executor = executor
         self._tombstone_ms = tombstone_ms
         self._waiting: deque[tuple[CommitOwner, StepCommit]] = deque()
+        self._groups: list[_Group] = []
         self._sending = 0
+        self._sent_ns = 0
         self._open_bytes = 0
         self._taken = 0
         self._done = 0
         self._progress = asyncio.Event()
-        self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._idle = asyncio.Event()
@@ -97,7 +98,7 @@ class Committer:
         self._taken += len(steps)
         self._waiting.extend((owner, step) for step in steps)
         self._open_bytes += sum(map(size_of, steps))
-        self._arrived.set()
+        self._trips.due()
         self._idle.clear()
         self._look_for_room()
         return self._taken
@@ -123,26 +124,41 @@ class Committer:
 
     async def run(self, clock_ns: Callable[[], int]) -> None:
         """Sends the commits that gather, for ever."""
-        try:
-            while True:
-                await self._arrived.wait()
-                self._arrived.clear()
-                await self._send_waiting(clock_ns)
-        finally:
-            await self._link.close()
+        await self._trips.run(partial(self._depart, clock_ns))
 
-    async def _send_waiting(self, clock_ns: Callable[[], int]) -> None:
-        taken, self._waiting = self._waiting, deque()
-        self._sending = len(taken)
-        sent_ns = clock_ns()
-        groups = self._groups(taken)
-        for group, codes in await self._send(groups):
-            done_ns = clock_ns()
-            for step, code in zip(group.steps, codes, strict=True):
-                group.owner.committed(step, code, sent_ns, done_ns)
+    async def _depart(self, clock_ns: Callable[[], int]) -> bool:
+        """One round trip. False when groups are left that are not final; they go again, before everything newer."""
+        if not self._groups:
+            taken, self._waiting = self._waiting, deque()
+            self._groups, self._sending, self._sent_ns = self._grouped(taken), len(taken), clock_ns()
+        outcomes = await self._trips.send([self._call(group) for group in self._groups])
+        done_ns = clock_ns()
+        failed: list[_Group] = []
+        for index, (group, outcome) in enumerate(zip(self._groups, outcomes, strict=True)):
+            if isinstance(outcome, Exception):
+                logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
+                failed.append(group)
+            elif CommitCode.OUT_OF_ORDER in outcome:
+                # The call for the step before was not run, or ran after this one: a server that has just been
+                # restarted does not know the script until it is loaded. If there is no such call, this process has
+                # lost count. It must end then, so that other executors restore the sequences from Redis.
+                assert any(before.place == group.place for before in self._groups[:index]), (
+                    f"{group.owner.load}, shard {group.shard}: out of order"
+                )
+                failed.append(group)
+            else:
+                self._open_bytes -= group.size
+                for step, code in zip(group.steps, outcome, strict=True):
+                    group.owner.committed(step, code, self._sent_ns, done_ns)
+        self._groups = failed
+        if not failed:
+            self._all_final()
+        return not failed
+
+    def _all_final(self) -> None:
+        """No commit is on its way any more."""
+        self._done += self._sending
         self._sending = 0
-        self._open_bytes -= sum(group.size for group in groups)
-        self._done += len(taken)
         # Waiters of this event look again at `_done`; the next ones wait for a new event.
         self._progress.set()
         self._progress = asyncio.Event()
@@ -150,7 +166,7 @@ class Committer:
         if not self._waiting:
             self._idle.set()
 
-    def _groups(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
+    def _grouped(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
         """Groups of one owner and shard each, in order of arrival; none is larger than a script call should be."""
         open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
         groups: list[_Group] = []
@@ -163,37 +179,6 @@ class Committer:
             group.steps.append(step)
             group.size += size_of(step)
         return groups
-
-    async def _send(self, groups: list[_Group]) -> list[tuple[_Group, list[CommitCode]]]:
-        done: list[tuple[_Group, list[CommitCode]]] = []
-        remaining = groups
-        while remaining:
-            try:
-                await self._link.connect()
-                outcomes = await self._scripts.run_all([self._call(group) for group in remaining], self._link)
-            except CONNECTION_LOST as error:
-                logs.warning("commit delayed", cause=str(error), steps=sum(len(group.steps) for group in remaining))
-                await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            failed: list[_Group] = []
-            for index, (group, outcome) in enumerate(zip(remaining, outcomes, strict=True)):
-                if isinstance(outcome, Exception):
-                    logs.error("commit failed", model=group.owner.model, steps=len(group.steps), cause=str(outcome))
-                    failed.append(group)
-                elif CommitCode.OUT_OF_ORDER in outcome:
-                    # The call for the step before was not run, or ran after this one: a server that has just been
-                    # restarted does not know the script until it is loaded. If there is no such call, this process has
-                    # lost count. It must end then, so that other executors restore the sequences from Redis.
-                    assert any(before.place == group.place for before in remaining[:index]), (
-                        f"{group.owner.load}, shard {group.shard}: out of order"
-                    )
-                    failed.append(group)
-                else:
-                    done.append((group, outcome))
-            if failed:
-                await asyncio.sleep(RETRY_DELAY_S)
-            remaining = failed
-        return done
 
     def _call(self, group: _Group) -> Call[list[CommitCode]]:
         return self._scripts.commit(

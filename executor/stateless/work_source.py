@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
+from shared.store.round_trips import RoundTrips
 from shared.store.scripts import Call, Scripts
 from shared.store.work_scripts import Finished, Front, RequestId, Taken, WorkDone, WorkScripts, holders_of
 
@@ -35,61 +35,49 @@ T = TypeVar("T")
 
 
 class Carrier:
-    """Sends all calls that have gathered together, with one round trip under way at a time.
-    Lost calls are sent again.
+    """Sends all calls that have gathered together, with one round trip under way at a time. Calls that were lost, or
+    failed, are sent again.
     """
 
     def __init__(self, scripts: Scripts, link: Link, what: str) -> None:
-        self._scripts = scripts
-        self._link = link
+        self._trips = RoundTrips(scripts, link, f"work of {what}")
         self._what = what
-        self._waiting: deque[tuple[Call[Any], asyncio.Future[Any]]] = deque()
-        self._arrived = asyncio.Event()
-        self.round_trips = 0
+        self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
+
+    @property
+    def round_trips(self) -> int:
+        """Round trips so far."""
+        return self._trips.made
 
     def send(self, call: Call[T]) -> asyncio.Future[T]:
         """Puts a call in the next round trip. A call may be carried out even if its future is cancelled."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, future))
-        self._arrived.set()
+        self._trips.due()
         return future
 
     async def run(self) -> None:
-        try:
-            while True:
-                await self._arrived.wait()
-                self._arrived.clear()
-                await self._deliver()
-        finally:
-            await self._link.close()
+        await self._trips.run(self._depart)
 
-    async def _deliver(self) -> None:
-        while self._waiting:
-            sending = [(call, future) for call, future in self._waiting if not future.done()]
-            self._waiting.clear()
-            try:
-                outcomes = await self._exchange(sending)
-            except CONNECTION_LOST as error:
-                logs.warning("work delayed", queue=self._what, calls=len(sending), cause=str(error))
-                self._waiting.extendleft(reversed(sending))
-                await asyncio.sleep(RETRY_DELAY_S)
-                continue
-            failed = [pair for pair, outcome in zip(sending, outcomes, strict=True) if isinstance(outcome, Exception)]
-            for (_, future), outcome in zip(sending, outcomes, strict=True):
-                if not isinstance(outcome, Exception) and not future.done():
-                    future.set_result(outcome)
-            if failed:
-                causes = {str(outcome) for outcome in outcomes if isinstance(outcome, Exception)}
-                logs.error("work calls failed", queue=self._what, calls=len(failed), cause="; ".join(sorted(causes)))
-                self._waiting.extendleft(reversed(failed))
-                await asyncio.sleep(RETRY_DELAY_S)
-
-    async def _exchange(self, sending: Sequence[tuple[Call[Any], asyncio.Future[Any]]]) -> list[Any]:
-        if not sending:
-            return []
-        await self._link.connect()
-        self.round_trips += 1
-        return await self._scripts.run_all([call for call, _ in sending], self._link)
+    async def _depart(self) -> bool:
+        """One round trip. False: some calls failed; they go again, before what came meanwhile."""
+        self._waiting = [(call, future) for call, future in self._waiting if not future.done()]
+        if not self._waiting:
+            return True
+        outcomes = await self._trips.send([call for call, _ in self._waiting])
+        answered, newer = self._waiting[: len(outcomes)], self._waiting[len(outcomes) :]
+        failed: list[tuple[Call[Any], asyncio.Future[Any]]] = []
+        causes: set[str] = set()
+        for (call, future), outcome in zip(answered, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                failed.append((call, future))
+                causes.add(str(outcome))
+            elif not future.done():
+                future.set_result(outcome)
+        self._waiting = failed + newer
+        if failed:
+            logs.error("work calls failed", queue=self._what, calls=len(failed), cause="; ".join(sorted(causes)))
+        return not failed
 
 
 class WorkSource:

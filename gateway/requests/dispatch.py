@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.admission import with_id
@@ -44,8 +43,9 @@ from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST
 from shared.store.redis_py import UnfitServerError
+from shared.store.round_trips import RoundTrips
 from shared.store.scripts import Call, Scripts, Submission, SubmitCode, Submitted
 from shared.store.scripts import Cancellation as CancelledStep
 from shared.store.work_scripts import WorkItem, WorkScripts
@@ -113,6 +113,7 @@ class Dispatch:
         self._scripts = scripts
         self._keys = keys
         self._link = Link(redis)
+        self._trips = RoundTrips(scripts, self._link, "requests")
         self._stateless = WorkScripts(keys)
         self._replies = replies
         self._gateway = gateway
@@ -122,18 +123,17 @@ class Dispatch:
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
         }
         self._left = dict.fromkeys(self._queues, 0)
-        self._work = asyncio.Event()
+        self._again: Sequence[CallBatch] = ()
         self._down_since: float | None = None
         self._full_since: float | None = None
         self._redis_ahead_ms = 0.0
-        self._backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         self.round_trips = 0
         self.sent = 0
 
     def send(self, pending: PendingRequest) -> None:
         """Queues a request for the next round trip."""
         self._queues[pending.shard, kind_of(pending)].append(pending)
-        self._work.set()
+        self._trips.due()
 
     @property
     def queued(self) -> int:
@@ -158,48 +158,39 @@ class Dispatch:
     def withdraw(self, pending: PendingRequest) -> None:
         """Takes an accepted request back from Redis, with the next round trip."""
         self._queues[pending.shard, WITHDRAWALS[kind_of(pending)]].append(pending)
-        self._work.set()
+        self._trips.due()
 
     async def run(self) -> None:
         """Sends until it is cancelled."""
-        try:
-            while True:
-                await self._work.wait()
-                batches = self._take()
-                if batches:
-                    await self._deliver(batches)
-        finally:
-            await self._link.close()
+        await self._trips.run(self._depart)
 
     def _take(self) -> list[CallBatch]:
         """The next round trip's requests, without those whose client has left."""
         batches: list[CallBatch] = []
-        left = False
         for (shard, kind), queue in self._queues.items():
             if not queue:
                 continue
             taken = _take_unsent(queue) if kind in WITHDRAWALS else _take_of_one_load(queue)
-            left = left or bool(queue)
+            if queue:
+                self._trips.due()
             if taken:
                 batches.append(CallBatch(shard, kind, taken))
-        if not left:
-            self._work.clear()
         return batches
 
-    async def _deliver(self, batches: Sequence[CallBatch]) -> None:
-        """Sends until Redis has accepted or refused every request, or the requests have failed."""
-        failures = 0
-        while batches:
-            try:
-                await self._link.connect()
-            except CONNECTION_LOST as lost:
-                # Nothing was sent, so everything may be tried again.
-                batches = self._after_failure(batches, lost)
-            else:
-                batches = await self._attempt(batches)
-            if batches:
-                failures += 1
-                await asyncio.sleep(self._backoff.compute(failures))
+    async def _depart(self) -> bool:
+        """One round trip. False when batches must be sent again; they are, before everything newer, until Redis has
+        accepted or refused each of their requests, or the requests have failed."""
+        batches = self._again or self._take()
+        if not batches:
+            return True
+        try:
+            await self._link.connect()
+        except CONNECTION_LOST as lost:
+            # Nothing was sent, so everything may be tried again.
+            self._again = self._after_failure(batches, lost)
+        else:
+            self._again = await self._attempt(batches)
+        return not self._again
 
     async def _attempt(self, batches: Sequence[CallBatch]) -> Sequence[CallBatch]:
         """One round trip. Returns the batches that must be sent again."""

@@ -13,11 +13,9 @@ late or never sent, the sequence has its whole idle time, as without the paramet
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
 from gateway.requests.waiting import PendingRequest
@@ -26,7 +24,8 @@ from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import StepFlag
 from shared.process import logs
 from shared.store.keyspace import Keyspace
-from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.round_trips import RoundTrips
 from shared.store.scripts import Orphan, Scripts
 
 NOTED_MAX = 16_384
@@ -72,42 +71,36 @@ class Orphans:
 
     def __init__(self, scripts: Scripts, keys: Keyspace, gateway: GatewayId) -> None:
         self._scripts = scripts
+        self._trips = RoundTrips(scripts, None, "orphans")
         self._keys = keys
         self._gateway = gateway
         self._untold: deque[Orphan] = deque(maxlen=UNTOLD_MAX)
-        self._work = asyncio.Event()
 
     def tell(self, orphan: Orphan) -> None:
         """Queues an orphan for the next round trip."""
         self._untold.append(orphan)
-        self._work.set()
+        self._trips.due()
 
     async def run(self) -> None:
         """Tells until it is cancelled."""
-        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
-        failures = 0
-        while True:
-            await self._work.wait()
-            taken = [self._untold.popleft() for _ in range(min(len(self._untold), SCRIPT_STEPS_MAX))]
-            if not self._untold:
-                self._work.clear()
-            try:
-                await self._tell_now(taken)
-                failures = 0
-            except CONNECTION_LOST:
-                self._untold.extendleft(reversed(taken))
-                self._work.set()
-                failures += 1
-                await asyncio.sleep(backoff.compute(failures))
+        await self._trips.run(self._depart)
 
-    async def _tell_now(self, orphans: Sequence[Orphan]) -> None:
+    async def _depart(self) -> bool:
         """One round trip. Raises one of CONNECTION_LOST; then all of the orphans must be told again."""
+        taken = [self._untold.popleft() for _ in range(min(len(self._untold), SCRIPT_STEPS_MAX))]
+        if self._untold:
+            self._trips.due()
         shards: dict[ShardId, list[Orphan]] = {}
-        for orphan in orphans:
+        for orphan in taken:
             shards.setdefault(self._keys.shard_of(orphan.sequence), []).append(orphan)
         calls = [self._scripts.orphan(some, shard=shard, gateway=self._gateway) for shard, some in shards.items()]
-        for outcome in await self._scripts.run_all(calls):
-            if isinstance(outcome, ResponseError):
-                logs.error("redis refused a script", error=str(outcome))
-            elif isinstance(outcome, Exception):
-                raise outcome
+        try:
+            for outcome in await self._trips.send(calls):
+                if isinstance(outcome, ResponseError):
+                    logs.error("redis refused a script", error=str(outcome))
+                elif isinstance(outcome, Exception):
+                    raise outcome
+        except CONNECTION_LOST:
+            self._untold.extendleft(reversed(taken))
+            raise
+        return True

@@ -232,7 +232,7 @@ async def test_what_redis_was_not_told_is_told_when_it_is_back() -> None:
         def orphan(self, orphans: Sequence[Orphan], **_: Any) -> list[Orphan]:
             return list(orphans)
 
-        async def run_all(self, calls: list[list[Orphan]]) -> list[list[bool]]:
+        async def run_all(self, calls: list[list[Orphan]], link: None) -> list[list[bool]]:
             self.calls += calls
             if len(self.calls) == 1:
                 raise RedisConnectionError("lost")

@@ -1,0 +1,73 @@
+"""Round trips to Redis, one at a time: what gathers during one goes with the next.
+
+After one that failed, wholly or in part, its user sends again what is still to be sent: after a pause that grows with
+each failure in a row, and has a random length, because many processes lose a server at once. What may be sent again, in
+which order with what has gathered meanwhile, and what becomes of a refusal is for the user to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from redis.backoff import FullJitterBackoff
+
+from shared.process import logs
+from shared.store.link import Link
+from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
+from shared.store.scripts import Call, Scripts
+
+T = TypeVar("T")
+
+
+class RoundTrips:
+    """Those of one user.
+
+    link  the user's own, closed at the end; None: what is sent goes over the scripts' pool
+    what  is sent, for the log
+    made  how many `send` has begun
+    """
+
+    def __init__(self, scripts: Scripts, link: Link | None, what: str) -> None:
+        self._scripts = scripts
+        self._link = link
+        self._what = what
+        self._due = asyncio.Event()
+        self.made = 0
+
+    def due(self) -> None:
+        """There is something to send."""
+        self._due.set()
+
+    async def run(self, depart: Callable[[], Awaitable[bool]]) -> None:
+        """Makes a round trip whenever one is due, for ever.
+
+        depart  makes it; False, or one of CONNECTION_LOST, when some of what it sent is to be sent again
+        """
+        backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
+        try:
+            while True:
+                await self._due.wait()
+                self._due.clear()
+                failures = 0
+                while not await self._departed(depart):
+                    failures += 1
+                    await asyncio.sleep(backoff.compute(failures))
+        finally:
+            if self._link is not None:
+                await self._link.close()
+
+    async def _departed(self, depart: Callable[[], Awaitable[bool]]) -> bool:
+        try:
+            return await depart()
+        except CONNECTION_LOST as lost:
+            logs.warning("round trip to redis lost", what=self._what, cause=str(lost))
+            return False
+
+    async def send(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
+        """As `Scripts.run_all`."""
+        if self._link is not None:
+            await self._link.connect()
+        self.made += 1
+        return await self._scripts.run_all(calls, self._link)
