@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import CONNECTION_LOST
@@ -50,7 +50,7 @@ class RedisConnections:
         run = ServerRun()
         client = self._open(run)
         try:
-            await cast("Any", client).ping()
+            await client.ping()
             yield client, run
         finally:
             await client.aclose()

@@ -22,8 +22,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-
 from gateway.access.origins import Origins, is_loopback
 from gateway.bounds import descriptors
 from gateway.bounds.byte_budget import ByteBudget
@@ -61,6 +59,7 @@ from shared.contract.response_cache import parse_cache_config
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.metrics_config import parse_metrics_config
+from shared.store.commands import Redis
 from shared.store.company import Company
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ModelRecord, checkpointed_states
 from shared.contract.record import COMMITTED, PAGED, STATE
 from shared.contract.tensors import described
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import value_of
@@ -39,8 +37,7 @@ async def paged_descriptions(
     looked_at = list(sequences)
     if not looked_at or not _is_asked_for(await membership.model(model)):
         return {}
-    # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
-    pipe = cast("Any", redis.pipeline(transaction=False))
+    pipe = redis.pipeline(transaction=False)
     for sequence in looked_at:
         own = keys.sequence(sequence)
         pipe.hmget(own.record, [STATE, COMMITTED])

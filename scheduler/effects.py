@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
-from redis.asyncio import Redis
-
 from scheduler.core.actions import (
     Action,
     Assign,
@@ -37,6 +35,7 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
@@ -76,8 +75,7 @@ class EffectPerformer:
         self._mesh = mesh
         self._keys = mesh.keys
         self._scripts = mesh.scripts
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast("Any", mesh.redis)
+        self._redis = mesh.redis
         self._model = model
         self._term = term
         self._tombstone_ms = tombstone_ms

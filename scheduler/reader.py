@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from redis.asyncio import Redis
-
 from scheduler.leader import Leader
+from shared.store.commands import Redis
 from shared.store.link import Link
 
 ENTRIES_PER_STREAM = 512

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, cast
-
-from redis.asyncio import Redis
+from typing import Any
 
 from scheduler.core.events import Event, SequenceFound, Tick
 from scheduler.core.slots import SlotAddress
 from scheduler.ingest import Offers, member_events
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.record import EPOCH, INSTANCE, LIVE, OWNER, SLOT, STATE, VERSION
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
@@ -88,8 +87,7 @@ def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
 
 
 async def _pipelined(redis: Redis, commands: Iterable[tuple[str, ...]]) -> list[Any]:
-    # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
-    pipe = cast("Any", redis.pipeline(transaction=False))
+    pipe = redis.pipeline(transaction=False)
     for command in commands:
         pipe.execute_command(*command)
     return await pipe.execute()

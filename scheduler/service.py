@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
 
 from redis.exceptions import ResponseError
 
@@ -80,7 +79,7 @@ async def is_healthy(settings: SchedulerSettings) -> bool:
     keys = Keyspace(settings.key_prefix, settings.shards)
     redis = connect(settings.redis_url, retries=0)
     try:
-        return await cast("Any", redis).exists(keys.scheduler(settings.name_of("scheduler"))) == 1
+        return await redis.exists(keys.scheduler(settings.name_of("scheduler"))) == 1
     except CONNECTION_LOST:
         return False
     finally:
@@ -135,7 +134,7 @@ class Scheduler:
         await self._reader.close()
         try:
             await self._leadership.resign()
-            await cast("Any", self._mesh.redis).delete(self._mesh.keys.scheduler(self._name))
+            await self._mesh.redis.delete(self._mesh.keys.scheduler(self._name))
         except CONNECTION_LOST as error:
             logs.warning("leases not given back", cause=error)
 
@@ -163,7 +162,7 @@ class Scheduler:
             await asyncio.sleep(max(0.0, begin + pause_s - self._clock()) if not failures else retry_s(failures))
 
     async def _contend(self) -> None:
-        models: list[bytes] = await cast("Any", self._mesh.redis).hkeys(self._mesh.keys.models)
+        models: list[bytes] = await self._mesh.redis.hkeys(self._mesh.keys.models)
         contest = await self._leadership.contend(text_of(name) for name in models)
         for model in contest.lost:
             self._stop_leading(model, "another scheduler leads")

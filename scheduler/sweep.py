@@ -11,14 +11,12 @@ and rebuild their state from Redis.
 from __future__ import annotations
 
 import time
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from scheduler.effects import MeshAccess
 from shared.contract.ids import SequenceId, Term
 from shared.contract.limits import SCRIPT_STEPS_MAX
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts, text_of
 
@@ -53,7 +51,7 @@ async def sweep(mesh: MeshAccess, model: str, term: Term) -> None:
     looked_at = 0
     for shard in mesh.keys.shard_ids():
         prefix = f"{mesh.keys.base(shard)}seq:"
-        found = cast("Any", mesh.redis).scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)
+        found = mesh.redis.scan_iter(match=f"{escaped(prefix + model)}|*", count=KEYS_PER_SCAN)
         sequences = [SequenceId(text_of(key).removeprefix(prefix)) async for key in found]
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             chunk = sequences[begin : begin + SCRIPT_STEPS_MAX]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 from shared.traces import settings as trace_settings
@@ -42,7 +42,7 @@ class StoredSettings:
     """The settings of one mesh."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        self._redis = cast(Any, redis)
+        self._redis = redis
         self._key = keys.settings
 
     async def read(self) -> ChangedSettings:

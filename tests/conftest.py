@@ -20,10 +20,10 @@ from typing import cast
 import pytest
 from hypothesis import HealthCheck, settings
 from redis import Redis
-from redis.asyncio import Redis as AsyncRedis
 
 from deploy.local.embedded import EmbeddedRedis
 from executor.engine.mkl import ask_for_fixed_products
+from shared.store.commands import Redis as AsyncRedis
 from shared.store.redis_client import connect
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from redis.asyncio import Redis
 
 from shared.contract.errors import Code
 from shared.contract.ids import (
@@ -28,6 +27,7 @@ from shared.contract.ids import (
 from shared.contract.messages import InferMessage, ReplyMessage, StepFlag, decode_reply, encode
 from shared.contract.step_digest import step_digest
 from shared.contract.tensors import Tensor, from_numpy
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     Assignment,
@@ -47,10 +47,11 @@ class ScriptedMesh:
     """One gateway's and one scheduler's part, by hand, for one model.
 
     A token is `<correlation id>/<n>`, n counting this mesh's submissions from 1, so that a reply says what it answers.
+    redis: typed loosely, because tests send commands that the mesh does not.
     """
 
     def __init__(self, redis: Redis, keys: Keyspace, model: str, version: str = "1") -> None:
-        self.redis = redis
+        self.redis: Any = redis
         self.keys = keys
         self.scripts = Scripts(redis, keys)
         self.model = model
@@ -199,11 +200,11 @@ class ScriptedMesh:
 
     async def record(self, correlation_id: CorrelationId) -> dict[str, str]:
         """The sequence's record."""
-        raw = await cast(Any, self.redis).hgetall(self.keys.sequence(self.sequence(correlation_id)).record)
+        raw = await self.redis.hgetall(self.keys.sequence(self.sequence(correlation_id)).record)
         return {name.decode(): value.decode(errors="replace") for name, value in raw.items()}
 
     async def _read(self, block_ms: int) -> None:
-        for stream, entries in await cast(Any, self.redis).xread(self._positions, block=block_ms) or ():
+        for stream, entries in await self.redis.xread(self._positions, block=block_ms) or ():
             self._positions[stream.decode()] = entries[-1][0]
             for _, fields in entries:
                 for token, data in fields.items():

@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self
 
 from deploy.local.launcher import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
@@ -48,7 +48,8 @@ class LocalMesh:
     async def join(cls, state: MeshState, model: str) -> Self:
         """Connects; takes the number of shards from the mesh."""
         async with connect(state.redis_url) as redis:
-            shards = await cast(Any, redis).hget(Keyspace(state.key_prefix).mesh, "shards")
+            shards = await redis.hget(Keyspace(state.key_prefix).mesh, "shards")
+        assert shards is not None, "the mesh has started"
         return cls(state, model, int(shards))
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class LocalMesh:
         return [names.get(owner, "") for owner in owners]
 
     async def _owner(self, sequence: SequenceId) -> ExecutorId:
-        owner = await cast(Any, self._redis).hget(self._keys.sequence(sequence).record, OWNER)
+        owner = await self._redis.hget(self._keys.sequence(sequence).record, OWNER)
         return ExecutorId(owner.decode() if owner else "")
 
     async def kill_one(self, correlation_ids: Sequence[str]) -> KilledExecutor:

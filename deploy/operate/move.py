@@ -54,7 +54,7 @@ async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to:
             click.echo(NO_SLOT)
             return
         executor = destination(await holdings(mesh), model, owner, to)
-        entry = await mesh.commands.xadd(
+        entry = await mesh.redis.xadd(
             mesh.keys.starts(mesh.keys.shard_of(sequence), model), {"k": "v", "q": sequence, "x": executor}
         )
         click.echo(await outcome(mesh, sequence, model, owner, executor, entry))
@@ -64,7 +64,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     """A live sequence's executor, None while it is paged. Raises click.ClickException for one that cannot be moved,
     saying why."""
     record = mesh.keys.sequence(sequence).record
-    state, owner, durable = await mesh.commands.hmget(record, STATE, OWNER, DURABLE)
+    state, owner, durable = await mesh.redis.hmget(record, STATE, OWNER, DURABLE)
     if state in (WAITING, MOVING):
         raise click.ClickException("the sequence waits for a slot: it has no executor that it could leave")
     if state == PAGED:
@@ -110,9 +110,9 @@ async def outcome(
 ) -> str:
     """Waits until the wish is gone; says what became of it. Raises click.ClickException when it did not come true."""
     starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
-    while await mesh.commands.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
+    while await mesh.redis.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
         await asyncio.sleep(POLL_S)
-    state, now = await mesh.commands.hmget(mesh.keys.sequence(sequence).record, STATE, OWNER)
+    state, now = await mesh.redis.hmget(mesh.keys.sequence(sequence).record, STATE, OWNER)
     if state == PAGED and to:
         raise click.ClickException(f"{NO_SLOT}; {to} had none free for it")
     if state == PAGED:

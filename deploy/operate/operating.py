@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 import click
-from redis.asyncio import Redis
 
 from deploy.local.launcher import LauncherError, read_state
 from deploy.operate.settings import OperatorSettings
 from shared.contract.messages import ExecutorRegistration
+from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, keys_of_mesh
@@ -21,16 +20,11 @@ from shared.store.redis_url import url_without_password
 
 @dataclass(frozen=True, slots=True)
 class OperatedMesh:
-    """A mesh that was found. commands: the same client, typed loosely: redis-py's types are unions."""
+    """A mesh that was found."""
 
     redis: Redis
     keys: Keyspace
     membership: Membership
-
-    @property
-    def commands(self) -> Any:
-        """Redis."""
-        return cast("Any", self.redis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +91,7 @@ async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
     """Every registered executor, by name and id."""
     members = await mesh.membership.members()
     models = sorted(await mesh.membership.models())
-    pipe = mesh.commands.pipeline(transaction=False)
+    pipe = mesh.redis.pipeline(transaction=False)
     for member in members:
         for model in models:
             for shard in mesh.keys.shard_ids():

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, cast
 
 import msgspec
 from redis.exceptions import ResponseError
@@ -46,9 +45,8 @@ class Control:
     def __init__(
         self, connections: RedisConnections, repository: ModelRepository, loader: Loader, changed: asyncio.Event
     ) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._commands = cast("Any", connections.commands)
-        self._blocking = cast("Any", connections.blocking)
+        self._commands = connections.commands
+        self._blocking = connections.blocking
         self._keys = connections.keys
         self._repository = repository
         self._loader = loader

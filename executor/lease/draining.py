@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId, SequenceId
 from shared.contract.record import DURABLE, LIVE, STATE
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
@@ -26,12 +24,10 @@ async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, model
 
     Raises one of `CONNECTION_LOST`.
     """
-    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-    commands = cast("Any", redis)
     places = [(model, shard) for model in sorted(set(models)) for shard in keys.shard_ids()]
     if not places:
         return set()
-    pipe = commands.pipeline(transaction=False)
+    pipe = redis.pipeline(transaction=False)
     for model, shard in places:
         pipe.smembers(keys.owned(shard, executor, model))
     owned = [
@@ -39,7 +35,7 @@ async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, model
         for (model, _), members in zip(places, await pipe.execute(), strict=True)
         for name in members
     ]
-    pipe = commands.pipeline(transaction=False)
+    pipe = redis.pipeline(transaction=False)
     for _, sequence in owned:
         pipe.hmget(keys.sequence(sequence).record, STATE, DURABLE)
     if not owned:

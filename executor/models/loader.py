@@ -39,6 +39,7 @@ from executor.workers.devices import DeviceLostError
 from shared.contract.errors import Code, LoadError, sendable
 from shared.process import logs
 from shared.process.lifecycle import Stop, end
+from shared.store.commands import Redis
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
 
@@ -145,7 +146,7 @@ class Loader:
 
     # -- what Redis holds -------------------------------------------------------------------------------------------
 
-    async def _noted(self, write: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _noted(self, write: Callable[[Redis], Awaitable[Any]]) -> Any:
         """Reads or writes notes; None where Redis refuses. Uses a connection of its own: a load goes on over a restart
         of Redis, when the executor's other connections do not open yet.
         """
@@ -160,7 +161,7 @@ class Loader:
 
         return await insist("note of a load", once)
 
-    async def _begin(self, redis: Any, key: str, field: bytes) -> Evidence:
+    async def _begin(self, redis: Redis, key: str, field: bytes) -> Evidence:
         """Notes an attempt, unless the load is given up. Returns what counts against the load."""
         now_ms = await redis_now_ms(redis)
         notes: dict[bytes, bytes] = await redis.hgetall(key)
@@ -203,14 +204,14 @@ class Loader:
             await self._noted(lambda redis: self._write(redis, key, field, number))
         await self._noted(lambda redis: redis.hdel(key, field))
 
-    async def _write(self, redis: Any, key: str, field: bytes, number: int) -> None:
+    async def _write(self, redis: Redis, key: str, field: bytes, number: int) -> None:
         attempt = LoadAttempt(self._executor, self._host, os.getpid(), number, await redis_now_ms(redis))
         async with redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, field, _encoder.encode(attempt))
             pipe.expire(key, MEMORY_S)
             await pipe.execute()
 
-    async def _went_well(self, redis: Any, key: str, fields: list[bytes]) -> None:
+    async def _went_well(self, redis: Redis, key: str, fields: list[bytes]) -> None:
         now_ms = await redis_now_ms(redis)
         async with redis.pipeline(transaction=True) as pipe:
             pipe.hdel(key, *fields)

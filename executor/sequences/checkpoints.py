@@ -15,9 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from executor.core.sequences import Restored, VoidCause
 from shared.contract.ids import Epoch, SequenceId, StepNumber
@@ -40,6 +37,7 @@ from shared.contract.record import (
     VOID_SINCE,
 )
 from shared.contract.tensors import Tensor
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
@@ -144,8 +142,8 @@ async def read_checkpoints(
     async with redis.pipeline(transaction=False) as pipe:
         for sequence in sequences:
             own = keys.sequence(sequence)
-            cast(Any, pipe).hmget(own.record, FIELDS_READ)
-            cast(Any, pipe).hgetall(own.checkpoint)
+            pipe.hmget(own.record, FIELDS_READ)
+            pipe.hgetall(own.checkpoint)
         replies = await pipe.execute()
     found: dict[SequenceId, Checkpoint] = {}
     for index, sequence in enumerate(sequences):

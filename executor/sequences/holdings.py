@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
-
-from redis.asyncio import Redis
+from typing import NamedTuple
 
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.record import ACCEPTED, COMMITTED, EPOCH, OWNER
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import value_of
 
@@ -38,8 +37,7 @@ async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings
     """Whether Redis lacks a part of the holdings. Raises one of `CONNECTION_LOST`."""
     for begin in range(0, len(holdings), RECORDS_PER_READ):
         chunk = holdings[begin : begin + RECORDS_PER_READ]
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        pipe = cast("Any", redis.pipeline(transaction=False))
+        pipe = redis.pipeline(transaction=False)
         for holding in chunk:
             pipe.hmget(keys.sequence(holding.sequence).record, [OWNER, EPOCH, ACCEPTED, COMMITTED])
         for record, holding in zip(await pipe.execute(), chunk, strict=True):

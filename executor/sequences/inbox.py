@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from redis.exceptions import ResponseError
 
@@ -99,12 +99,11 @@ class Inbox:
 
     async def remove(self, shard: ShardId, entries: Sequence[str]) -> None:
         """Removes entries. Raises one of `CONNECTION_LOST`."""
-        await cast("Any", self._connections.commands).xdel(self._names[shard], *entries)
+        await self._connections.commands.xdel(self._names[shard], *entries)
 
     async def marks(self) -> Marks:
         """The last entries of the inboxes now. Raises one of `CONNECTION_LOST`."""
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        pipe = cast("Any", self._connections.commands.pipeline(transaction=False))
+        pipe = self._connections.commands.pipeline(transaction=False)
         for name in self._names.values():
             pipe.xrevrange(name, count=1)
         last = await pipe.execute()

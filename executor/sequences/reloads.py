@@ -6,7 +6,6 @@ They are looked for in Redis, not in memory, because some may have been assigned
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 from executor.connections import RedisConnections
 from executor.sequences.sequence_model import SequenceModel
@@ -38,8 +37,7 @@ async def end_outdated(
 async def _owned(
     connections: RedisConnections, executor: ExecutorId, model: str
 ) -> dict[ShardId, Sequence[SequenceId]]:
-    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-    pipe = cast("Any", connections.commands.pipeline(transaction=False))
+    pipe = connections.commands.pipeline(transaction=False)
     shards = connections.keys.shard_ids()
     for shard in shards:
         pipe.smembers(connections.keys.owned(shard, executor, model))

@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from redis.asyncio import Redis
-
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
 from executor.engine.base import Row, RowError
@@ -36,6 +34,7 @@ from shared.contract.messages import UNREADABLE, InferMessage, StepFlag, decode_
 from shared.contract.response_cache import entry_name
 from shared.process import logs
 from shared.statistics.tally import FailureReason
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import value_of

@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from shared.contract.ids import ExecutorId
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST
@@ -201,13 +202,13 @@ class WorkSource:
         return popped is not None
 
 
-async def takers_of(redis: Any, keys: Keyspace, model: str, version: str) -> list[ExecutorId]:
-    """The executors that may hold requests of a queue. redis: typed loosely, as redis-py's commands are unions."""
+async def takers_of(redis: Redis, keys: Keyspace, model: str, version: str) -> list[ExecutorId]:
+    """The executors that may hold requests of a queue."""
     return holders_of(await redis.hgetall(keys.work_queue(model, version).takers))
 
 
 async def refuse_waiting(
-    redis: Any, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
+    redis: Redis, scripts: Scripts, keys: Keyspace, load: ModelLoad, reply: bytes, *, alive: AbstractSet[str]
 ) -> None:
     """Answers everything in a queue that no executor serves any more, also what dead executors held. reply: encoded"""
     for holder in await takers_of(redis, keys, load.model, load.version):

@@ -17,9 +17,8 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 
-from redis.asyncio import Redis
-
 from shared.contract.errors import LoadError
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.waiting_line import read_lines

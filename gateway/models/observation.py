@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from shared.contract.errors import UnavailableError
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts, tell_now, value_of
 from shared.store.redis_client import CONNECTION_LOST
@@ -65,8 +64,7 @@ class Observation:
     """Reads the observed values from Redis. cache_bytes: bound of each shard's response cache; 0: no cache."""
 
     def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, cache_bytes: int = 0) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast("Any", redis)
+        self._redis = redis
         self._keys = keys
         self._catalog = catalog
         self._reports = Reports(redis, keys)

@@ -13,15 +13,14 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, cast
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
 from shared.contract.errors import Code, LoadError, MeshError, RequestError, UnavailableError, code_of
 from shared.contract.limits import CONTROL_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_STREAM_ENTRIES
 from shared.contract.messages import ControlMessage, LoadFailure, RepositoryEntry, encode
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member
 from shared.store.redis_client import CONNECTION_LOST
@@ -37,8 +36,7 @@ class RepositoryControl:
 
     def __init__(self, redis: Redis, keys: Keyspace, catalog: Catalog, *, takes_overrides: bool = True) -> None:
         """takes_overrides: clients may send configurations and files, that is, code of their own."""
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast("Any", redis)
+        self._redis = redis
         self._keys = keys
         self._catalog = catalog
         self._takes_overrides = takes_overrides

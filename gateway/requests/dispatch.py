@@ -24,7 +24,6 @@ from enum import IntEnum, auto
 from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.admission import with_id
@@ -40,6 +39,7 @@ from shared.contract.record import ACCEPTED, BIRTH
 from shared.contract.step_digest import step_digest
 from shared.process import logs
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of

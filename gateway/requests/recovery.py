@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
 
-from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.replies import Replies
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
 from shared.store.server_run import ServerRun
 
@@ -50,7 +49,7 @@ class RestartRecovery:
         run = ServerRun()
         redis = self._open(run)
         try:
-            await cast("Any", redis).ping()
+            await redis.ping()
             lost = await self._replies.reopen(redis)
             await self._dispatch.ask_again(redis, lost)
         finally:

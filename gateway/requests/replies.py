@@ -14,9 +14,8 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from redis.asyncio import Redis
 from redis.backoff import FullJitterBackoff
 from redis.exceptions import ResponseError
 
@@ -25,6 +24,7 @@ from shared.contract.errors import UnavailableError
 from shared.contract.ids import GatewayId, ShardId
 from shared.contract.limits import REPLY_STREAM_TTL_MS
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import BACKOFF_BASE_S, BACKOFF_CAP_S, CONNECTION_LOST
@@ -46,8 +46,7 @@ class Replies:
     """The requests that wait for a reply, and the tasks that read replies and keep the reply streams alive."""
 
     def __init__(self, redis: Redis, keys: Keyspace, gateway: GatewayId, *, where: str = "") -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast("Any", redis)
+        self._redis = redis
         self._link = Link(redis)
         self._keys = keys
         self._gateway = gateway
@@ -94,9 +93,8 @@ class Replies:
 
     async def reopen(self, redis: Redis) -> list[ShardId]:
         """After a restart of the server: makes the streams that it has lost; returns their shards."""
-        client = cast("Any", redis)
-        gone = await self._beat(client)
-        await self._create(gone, client)
+        gone = await self._beat(redis)
+        await self._create(gone, redis)
         return gone
 
     async def close(self) -> None:
@@ -159,7 +157,7 @@ class Replies:
                 for index in range(0, len(fields), 2):
                     self.deliver(fields[index], fields[index + 1], key)
 
-    async def _create(self, shards: Sequence[ShardId], redis: Any) -> None:
+    async def _create(self, shards: Sequence[ShardId], redis: Redis) -> None:
         for shard in shards:
             stream = self._streams[shard]
             async with redis.pipeline(transaction=True) as pipe:
@@ -169,7 +167,7 @@ class Replies:
                 entry, _ = await pipe.execute()
             self._positions[stream.encode()] = entry
 
-    async def _beat(self, redis: Any) -> list[ShardId]:
+    async def _beat(self, redis: Redis) -> list[ShardId]:
         """Renews every TTL. Returns the shards whose stream is gone."""
         shards = list(self._streams)
         async with redis.pipeline(transaction=False) as pipe:

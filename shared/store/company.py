@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 from shared.store.redis_client import redis_now_ms
@@ -45,8 +44,7 @@ class Company:
     """One service among the others of its mesh."""
 
     def __init__(self, redis: Redis, keys: Keyspace, service: str, name: str) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast("Any", redis)
+        self._redis = redis
         self._keys = keys
         self._service = service
         self._name = name
@@ -103,7 +101,7 @@ class Company:
 
 async def services(redis: Redis, keys: Keyspace) -> list[ServiceLine]:
     """The lines of all services. Raises what redis-py raises."""
-    return split(keys, await cast("Any", redis).hgetall(keys.services), await redis_now_ms(redis))[0]
+    return split(keys, await redis.hgetall(keys.services), await redis_now_ms(redis))[0]
 
 
 def split(keys: Keyspace, raw: Mapping[bytes, bytes], now_ms: int) -> tuple[list[ServiceLine], list[bytes]]:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hiredis
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from shared.store.commands import Redis
 from shared.store.mending import is_wrong_type, keys_of, mend
 from shared.store.redis_py import UnfitServerError, new_connection
 
@@ -28,7 +28,7 @@ class Link:
     """
 
     def __init__(self, redis: Redis) -> None:
-        self._connection = new_connection(redis)
+        self._connection = new_connection(redis.connection_pool)
 
     async def connect(self) -> None:
         """Connects unless connected. Raises one of `redis_py.CONNECTION_LOST`: then nothing has been sent."""

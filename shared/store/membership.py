@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import msgspec
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
@@ -46,8 +45,7 @@ class Membership:
     """Registrations, leases and models of one mesh, in Redis."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast(Any, redis)
+        self._redis = redis
         self._keys = keys
         self._read: dict[str, tuple[bytes, ModelRecord | None]] = {}
         self._decoded: dict[tuple[bytes, bytes], ExecutorRegistration] = {}

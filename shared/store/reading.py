@@ -18,14 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from shared.contract.errors import Code, MeshError
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 
 FAILURES = (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
@@ -134,8 +134,7 @@ async def tell_now(redis: Redis, keys: Keyspace) -> None:
     if not found.counts:
         return
     told, last = Counter(found.counts), dict(found.last)
-    # redis-py types a pipeline's commands as unions of sync and async; they are queued, and `execute` is awaited.
-    pipe = cast("Any", redis.pipeline(transaction=True))
+    pipe = redis.pipeline(transaction=True)
     for kind, count in told.items():
         pipe.hincrby(keys.unreadable(None), kind, count)
         pipe.hset(keys.unreadable(None), f"{LAST}{kind}", last[kind])
@@ -147,7 +146,7 @@ async def tell_now(redis: Redis, keys: Keyspace) -> None:
 
 async def read_counts(redis: Redis, keys: Keyspace) -> Counter[str]:
     """How many values the whole mesh could not read so far, by kind. Raises what redis-py raises."""
-    pipe = cast("Any", redis.pipeline(transaction=False))
+    pipe = redis.pipeline(transaction=False)
     for shard in (None, *keys.shard_ids()):
         pipe.hgetall(keys.unreadable(shard))
     sums: Counter[str] = Counter()

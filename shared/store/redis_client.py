@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff, NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -26,6 +26,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
+from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import value_of
@@ -98,7 +99,7 @@ def connect(
         options["sentinels"] = Sentinels(
             address.service, [partial(_sentinel_connection, endpoint) for endpoint in address.sentinels]
         )
-    return MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options))
+    return cast(Redis, MendingRedis.from_pool(ConnectionPool(connection_class=kind, **options)))
 
 
 def _socket_options(endpoint: RedisEndpoint) -> dict[str, Any]:
@@ -191,7 +192,7 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     Raises UnfitRedisError for a mesh of another schema, and for a record that cannot be read.
     """
     keys = Keyspace(prefix)
-    record: dict[bytes, bytes] = await cast("Any", redis).hgetall(keys.mesh)
+    record: dict[bytes, bytes] = await redis.hgetall(keys.mesh)
     if b"shards" not in record:
         return None
     try:
@@ -216,26 +217,24 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
 
 async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
     """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again."""
-    commands = cast("Any", redis)
-    await commands.hsetnx(keys.mesh, field, str(own))
-    data: bytes | None = await commands.hget(keys.mesh, field)
+    await redis.hsetnx(keys.mesh, field, str(own))
+    data: bytes | None = await redis.hget(keys.mesh, field)
     found: int | None = None if data is None else value_of(keys.mesh, data, int, field=field)
     if found is None:
-        await commands.hset(keys.mesh, field, str(own))
+        await redis.hset(keys.mesh, field, str(own))
     return own if found is None else found
 
 
 async def redis_now_ms(redis: Redis) -> int:
     """The clock of the server, in ms. It stamps stream entries, and is the clock by which machines compare times."""
-    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-    seconds, microseconds = await cast("Any", redis).time()
+    seconds, microseconds = await redis.time()
     return seconds * 1000 + microseconds // 1000
 
 
 async def _check_server(redis: Redis) -> int:
     """Returns the number of replicas."""
     try:
-        info: dict[str, Any] = await cast("Any", redis).info()
+        info: dict[str, Any] = await redis.info()
     except NoPermissionError:
         # Without INFO, connections to another run of the server are not noticed either (`shared.store.server_run`).
         logs.warning(
@@ -270,7 +269,7 @@ def _is_read_only(info: Mapping[str, Any]) -> bool:
 
 async def _check_policies(redis: Redis, *, replicas: int) -> None:
     try:
-        config: dict[str, str] = await cast("Any", redis).config_get(
+        config: dict[str, str] = await redis.config_get(
             "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write"
         )
     except ResponseError:
@@ -289,7 +288,7 @@ async def _check_policies(redis: Redis, *, replicas: int) -> None:
 async def value_bytes_max(redis: Redis) -> int:
     """The largest value that this server takes, bytes; VALUE_BYTES_MAX if it does not tell, and at most."""
     try:
-        config: dict[str, str] = await cast("Any", redis).config_get("proto-max-bulk-len", "client-query-buffer-limit")
+        config: dict[str, str] = await redis.config_get("proto-max-bulk-len", "client-query-buffer-limit")
     except ResponseError:
         return VALUE_BYTES_MAX
     told = [int(limit) - ENVELOPE_BYTES for limit in config.values() if limit.isdecimal()]

@@ -174,9 +174,9 @@ def is_unfit(error: ResponseError) -> bool:
     return isinstance(error, UNFIT) or str(error).startswith(UNFIT_CODES)
 
 
-def new_connection(redis: Redis) -> Any:
-    """A connection that the client's pool does not know of, made like those of the pool; not connected yet."""
-    return cast("Any", redis.connection_pool).make_connection()
+def new_connection(pool: Any) -> Any:
+    """A connection that a client's pool does not know of, made like those of the pool; not connected yet."""
+    return pool.make_connection()
 
 
 class RepeatablePipeline(Pipeline):

@@ -5,12 +5,10 @@ executors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
-
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId
 from shared.statistics.reports import ExecutorReport, decode_report, encode_report
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import value_of
 
@@ -22,8 +20,7 @@ class Reports:
     """Writes and reads reports."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast(Any, redis)
+        self._redis = redis
         self._keys = keys
 
     async def write(self, report: ExecutorReport) -> None:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from importlib import resources
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from shared.contract.errors import OUTCOMES, Reason
@@ -33,6 +32,7 @@ from shared.contract.ids import (
 from shared.contract.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_IDS, RETRY_REPLIES, RETRY_REPLY_BYTES
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
@@ -371,8 +371,7 @@ class Scripts:
     """
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-        self._redis = cast(Any, redis)
+        self._redis = redis
         self._keys = keys
         self._sources = {name: script_source(name) for name in NAMES}
         self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._sources.items()}

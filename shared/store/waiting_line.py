@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
-from redis.asyncio import Redis
-
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
 
@@ -62,8 +60,7 @@ class WaitingLine:
 
 async def read_lines(redis: Redis, keys: Keyspace, models: Sequence[str]) -> dict[str, WaitingLine]:
     """The lines of these models, in one round trip. Raises one of `CONNECTION_LOST`."""
-    # redis-py types its shared sync/async commands as unions; here they are always awaitable.
-    pipe = cast("Any", redis.pipeline(transaction=False))
+    pipe = redis.pipeline(transaction=False)
     lines = {model: WaitingLine() for model in models}
     asked = [(model, shard) for model in models for shard in keys.shard_ids()]
     for model, shard in asked:

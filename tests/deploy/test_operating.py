@@ -8,11 +8,11 @@ from typing import Any, cast
 import click
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 from deploy.local.launcher import MeshState
 from deploy.operate.operating import found_mesh
 from deploy.operate.settings import OperatorSettings
+from shared.store.commands import Redis
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
 
 

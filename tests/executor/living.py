@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from executor.connections import RedisConnections
 from executor.lease.registration import Applied, Registration
 from executor.models.loader import Loader
@@ -18,6 +16,7 @@ from executor.settings import ExecutorSettings
 from executor.workers.devices import Devices
 from shared.contract.ids import ExecutorId
 from shared.process.lifecycle import Stop
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect, value_bytes_max

@@ -6,12 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from redis.asyncio import Redis
-
 from executor.health import is_healthy
 from executor.settings import ExecutorSettings
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 

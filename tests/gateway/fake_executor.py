@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
-from redis.asyncio import Redis
 
 from gateway.service import ListeningPorts, serve
 from gateway.settings import GatewaySettings
@@ -41,6 +40,7 @@ from shared.contract.model_config import (
 from shared.contract.tensors import Tensor, from_numpy, to_numpy
 from shared.process.lifecycle import Stop, Tasks
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.scripts import Assignment, Scripts, StepCommit, StepOutcome

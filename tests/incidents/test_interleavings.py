@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 import scheduler.effects
 from scheduler.core.actions import Reclaim
 from scheduler.effects import EffectPerformer
 from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, SlotIndex, Term, sequence_id
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.scripts import Assignment, Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
 from executor.connections import insist
@@ -19,8 +18,10 @@ from shared.contract.errors import UnavailableError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, StepFlag
 from shared.process.logs import Level
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.redis_client import connect
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
@@ -32,7 +33,7 @@ REGISTRATION = ExecutorRegistration(EXECUTOR, "a", "host", 1, 1, control_mode=EX
 
 @pytest.fixture
 async def redis(private_server: EmbeddedRedis) -> AsyncIterator[Redis]:
-    redis = Redis.from_url(private_server.url)
+    redis = connect(private_server.url)
     yield redis
     await redis.aclose()
 

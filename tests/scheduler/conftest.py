@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from redis.asyncio import Redis
 
+from shared.store.commands import Redis
 from tests.scheduler.stage import Stage
 
 

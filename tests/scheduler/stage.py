@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from redis.asyncio import Redis
-
 from scheduler.effects import MeshAccess
 from scheduler.service import Scheduler
 from scheduler.settings import SchedulerSettings
@@ -30,6 +28,7 @@ from shared.contract.messages import (
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
 from shared.process.lifecycle import Tasks
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import connect

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.sequences.checkpoints import read_checkpoints
@@ -33,6 +32,7 @@ from shared.contract.messages import (
     inbox_entry,
 )
 from shared.contract.tensors import from_numpy, to_numpy
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     Assignment,
@@ -91,7 +91,7 @@ class Game:
 
     def __init__(self, mesh: ScriptedMesh, chance: random.Random) -> None:
         self.mesh = mesh
-        self.commands = cast("Any", mesh.redis)
+        self.commands = mesh.redis
         self.keys = mesh.keys
         self.chance = chance
         self.born = 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.scripts import CommitCode, Rejection, StepCommit, StepOutcome, SubmitCode
@@ -86,9 +86,9 @@ async def test_a_reload_ends_what_is_idle_since_before_it_and_frees_its_slot(mes
     record = await mesh.record(1)
     assert ("o", "1") == (record["st"], record["cl"])
     assert SubmitCode.LOST is (await mesh.submit(mesh.submission(1, value(1)))).code
-    feed = await cast("Any", mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+    feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
     assert [{b"q": b"sum||i1", b"e": epoch.encode(), b"k": b"o"}] == [fields for _, fields in feed]
-    assert not await cast("Any", mesh.redis).sismember(mesh.keys.owned(shard, ALICE, "sum"), mesh.sequence(1))
+    assert not await mesh.redis.sismember(mesh.keys.owned(shard, ALICE, "sum"), mesh.sequence(1))
     await end_all(mesh, 2, 3, 4, 5)
 
 
@@ -132,7 +132,7 @@ async def start(mesh: ScriptedMesh, number: int, mark: str) -> None:
 async def commit(mesh: ScriptedMesh, number: int, mark: str, *, outcome: StepOutcome = StepOutcome.DONE) -> None:
     """The latest step of a sequence of Alice's."""
     (shard,) = mesh.keys.shard_ids()
-    entry, fields = (await cast("Any", mesh.redis).xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]
+    entry, fields = (await mesh.redis.xrevrange(mesh.keys.inbox(shard, ALICE), count=1))[0]
     step = inbox_entry(entry, fields)
     assert isinstance(step, InboxStep)
     final = StepCommit(

@@ -18,7 +18,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from scheduler.core.backlog import Entry
 from scheduler.core.state import Policy
@@ -37,6 +36,7 @@ from shared.contract.messages import (
     inbox_entry,
 )
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
 from shared.store.redis_client import redis_now_ms
@@ -99,7 +99,7 @@ class Game:
     def __init__(self, mesh: ScriptedMesh, chance: random.Random) -> None:
         self.mesh = mesh
         self.keys = mesh.keys
-        self.commands = cast("Any", mesh.redis)
+        self.commands = mesh.redis
         self.chance = chance
         self.membership = Membership(mesh.redis, mesh.keys)
         self.executors: list[ExecutorId] = []

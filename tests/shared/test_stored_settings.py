@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.errors import Code, RequestError
 from shared.process import log_settings, logs
 from shared.process.log_settings import LogSettings
 from shared.process.logs import Level
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.stored_settings import ChangedSettings, ProcessSettings, StoredSettings, changed_settings_of
 from shared.traces import settings as trace_settings

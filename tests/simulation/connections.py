@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import hiredis
-from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio import ConnectionPool
+from redis.asyncio import Redis as PlainRedis
 from redis.asyncio.connection import AbstractConnection
 
+from shared.store.commands import Redis
 from shared.store.redis_py import BoundedConnection
 from tests.simulation.store import Args, Reply, Status, Store, StoreError
 
@@ -252,7 +254,7 @@ class TwinConnection(BoundedConnection, AbstractConnection):  # pyright: ignore[
 def twin_client(dial: Dial, **options: Any) -> Redis:
     """A client whose connections are made by `dial`. options: of the connections."""
     pool: Any = ConnectionPool(connection_class=TwinConnection, dial=dial, protocol=2, driver_info=None, **options)
-    return Redis.from_pool(pool)
+    return cast(Redis, PlainRedis.from_pool(pool))
 
 
 def direct_client(server: Server) -> Redis:

@@ -6,10 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-from redis.asyncio import Redis
-
 import shared.store.scripts
 from shared.contract.ids import sequence_id
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Call, Scripts
 from tests.simulation.lua_scripts import run_script

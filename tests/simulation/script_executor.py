@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from redis.asyncio import Redis
-
 from executor.core.recovery import Change, Checkpoints, Nothing
 from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, StepFlag, inbox_entry
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
+from shared.store.commands import Redis
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from tests.simulation.script_bench import Bench, pairs
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Done, State

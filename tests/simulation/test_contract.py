@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from shared.store.commands import Redis
 from shared.store.link import Link
 from shared.store.redis_client import connect
 from tests.simulation.connections import Server, direct_client, loop_timer

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from executor.lease.registration import Applied, LeaseLostError
@@ -21,6 +20,7 @@ from shared.contract.ids import Epoch, ExecutorId, StepNumber
 from shared.contract.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.scripts import CancelCode, VacateCode
 from shared.store.totals import Tallies
@@ -206,7 +206,7 @@ async def test_what_was_kept_for_a_replay_goes_when_its_sequence_expires(mesh: S
         await mesh.submit(step)
         await mesh.assign(7, a.executor)
         assert 5 == total(await mesh.reply(step))
-        commands, shard = cast("Any", mesh.redis), mesh.keys.shard_of(step.sequence)
+        commands, shard = mesh.redis, mesh.keys.shard_of(step.sequence)
         inbox = mesh.keys.inbox(shard, a.executor)
         assert 1 == await commands.xlen(inbox)
 
@@ -282,7 +282,7 @@ async def test_a_sequence_with_an_unusable_checkpoint_is_lost_for_good(mesh: Scr
         await mesh.assign(7, a.executor)
         assert 5 == total(await mesh.reply(begin))
     checkpoint = mesh.keys.sequence(mesh.sequence(7)).checkpoint
-    await cast(Any, mesh.redis).hset(checkpoint, "s:SUM_IN", encode(Tensor("SUM_IN", "INT32", (1,), b"four")))
+    await mesh.redis.hset(checkpoint, "s:SUM_IN", encode(Tensor("SUM_IN", "INT32", (1,), b"four")))
     steps = [mesh.submission(7, value(1)), mesh.submission(7, value(1))]
     for submission in steps:
         await mesh.submit(submission)
@@ -341,7 +341,7 @@ async def test_an_idle_sequence_has_its_state_at_its_new_owner_before_its_next_s
         await here(mesh, c, {7: await mesh.assign(7, c.executor, slot=1)})
         await here(mesh, b, {})
 
-        await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
         assert 5 == await end(mesh, 7)
 
 
@@ -364,7 +364,7 @@ async def test_an_owner_that_is_told_too_late_forgets_it_again(mesh: ScriptedMes
             told = {"k": "owned", "q": mesh.sequence(number), "e": epoch if number == 8 else 1, "i": 0, "l": slot}
             shard = mesh.keys.shard_of(mesh.sequence(number))
             inbox = mesh.keys.inbox(shard, a.executor)
-            await cast("Any", mesh.redis).xadd(inbox, {**told, "c": 1, "v": "1"})
+            await mesh.redis.xadd(inbox, {**told, "c": 1, "v": "1"})
 
         await here(mesh, a, {8: epoch})
         assert 100 == await end(mesh, 8)
@@ -701,7 +701,7 @@ async def test_cancelled_step_and_those_behind_it_do_not_run_and_the_running_one
         assert CancelCode.TOLD is await mesh.cancel(cancelled, told)
         inbox = mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), alice.executor)
         try:
-            while any(b"k" in fields for _, fields in await cast(Any, mesh.redis).xrange(inbox)):
+            while any(b"k" in fields for _, fields in await mesh.redis.xrange(inbox)):
                 await asyncio.sleep(0.001)
             await mesh.submit(anew)
         finally:

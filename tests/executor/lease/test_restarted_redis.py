@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ async def test_an_executor_goes_on_unless_redis_has_lost_what_it_had_acknowledge
         membership = Membership(mesh.redis, mesh.keys)
         assert await membership.renew(a.executor, lease_ms=600_000)
         if lost:
-            await cast("Any", mesh.redis).hset(record, mapping=lost)
+            await mesh.redis.hset(record, mapping=lost)
         private_server.stop()
         private_server.start()
 

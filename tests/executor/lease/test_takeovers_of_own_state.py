@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from executor.lease.registration import Applied
 from executor.sequences.checkpoints import Checkpoint, read_checkpoints
@@ -28,6 +27,7 @@ from shared.contract.ids import ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag
 from shared.contract.tensors import to_numpy
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.scripts import Submission, SubmitCode, VacateCode
 from shared.store.totals import Tallies
 from tests.executor.living import Running, living, scripted
@@ -280,7 +280,7 @@ async def test_an_idle_sequence_has_its_state_before_its_next_step(
             while [restored] != b.registration.serving.holdings:
                 await asyncio.sleep(0.01)
 
-        await cast("Any", mesh.redis).delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
+        await mesh.redis.delete(mesh.keys.sequence(mesh.sequence(7)).checkpoint)
         step = mesh.submission(7, value(3), END)
         await mesh.submit(step)
         assert 6 == told(await mesh.reply(step))
@@ -568,7 +568,7 @@ async def test_a_step_that_its_owners_were_lost_with_is_given_up_without_replayi
         await mesh.assign(7, a.executor)
         assert [1, 3, 6] == await answers(mesh, steps)
     record = mesh.keys.sequence(mesh.sequence(7)).record
-    await cast("Any", mesh.redis).hset(record, "gu", 4)
+    await mesh.redis.hset(record, "gu", 4)
     step = mesh.submission(7, value(4))
     await mesh.submit(step)
     await mesh.take_over(a.executor, lost=True)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
 from executor.connections import RedisConnections
@@ -21,6 +20,7 @@ from executor.models.loader import ROUNDS_MAX, SILENT_MS, SUCCESS, LoadAttempt, 
 from executor.workers.devices import DeviceLostError
 from shared.contract.errors import LoadError
 from shared.process.lifecycle import Stop
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from tests.executor.living import SHARDS

@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from executor.sequences import committer as module
@@ -17,6 +16,7 @@ from executor.sequences.committer import Committer
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
 from shared.contract.messages import StepFlag
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.membership import Membership
@@ -67,8 +67,8 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
         heard.append((step.step, code))
 
     owner = owner_that_hears(hear)
-    record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
-    entries = await cast("Any", mesh.redis).xrange(mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), EXECUTOR))
+    record = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
+    entries = await mesh.redis.xrange(mesh.keys.inbox(mesh.keys.shard_of(mesh.sequence(7)), EXECUTOR))
     steps = [
         step_commit(mesh.sequence(7), Epoch(int(record[b"ep"])), number, entry.decode(), reply)
         for number, (entry, _) in enumerate(entries, 1)
@@ -135,7 +135,7 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
 
     monkeypatch.setattr(module, "OPEN_BYTES_MAX", 100)
     owner = owner_that_hears(hear)
-    record = await cast("Any", mesh.redis).hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
+    record = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).record)
     epoch = Epoch(int(record[b"ep"]))
     made = Committer(Scripts(mesh.redis, mesh.keys), Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
 

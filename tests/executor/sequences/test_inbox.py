@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import Redis
 
 from executor.sequences import inbox as module
 from executor.sequences.inbox import FIRST_COUNT, READ_BYTES, Inbox, next_count
 from shared.contract.ids import ExecutorId, ShardId
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from executor.lease.registration import LeaseLostError
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.tensors import to_numpy
+from shared.store.commands import Redis
 from shared.store.membership import Membership
 from shared.store.reading import tell_now
 from tests.executor.living import Running, living, scripted
@@ -87,7 +86,7 @@ async def test_an_entry_that_says_nothing_goes_and_those_beside_it_are_read(
     mesh: ScriptedMesh, executor: Running
 ) -> None:
     assert 1 == total(await step(mesh, VICTIM, to=executor.executor))
-    client, sequence = cast("Any", mesh.redis), mesh.sequence(VICTIM)
+    client, sequence = mesh.redis, mesh.sequence(VICTIM)
     inbox = mesh.keys.inbox(mesh.keys.shard_of(sequence), executor.executor)
     for fields in (
         {b"\xff": b"\x00"},
@@ -112,7 +111,7 @@ async def test_a_checkpoint_that_cannot_be_read_loses_its_sequence_alone(
 ) -> None:
     for slot, number in enumerate((VICTIM, OTHER)):
         assert 1 == total(await step(mesh, number, to=executor.executor, slot=slot))
-    client, own = cast("Any", mesh.redis), mesh.keys.sequence(mesh.sequence(VICTIM))
+    client, own = mesh.redis, mesh.keys.sequence(mesh.sequence(VICTIM))
     (state,) = [name for name in await client.hkeys(own.checkpoint) if name.startswith(b"s:")]
     for number in (VICTIM, OTHER):
         assert await mesh.vacate(number, moving=True)
@@ -138,7 +137,7 @@ async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
     for slot, number in enumerate((VICTIM, OTHER)):
         assert 1 == total(await step(mesh, number, to=executor.executor, slot=slot))
         assert await mesh.vacate(number, moving=True)
-    await cast("Any", mesh.redis).hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, field, b"\xff garbage")
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(VICTIM)).record, field, b"\xff garbage")
 
     submission = mesh.submission(VICTIM, {"INPUT": np.array([[1]], np.int32)})
     await mesh.submit(submission)
@@ -154,7 +153,7 @@ async def test_a_record_that_its_owner_cannot_read_loses_its_sequence_alone(
 async def test_a_record_of_the_model_that_cannot_be_read_is_published_anew(
     mesh: ScriptedMesh, executor: Running
 ) -> None:
-    client, membership = cast("Any", mesh.redis), Membership(mesh.redis, mesh.keys)
+    client, membership = mesh.redis, Membership(mesh.redis, mesh.keys)
     for damage in (lambda: client.hset(mesh.keys.models, "sum", b"{torn"), lambda: client.delete(mesh.keys.models)):
         await damage()
         assert {} == await membership.models()
@@ -168,7 +167,7 @@ async def test_a_registration_that_cannot_be_read_ends_this_life_for_a_new_one(
     mesh: ScriptedMesh, executor: Running
 ) -> None:
     membership = Membership(mesh.redis, mesh.keys)
-    await cast("Any", mesh.redis).hset(mesh.keys.executors, executor.executor, b"{torn")
+    await mesh.redis.hset(mesh.keys.executors, executor.executor, b"{torn")
 
     (member,) = await membership.members()
     assert (executor.executor, False, False) == (member.registration.executor, member.alive, member.usable)

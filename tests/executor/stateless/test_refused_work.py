@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from redis.asyncio import Redis
-
 from executor.stateless.work_source import refuse_waiting
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, encode
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.work_scripts import Take, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh

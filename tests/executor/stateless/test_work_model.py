@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from executor.lease.control import Applied
 from shared.contract.ids import GatewayId
@@ -18,6 +17,7 @@ from shared.contract.limits import LOST_EXECUTORS_MAX
 from shared.contract.messages import InferMessage, ReplyMessage, encode
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.work_scripts import WorkItem, WorkScripts
 from tests.executor.living import Running, living, scripted
 from tests.executor.work_gate import Gate, new_gate
@@ -51,7 +51,7 @@ class Callers:
 
     def __init__(self, mesh: ScriptedMesh) -> None:
         self.mesh = mesh
-        self.redis = cast(Any, mesh.redis)
+        self.redis = mesh.redis
         self.keys = mesh.keys.work_queue(mesh.model, "1")
         self._work = WorkScripts(mesh.keys)
 

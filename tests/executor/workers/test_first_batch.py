@@ -6,12 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from executor.workers.first_batch import BACKLOG_VARIABLE, REQUESTS_VARIABLE, FirstBatch, backlog_requests
 from shared.contract.errors import LoadError
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import StepFlag
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from tests.scripted_mesh import ScriptedMesh
 

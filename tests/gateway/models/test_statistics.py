@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
 from gateway.models.catalog import Catalog, CatalogView
@@ -19,6 +18,7 @@ from shared.statistics.metrics_config import MetricsConfig
 from shared.statistics.tally import FailureReason, ModelLoad, failure, packed
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
+from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
 
@@ -28,7 +28,7 @@ RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5
 async def test_statistics_survive_a_redis_without_memory(
     private_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    redis = Redis.from_url(private_server.url)
+    redis = connect(private_server.url)
     untyped = cast("Any", redis)
     keys = Keyspace()
     scripts = Scripts(redis, keys)

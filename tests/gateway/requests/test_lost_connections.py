@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 import gateway.requests.dispatch
 import gateway.requests.replies
@@ -26,6 +25,7 @@ from shared.contract.errors import Code, MeshError, Reason, RequestError, Sequen
 from shared.contract.ids import GatewayId
 from shared.contract.tensors import Tensor
 from shared.process.lifecycle import Tasks
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.traces.tracing import Tracing

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import InferMessage
@@ -15,6 +14,7 @@ from shared.contract.response_cache import entry_name, parse_cache_config, reque
 from shared.contract.tensors import Tensor
 from shared.statistics.metrics_config import sketch_bucket
 from shared.statistics.tally import ModelLoad, added, unpacked
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Scripts
 from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
@@ -115,7 +115,6 @@ class Cached:
     """A work queue with a cache, under short names: what is asked is the name in the cache, and the answer to it."""
 
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        # redis-py types its shared sync/async commands as unions; here they are always awaitable.
         self.redis = cast(Any, redis)
         self.keys = keys
         self.scripts = Scripts(redis, keys)

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.ids import Epoch, ExecutorId, ShardId, Term
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, encode, inbox_entry
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, statistics_of, success
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     COUNTS_TTL_MS,
@@ -50,7 +50,7 @@ async def delivered(mesh: ScriptedMesh, *sequences: int) -> list[InboxStep]:
     for number in sequences:
         await mesh.submit(mesh.submission(number, ONE, StepFlag.START))
         await mesh.assign(number, ALICE, slot=number)
-    entries = await cast(Any, mesh.redis).xrange(mesh.keys.inbox(SHARD, ALICE))
+    entries = await mesh.redis.xrange(mesh.keys.inbox(SHARD, ALICE))
     steps = [inbox_entry(entry, fields) for entry, fields in entries]
     return [step for step in steps if isinstance(step, InboxStep)]
 
@@ -197,8 +197,8 @@ async def test_counts_are_added_up_once_by_however_many(mesh: ScriptedMesh) -> N
 async def test_more_counts_than_one_call_takes_are_all_added_up(mesh: ScriptedMesh) -> None:
     tally = mesh.keys.tally(SHARD, "sum", "1", "0")
     for _ in range(3):
-        await cast(Any, mesh.redis).rpush(tally, *[STEP] * TOTAL_MAX)
-    await cast(Any, mesh.redis).pexpire(tally, 60_000)
+        await mesh.redis.rpush(tally, *[STEP] * TOTAL_MAX)
+    await mesh.redis.pexpire(tally, 60_000)
 
     assert (3 * TOTAL_MAX, 0) == await counted(mesh)
 
@@ -206,7 +206,7 @@ async def test_more_counts_than_one_call_takes_are_all_added_up(mesh: ScriptedMe
 async def test_sums_beyond_the_precision_of_a_double_stay_exact(mesh: ScriptedMesh) -> None:
     """A script calculates in doubles; a year of 100 requests in flight is more nanoseconds than these can hold."""
     place = (SHARD, "sum", "1", "0")
-    await cast(Any, mesh.redis).hset(mesh.keys.counts(*place), "success_ns", 2**60 + 1)
+    await mesh.redis.hset(mesh.keys.counts(*place), "success_ns", 2**60 + 1)
     await commit(mesh, await delivered(mesh, 1))
 
     assert 2**60 + 101 == (await Tallies(mesh.scripts, mesh.keys).read([LOAD]))[LOAD]["success_ns"]
@@ -215,7 +215,7 @@ async def test_sums_beyond_the_precision_of_a_double_stay_exact(mesh: ScriptedMe
 async def test_tallies_and_counts_have_a_time_to_live(mesh: ScriptedMesh) -> None:
     await commit(mesh, await delivered(mesh, 1))
     place = (SHARD, "sum", "1", "0")
-    redis = cast(Any, mesh.redis)
+    redis = mesh.redis
 
     assert 0 < await redis.pttl(mesh.keys.tally(*place)) <= COUNTS_TTL_MS
     await Tallies(mesh.scripts, mesh.keys).add_up([LOAD])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId
 from shared.contract.messages import ExecutorRegistration, ModelRecord
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
 from tests.gateway.fake_executor import running_sum
@@ -48,7 +50,7 @@ async def test_a_registration_is_decoded_once_and_again_when_it_has_changed(redi
     assert [] == await membership.members()
 
 
-async def test_who_registers_is_alive_at_once_and_for_as_long_as_it_says(redis: Redis, key_prefix: str) -> None:
+async def test_who_registers_is_alive_at_once_and_for_as_long_as_it_says(redis: Any, key_prefix: str) -> None:
     """A leader that reads of it before its first renewal must not count it as lost."""
     keys = Keyspace(key_prefix)
     membership = Membership(redis, keys)

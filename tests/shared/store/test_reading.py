@@ -6,10 +6,10 @@ import logging
 from typing import Any, cast
 
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId
 from shared.store import reading
+from shared.store.commands import Redis
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 from shared.store.link import Link
 from shared.store.redis_client import join_mesh

@@ -15,6 +15,7 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
+from shared.store import commands
 from shared.store.redis_client import connect
 from shared.store.redis_py import BoundedConnection, RepeatablePipeline, new_connection
 
@@ -26,7 +27,7 @@ INTERNALS = re.compile(
 
 
 @pytest.fixture
-async def redis(redis_server: str) -> AsyncIterator[Redis]:
+async def redis(redis_server: str) -> AsyncIterator[Any]:
     redis = connect(redis_server, retries=0)
     yield redis
     await redis.aclose()
@@ -38,6 +39,10 @@ def test_no_other_module_uses_the_insides_of_redis_py() -> None:
     ]
 
     assert ["redis_py.py"] == [file.name for file in files if INTERNALS.search(file.read_text())]
+    typed = [
+        file.name for file in files if re.search("^from redis.asyncio import .*Redis$", file.read_text(), re.MULTILINE)
+    ]
+    assert {"mending.py"} == set(typed), "everybody else takes the client's type from shared.store.commands"
 
 
 @pytest.mark.parametrize("method", ["connect", "disconnect", "can_read", "send_command", "on_connect", "_connect"])
@@ -85,8 +90,8 @@ async def test_a_connections_streams_are_asyncios_and_it_dials_by_connect(redis_
     assert not connection.is_connected
 
 
-async def test_a_pool_makes_connections_that_it_does_not_know(redis: Redis) -> None:
-    connection: Any = new_connection(redis)
+async def test_a_pool_makes_connections_that_it_does_not_know(redis: Any) -> None:
+    connection: Any = new_connection(redis.connection_pool)
 
     assert not connection.is_connected
     assert isinstance(connection, BoundedConnection)
@@ -95,7 +100,7 @@ async def test_a_pool_makes_connections_that_it_does_not_know(redis: Redis) -> N
     assert pooled is not connection
 
 
-async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Redis) -> None:
+async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Any) -> None:
     pipe: Any = RepeatablePipeline(redis, transaction=False, shard_hint=None)
     assert list(inspect.signature(Pipeline).parameters)[:4] == [
         "connection_pool",
@@ -112,3 +117,14 @@ async def test_a_pipeline_keeps_its_commands_until_they_are_sent(redis: Redis) -
     assert [] == pipe.queued()
     pipe.queue(queued)
     assert [b"a", b"b"] == await pipe.execute()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(commands.Redis, Redis), (commands.Pipeline, Pipeline)])
+def test_redis_py_has_every_command_that_is_annotated_and_its_named_arguments(ours: type, theirs: type) -> None:
+    declared = {name: each for name, each in vars(ours).items() if inspect.isfunction(each) and name[:2] != "__"}
+    assert declared
+
+    for name, method in declared.items():
+        accepted = inspect.signature(getattr(theirs, name)).parameters.values()
+        named = {one.name for one in inspect.signature(method).parameters.values() if one.kind is one.KEYWORD_ONLY}
+        assert named <= {one.name for one in accepted}, name

@@ -16,12 +16,12 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.ids import ExecutorId, Term
 from shared.contract.limits import JOINED_MAX
 from shared.contract.messages import InboxStep, ReplyMessage, StepFlag, decode_infer, decode_reply, encode, inbox_entry
 from shared.contract.tensors import to_numpy
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import CommitCode, KeptReplies, StepCommit, StepOutcome, Submission, SubmitCode
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
@@ -45,7 +45,7 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 async def steps_of(mesh: ScriptedMesh, executor: ExecutorId, correlation_id: int = 7) -> list[InboxStep]:
     """A sequence's steps in an executor's inbox, by number."""
     shard = mesh.keys.shard_of(mesh.sequence(correlation_id))
-    entries = await cast("Any", mesh.redis).xrange(mesh.keys.inbox(shard, executor))
+    entries = await mesh.redis.xrange(mesh.keys.inbox(shard, executor))
     items = [inbox_entry(entry, fields) for entry, fields in entries]
     steps = [item for item in items if isinstance(item, InboxStep) and item.sequence == mesh.sequence(correlation_id)]
     return sorted(steps, key=lambda step: step.step)
@@ -157,7 +157,7 @@ class TestRequestIds:
 
         async def remembered() -> int:
             record = mesh.keys.sequence(mesh.sequence(7)).record
-            return sum([await cast("Any", mesh.redis).hstrlen(record, field) for field in ("rd", "ro")]) // 16
+            return sum([await mesh.redis.hstrlen(record, field) for field in ("rd", "ro")]) // 16
 
         for name in "sabcdefghi":
             await mesh.submit(mesh.submission(7, ONE, START if name == "s" else NONE, request_id=name))
@@ -524,7 +524,7 @@ class Game:
         for shard in self.mesh.keys.shard_ids():
             for gateway in (GATEWAY, OTHER):
                 stream = self.mesh.keys.replies(shard, cast("Any", gateway))
-                self.positions[stream] = await cast("Any", self.mesh.redis).xadd(stream, {"opened": ""})
+                self.positions[stream] = await self.mesh.redis.xadd(stream, {"opened": ""})
                 await self.mesh.redis.pexpire(stream, 60_000)
 
     async def move(self) -> None:
@@ -622,7 +622,7 @@ class Game:
     async def hear(self, _number: int) -> None:
         """Everybody reads the answers to what was sent last."""
         for stream, position in self.positions.items():
-            for entry, fields in await cast("Any", self.mesh.redis).xrange(stream, f"({position.decode()}"):
+            for entry, fields in await self.mesh.redis.xrange(stream, f"({position.decode()}"):
                 self.positions[stream] = entry
                 for token, reply in ((token.decode(), reply) for token, reply in fields.items()):
                     self.heard[token] += 1

@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from executor.sequences.checkpoints import read_checkpoints
@@ -29,6 +28,7 @@ from shared.contract.messages import (
 )
 from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import (
     Assignment,
@@ -66,7 +66,7 @@ pytestmark = pytest.mark.leaves_sequences
 async def inbox(mesh: ScriptedMesh, executor: ExecutorId) -> list[InboxEntry]:
     entries: list[InboxEntry] = []
     for shard in mesh.keys.shard_ids():
-        for entry, fields in await cast(Any, mesh.redis).xrange(mesh.keys.inbox(shard, executor)):
+        for entry, fields in await mesh.redis.xrange(mesh.keys.inbox(shard, executor)):
             entries.append(inbox_entry(entry, fields))
     return entries
 
@@ -140,14 +140,14 @@ async def orphan(mesh: ScriptedMesh, token: str, *, correlation_id: int = 7, gra
 
 
 async def idle_left_ms(mesh: ScriptedMesh, correlation_id: int = 7) -> int:
-    return await cast(Any, mesh.redis).pttl(mesh.keys.sequence(mesh.sequence(correlation_id)).idle)
+    return await mesh.redis.pttl(mesh.keys.sequence(mesh.sequence(correlation_id)).idle)
 
 
 async def is_due(mesh: ScriptedMesh, *, within_ms: int) -> bool:
     """Whether the reaper looks at sequence 7 within that time."""
     sequence = mesh.sequence(7)
-    score = await cast(Any, mesh.redis).zscore(mesh.keys.deadlines(mesh.keys.shard_of(sequence), mesh.model), sequence)
-    seconds, _ = await cast(Any, mesh.redis).time()
+    score = await mesh.redis.zscore(mesh.keys.deadlines(mesh.keys.shard_of(sequence), mesh.model), sequence)
+    seconds, _ = await mesh.redis.time()
     return score is not None and score <= seconds * 1000 + within_ms
 
 
@@ -270,7 +270,7 @@ class TestCommit:
         await commit(mesh, ALICE, step)
 
         own = mesh.keys.sequence(step.sequence)
-        checkpoint = await cast(Any, mesh.redis).hgetall(own.checkpoint)
+        checkpoint = await mesh.redis.hgetall(own.checkpoint)
         record = await mesh.record(7)
         assert {b"n": b"1", b"s:h": b"state 1"} == checkpoint
         assert ("1", "1") == (record["cm"], record["ck"])
@@ -313,7 +313,7 @@ class TestCommit:
         assert CommitCode.REFUSED is await commit(mesh, ALICE, step)
 
         shard = mesh.keys.shard_of(step.sequence)
-        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
         assert [{b"q": b"sum||i7", b"e": str(epoch).encode(), b"k": b"e"}] == [fields for _, fields in feed]
         assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).record) <= 10_000
         assert SubmitCode.ENDED is (await mesh.submit(mesh.submission(7, ONE))).code
@@ -365,7 +365,7 @@ class TestCommit:
         await mesh.assign(7, ALICE)
         (step,) = await steps(mesh, ALICE)
         record = mesh.keys.sequence(step.sequence).record
-        await cast("Any", mesh.redis).hset(record, "j:1", "".join(f"{GATEWAY} t{n};" for n in range(9_000)))
+        await mesh.redis.hset(record, "j:1", "".join(f"{GATEWAY} t{n};" for n in range(9_000)))
         entries = [*(f"1-{n}" for n in range(1, 9_000)), step.entry]
 
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, entries=entries)
@@ -388,7 +388,7 @@ class TestCommit:
         assert CommitCode.COMMITTED is await commit(mesh, ALICE, step, reply=large)
 
         stream = mesh.keys.replies(mesh.keys.shard_of(step.sequence), cast(Any, GATEWAY))
-        _opened, *entries = await cast(Any, mesh.redis).xrange(stream)
+        _opened, *entries = await mesh.redis.xrange(stream)
         assert [2, 2, 2, 1] == [len(fields) for _, fields in entries]
         tokens = [step.token, *(asker.token for asker in askers)]
         for token in tokens:
@@ -551,7 +551,7 @@ class TestTakeover:
         self, mesh: ScriptedMesh
     ) -> None:
         await start(mesh)
-        await cast(Any, mesh.redis).hset(mesh.keys.sequence(mesh.sequence(7)).record, "du", "0")
+        await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(7)).record, "du", "0")
 
         await mesh.take_over(ALICE)
 
@@ -585,7 +585,7 @@ class TestVacate:
 
     async def starts(self, mesh: ScriptedMesh) -> list[dict[bytes, bytes]]:
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        return [fields for _, fields in await cast(Any, mesh.redis).xrange(mesh.keys.starts(shard, "sum"))]
+        return [fields for _, fields in await mesh.redis.xrange(mesh.keys.starts(shard, "sum"))]
 
     async def test_an_idle_sequence_is_paged_once_and_its_owner_is_told(self, mesh: ScriptedMesh) -> None:
         step = await self.paged(mesh)
@@ -594,7 +594,7 @@ class TestVacate:
         assert [step.epoch] == [told.epoch for told in await inbox(mesh, ALICE) if isinstance(told, InboxVacated)]
         assert "p" == (await mesh.record(7))["st"]
         shard, own = mesh.keys.shard_of(step.sequence), mesh.keys.sequence(step.sequence)
-        assert 0 == await cast(Any, mesh.redis).scard(mesh.keys.owned(shard, ALICE, "sum"))
+        assert 0 == await mesh.redis.scard(mesh.keys.owned(shard, ALICE, "sum"))
         assert 0 < await mesh.redis.pttl(own.idle) <= 60_000
         assert [] == await self.starts(mesh), "it wants nothing before its next step"
 
@@ -617,7 +617,7 @@ class TestVacate:
 
     async def test_one_whose_state_only_its_owner_holds_keeps_its_slot(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh, flags=START | PAGEABLE)
-        await cast(Any, mesh.redis).hset(mesh.keys.sequence(step.sequence).record, "du", "0")
+        await mesh.redis.hset(mesh.keys.sequence(step.sequence).record, "du", "0")
 
         assert VacateCode.KEPT is await self.vacate(mesh, step)
         assert VacateCode.KEPT is await self.vacate(mesh, step, moving=True)
@@ -696,8 +696,8 @@ class TestVacate:
         assert [True] == await mesh.scripts.run(call)
         refused = await mesh.submit(mesh.submission(7, ONE))
         assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
-        assert 0 == await cast(Any, mesh.redis).xlen(mesh.keys.feed(shard, "sum")), "it held no slot"
-        assert 0 == await cast(Any, mesh.redis).exists(mesh.keys.sequence(step.sequence).checkpoint)
+        assert 0 == await mesh.redis.xlen(mesh.keys.feed(shard, "sum")), "it held no slot"
+        assert 0 == await mesh.redis.exists(mesh.keys.sequence(step.sequence).checkpoint)
 
     async def test_a_paged_one_gets_a_slot_without_a_step_if_it_is_wanted_so(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh, flags=START | PAGEABLE)
@@ -791,13 +791,13 @@ class TestPagingByCommit:
         assert CommitCode.PAGED is await self.commit(mesh, step), "a lost answer is given again"
 
         shard = mesh.keys.shard_of(step.sequence)
-        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
         epoch = str(step.epoch).encode()
         assert [{b"q": b"sum||i7", b"e": epoch, b"k": b"p"}] == [fields for _, fields in feed]
         assert b"1" == await mesh.redis.get(key)
         record = await mesh.record(7)
         assert ("p", "1", ALICE) == (record["st"], record["cm"], record["ow"])
-        assert 0 == await cast(Any, mesh.redis).scard(mesh.keys.owned(shard, ALICE, "sum"))
+        assert 0 == await mesh.redis.scard(mesh.keys.owned(shard, ALICE, "sum"))
         assert 0 < await mesh.redis.pttl(mesh.keys.sequence(step.sequence).idle) <= 60_000
         assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
 
@@ -904,7 +904,7 @@ class TestExpiry:
         await mesh.take_over(ALICE)
         place = (await mesh.record(7))["be"]
         own, shard = mesh.keys.sequence(step.sequence), mesh.keys.shard_of(step.sequence)
-        await cast(Any, mesh.redis).zadd(mesh.keys.deadlines(shard, "sum"), {step.sequence: 1})
+        await mesh.redis.zadd(mesh.keys.deadlines(shard, "sum"), {step.sequence: 1})
         assert not await expire(mesh, step.sequence)
         assert await is_due(mesh, within_ms=62_000), "its marker lives: the reaper comes by again when that ends"
         assert not await is_due(mesh, within_ms=0)
@@ -915,7 +915,7 @@ class TestExpiry:
         assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
         assert 0 == await mesh.redis.zcard(mesh.keys.deadlines(shard, "sum"))
         assert 0 == await mesh.redis.exists(own.parked, own.checkpoint)
-        ((_, told),) = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        ((_, told),) = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
         assert {b"q": step.sequence.encode(), b"e": b"0", b"k": b"x", b"b": place.encode()} == told
         refused = await mesh.submit(mesh.submission(7, ONE))
         assert (SubmitCode.EXPIRED, 1) == (refused.code, refused.step)
@@ -994,8 +994,8 @@ class TestCancel:
             assert ("CANCELLED", "") == (reply.error_code, reply.error)
         assert {} == await mesh.record(7)
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        assert 0 == await cast(Any, mesh.redis).xlen(mesh.keys.starts(shard, "sum"))
-        feed = await cast(Any, mesh.redis).xrange(mesh.keys.feed(shard, "sum"))
+        assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
+        feed = await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))
         assert [{b"q": b"sum||i7", b"e": b"0", b"k": b"c", b"b": entry.encode()}] == [fields for _, fields in feed]
 
     async def test_an_assignment_never_hits_a_newer_sequence_of_the_same_id(self, mesh: ScriptedMesh) -> None:
@@ -1143,7 +1143,7 @@ async def test_a_step_that_kills_its_owners_is_given_up_and_with_it_the_sequence
 class TestPatience:
     async def news(self, mesh: ScriptedMesh) -> list[dict[bytes, bytes]]:
         shard = mesh.keys.shard_of(mesh.sequence(7))
-        entries = await cast(Any, mesh.redis).xrange(mesh.keys.starts(shard, "sum"))
+        entries = await mesh.redis.xrange(mesh.keys.starts(shard, "sum"))
         return [fields for _, fields in entries if fields[b"k"] == b"d"]
 
     async def test_only_a_step_that_waits_less_long_than_those_before_it_is_news(self, mesh: ScriptedMesh) -> None:

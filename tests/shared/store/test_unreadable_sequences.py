@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.errors import Code, Reason
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, StepNumber
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import ModelLoad, packed
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import read_counts
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
@@ -37,7 +37,7 @@ async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
 
 async def spoil(mesh: ScriptedMesh, correlation_id: int, kind: str) -> None:
     """A field of the record, or a whole key of a sequence."""
-    own, client = mesh.keys.sequence(mesh.sequence(correlation_id)), cast("Any", mesh.redis)
+    own, client = mesh.keys.sequence(mesh.sequence(correlation_id)), mesh.redis
     if kind in ("record", "idle", "parked", "checkpoint"):
         await client.delete(getattr(own, kind))
         await client.rpush(getattr(own, kind), "no such type")
@@ -81,7 +81,7 @@ async def answers(mesh: ScriptedMesh) -> dict[str, bytes]:
     """The first answer to each token."""
     stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
     found: dict[str, bytes] = {}
-    for _, fields in await cast("Any", mesh.redis).xrange(stream):
+    for _, fields in await mesh.redis.xrange(stream):
         for token, reply in fields.items():
             found.setdefault(token.decode(), reply)
     return found
@@ -89,7 +89,7 @@ async def answers(mesh: ScriptedMesh) -> dict[str, bytes]:
 
 async def slot_is_back(mesh: ScriptedMesh) -> bool:
     """Whether the scheduler hears that the victim is over, and nobody owns it."""
-    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    shard, client = mesh.keys.shard_ids()[0], mesh.redis
     victim = mesh.sequence(VICTIM).encode()
     told = [fields[b"q"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))]
     owned = await client.smembers(mesh.keys.owned(shard, ALICE, "sum"))
@@ -155,7 +155,7 @@ async def test_while_it_waits_its_steps_are_answered_and_it_leaves_the_line(mesh
     assert 0 == await mesh.redis.xlen(mesh.keys.starts(shard, "sum"))
     assert 0 == await mesh.redis.exists(mesh.keys.sequence(mesh.sequence(VICTIM)).parked)
     if kind != "record":
-        assert b"0" == await cast("Any", mesh.redis).hget(mesh.keys.line(shard, "sum"), "w")
+        assert b"0" == await mesh.redis.hget(mesh.keys.line(shard, "sum"), "w")
 
 
 async def assign_by(mesh: ScriptedMesh, correlation_id: int, entry: str) -> Epoch:
@@ -185,7 +185,7 @@ async def test_it_ends_when_it_would_expire(mesh: ScriptedMesh, kind: str) -> No
     )
     assert [False, True] == await mesh.scripts.run(call)
 
-    client = cast("Any", mesh.redis)
+    client = mesh.redis
     told = {fields[b"q"]: fields[b"k"] for _, fields in await client.xrange(mesh.keys.feed(shard, "sum"))}
     assert {mesh.sequence(VICTIM).encode(): b"u", mesh.sequence(OTHER).encode(): b"x"} == told
     assert 0 == await client.zcard(mesh.keys.deadlines(shard, "sum"))
@@ -198,8 +198,8 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
     steps = [mesh.submission(VICTIM, ONE), mesh.submission(OTHER, ONE)]
     await submitted(mesh, *steps)
     shard = mesh.keys.shard_ids()[0]
-    await cast("Any", mesh.redis).xadd(mesh.keys.inbox(shard, ALICE), {GARBAGE: GARBAGE})
-    await cast("Any", mesh.redis).sadd(mesh.keys.owned(shard, ALICE, "sum"), "foreign")
+    await mesh.redis.xadd(mesh.keys.inbox(shard, ALICE), {GARBAGE: GARBAGE})
+    await mesh.redis.sadd(mesh.keys.owned(shard, ALICE, "sum"), "foreign")
     await spoil(mesh, VICTIM, kind)
 
     await mesh.take_over(ALICE, lost=True)
@@ -215,7 +215,7 @@ async def test_a_takeover_passes_it_by(mesh: ScriptedMesh, kind: str) -> None:
 @pytest.mark.parametrize("value", [GARBAGE, b"nan", b"-inf", b"1e400", b"7.5"])
 async def test_numbers_of_a_shard_that_are_none_begin_anew(mesh: ScriptedMesh, value: bytes) -> None:
     epochs = await both_live(mesh)
-    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    shard, client = mesh.keys.shard_ids()[0], mesh.redis
     await client.set(mesh.keys.epoch(shard), value)
     await client.set(mesh.keys.fence(shard, "sum"), value)
     await client.set(mesh.keys.wanted_slots(shard, "sum", ""), value, px=60_000)
@@ -232,7 +232,7 @@ async def test_numbers_of_a_shard_that_are_none_begin_anew(mesh: ScriptedMesh, v
 @pytest.mark.parametrize("kind", ["starts", "feed", "deadlines", "line", "owned", "inbox", "epoch", "fence", "replies"])
 async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: ScriptedMesh, kind: str) -> None:
     epochs = await both_live(mesh)
-    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    shard, client = mesh.keys.shard_ids()[0], mesh.redis
     name = {
         "starts": mesh.keys.starts(shard, "sum"),
         "feed": mesh.keys.feed(shard, "sum"),
@@ -257,7 +257,7 @@ async def test_a_key_of_a_shard_that_has_another_type_is_begun_anew(mesh: Script
 
 async def test_counts_that_cannot_be_read_are_left_out(mesh: ScriptedMesh) -> None:
     load, shard = ModelLoad("sum", "1", "0"), mesh.keys.shard_ids()[0]
-    tally, client = mesh.keys.tally(shard, "sum", "1", "0"), cast("Any", mesh.redis)
+    tally, client = mesh.keys.tally(shard, "sum", "1", "0"), mesh.redis
     torn = [GARBAGE, packed({"success_count": 7})[:-2], b"\x07", b"\x92\x01\x02", b"\x91\xa1x", b"\x92\xa1x\xa1y"]
     await client.rpush(tally, packed({"success_count": 1}), *torn, packed({"success_count": 2}))
     counts = mesh.keys.counts(shard, "sum", "1", "0")
@@ -283,7 +283,7 @@ async def test_what_was_removed_with_a_key_of_many_is_made_again_from_the_record
     await submitted(mesh, started, waiting)
     epoch = await mesh.assign(VICTIM, ALICE)
     await committed(mesh, done(mesh, started, 1, epoch, flags=START))
-    shard, client = mesh.keys.shard_ids()[0], cast("Any", mesh.redis)
+    shard, client = mesh.keys.shard_ids()[0], mesh.redis
     names = (mesh.keys.owned(shard, ALICE, "sum"), mesh.keys.deadlines(shard, "sum"), mesh.keys.starts(shard, "sum"))
     before = [await client.smembers(names[0]), await client.zrange(names[1], 0, -1)]
     assert [1, 1] == await swept(mesh), "nothing is wrong"
@@ -306,7 +306,7 @@ async def test_a_sequence_whose_next_step_is_nowhere_is_lost(mesh: ScriptedMesh,
     await submitted(mesh, *steps)
     assert [1, 1] == await swept(mesh), "both steps are there"
     own = mesh.keys.sequence(mesh.sequence(VICTIM))
-    client, inbox = cast("Any", mesh.redis), mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE)
+    client, inbox = mesh.redis, mesh.keys.inbox(mesh.keys.shard_ids()[0], ALICE)
     if state == "live":
         entries = await client.xrange(inbox)
         await client.xdel(

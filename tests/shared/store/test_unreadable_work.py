@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
-from redis.asyncio import Redis
 
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.contract.response_cache import entry_name
 from shared.statistics.tally import ModelLoad
+from shared.store.commands import Redis
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 from shared.store.work_scripts import Lookup, Stored, Take, Taken, WorkDone, WorkItem, WorkScripts
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
@@ -59,7 +57,7 @@ async def answered(mesh: ScriptedMesh) -> dict[str, str]:
     """The code that each token was answered with."""
     stream = mesh.keys.replies(mesh.keys.shard_ids()[0], GatewayId(GATEWAY))
     found: dict[str, str] = {}
-    for _, fields in (await cast("Any", mesh.redis).xrange(stream))[1:]:
+    for _, fields in (await mesh.redis.xrange(stream))[1:]:
         for token, reply in fields.items():
             code = decode_reply(reply).error_code
             assert code == found.setdefault(token.decode(), code), "a gateway takes the first answer"
@@ -81,7 +79,7 @@ async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, k
         mesh.keys.tally(mesh.keys.shard_ids()[0], "sum", "1", "0"),
     ]
     (name,) = [name for name in names if kind_of(name) == kind]
-    client = cast("Any", mesh.redis)
+    client = mesh.redis
     await client.delete(name)
     await (client.set(name, "x") if TYPES[kind] != "string" else client.rpush(name, "x"))
 
@@ -108,7 +106,7 @@ async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_r
     mesh: ScriptedMesh, value: bytes, *, ordered: bool
 ) -> None:
     await enqueue(mesh, "abc", ordered=ordered)
-    queue, client = mesh.keys.work_queue("sum", "1"), cast("Any", mesh.redis)
+    queue, client = mesh.keys.work_queue("sum", "1"), mesh.redis
     await client.hset(queue.meta, f"{GATEWAY}/a", value)
     await client.zadd(queue.queue, {GARBAGE: 0, "short": 0, f"{'9' * 20}.0.{'0' * 16}.foreign/id": 0})
     await client.zadd(queue.deadlines, {GARBAGE: 1, "foreign": 1})
@@ -126,7 +124,7 @@ async def test_a_request_whose_place_cannot_be_read_is_answered_and_the_others_r
 
 async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: ScriptedMesh) -> None:
     await enqueue(mesh, "abc")
-    queue, client = mesh.keys.work_queue("sum", "1"), cast("Any", mesh.redis)
+    queue, client = mesh.keys.work_queue("sum", "1"), mesh.redis
     await client.hset(queue.meta, mapping={f"{GATEWAY}/a": GARBAGE, f"{GATEWAY}/b": GARBAGE})
 
     work = WorkScripts(mesh.keys)
@@ -142,4 +140,4 @@ async def test_a_request_of_another_hand_can_be_withdrawn_and_refused(mesh: Scri
 async def drop(mesh: ScriptedMesh) -> None:
     """What a mesh keeps for ever, or for a while."""
     shard = mesh.keys.shard_ids()[0]
-    await cast("Any", mesh.redis).delete(mesh.keys.tally(shard, "sum", "1", "0"), *mesh.keys.cache(shard))
+    await mesh.redis.delete(mesh.keys.tally(shard, "sum", "1", "0"), *mesh.keys.cache(shard))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from deploy.local.embedded import EmbeddedRedis
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.statistics.tally import ModelLoad, unpacked
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import connect
 from shared.store.scripts import Call, Scripts
 from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, holders_of, request_id
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
@@ -27,7 +28,7 @@ class Queue:
 
     def __init__(self, mesh: ScriptedMesh) -> None:
         self.mesh = mesh
-        self.redis = cast(Any, mesh.redis)
+        self.redis = mesh.redis
         self.keys = mesh.keys.work_queue(LOAD.model, LOAD.version)
         self.work = WorkScripts(mesh.keys)
         self._positions: dict[str, str] = {}
@@ -456,7 +457,7 @@ async def test_answers_that_are_held_back_count_for_the_bound(queue: Queue) -> N
 
 
 async def test_a_redis_without_memory_still_lets_answers_leave(private_server: EmbeddedRedis, key_prefix: str) -> None:
-    redis = Redis.from_url(private_server.url)
+    redis = connect(private_server.url)
     mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
     await mesh.open()
     queue = Queue(mesh)
