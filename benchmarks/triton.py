@@ -117,7 +117,6 @@ class Triton:
         backends = prepare_backends(wheel, directory)
         repository = prepare_models(models, names, directory)
         self._command = command(wheel, backends, repository, self.address)
-        self.restarts = -1
 
     @property
     def groups(self) -> Mapping[str, list[int]]:
@@ -130,7 +129,6 @@ class Triton:
         if self._process is not None and self._process.poll() is None and self._is_ready():
             return
         self.stop()
-        self.restarts += 1
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 tethered(self._command, signal.SIGTERM),

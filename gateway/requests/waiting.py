@@ -28,7 +28,6 @@ class Answer(msgspec.Struct, frozen=True):
     version        the version that ran
     request_id     as the client gave it, "" for none
     session_id     value of `Inference-Session-Id`: the client's own, or the one that the gateway made; else None
-    sequence_step  the step's number since START; 0 for a stateless model
     parameters     the response's parameters: the model's own; also `sequence_id` if the gateway named the sequence, and
                    `sequence_step` if the request numbered its step
     """
@@ -38,7 +37,6 @@ class Answer(msgspec.Struct, frozen=True):
     version: str
     request_id: str
     session_id: str | None
-    sequence_step: int
     parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict[str, Parameter])
 
 
@@ -156,7 +154,6 @@ class PendingRequest:
             message.version or self.admitted.message.version,
             call.request_id,
             made or (call.session_id if self.admitted.sequence else None),
-            message.step,
             parameters,
         )
 

@@ -167,7 +167,6 @@ class FixedState:
         self._storage = STORAGE_TYPE.get(self._dtype, self._dtype)
         self._rows = torch.zeros((slots + 3, *spec.dims), dtype=self._storage, device=device)
         self._rows[slots] = tensor_of([initial.raw], spec.datatype, spec.dims, device).view(self._storage)
-        self._row_bytes = element_count(spec.dims) * self._rows.element_size()
 
     @property
     def byte_size(self) -> int:

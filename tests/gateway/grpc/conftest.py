@@ -62,7 +62,7 @@ class InferenceTwin:
     def answer(self, call: InferCall) -> Answer:
         """An answer that carries the call's inputs back, as OUTPUT0, OUTPUT1, ..."""
         outputs = tuple(Tensor(f"OUTPUT{n}", t.datatype, t.shape, t.raw) for n, t in enumerate(call.inputs))
-        return Answer(ReplyMessage("1", outputs, step=1), RECORD, "1", call.request_id, call.session_id, 1)
+        return Answer(ReplyMessage("1", outputs, step=1), RECORD, "1", call.request_id, call.session_id)
 
     def finish(self, number: int) -> None:
         """Answers the call of that number, from 0."""

@@ -324,7 +324,7 @@ def test_a_number_of_classes_is_a_positive_int64(choice: dict[str, Any], message
 def test_an_answer_round_trips(
     outputs: tuple[Tensor, ...], parameters: dict[str, Any], request_id: str, version: str
 ) -> None:
-    answer = Answer(ReplyMessage(version, outputs), RECORD, version, request_id, None, 0, parameters)
+    answer = Answer(ReplyMessage(version, outputs), RECORD, version, request_id, None, parameters)
 
     response = pb.ModelInferResponse.FromString(encode_answer(answer).SerializeToString())
 
@@ -341,7 +341,7 @@ def test_an_answer_round_trips(
 def test_classes_replace_the_output_they_were_asked_for() -> None:
     scores = Tensor("SCORES", "FP32", (3,), np.array([0.5, 2.0, 1.0], np.float32).tobytes())
     other = Tensor("OTHER", "FP32", (1,), b"\0\0\0\0")
-    answer = Answer(ReplyMessage("1", (scores, other)), RECORD, "1", "r1", None, 0)
+    answer = Answer(ReplyMessage("1", (scores, other)), RECORD, "1", "r1", None)
 
     response = encode_answer(answer, {"SCORES": 2})
 
@@ -352,7 +352,7 @@ def test_classes_replace_the_output_they_were_asked_for() -> None:
 
 
 def test_a_streams_answer_is_marked_as_final() -> None:
-    answer = Answer(ReplyMessage("1"), RECORD, "1", "r1", None, 0)
+    answer = Answer(ReplyMessage("1"), RECORD, "1", "r1", None)
 
     message = encode_stream_answer(answer)
 

@@ -241,7 +241,7 @@ def test_any_bytes_are_a_call_or_a_request_error(body: bytes, length: int | None
 
 def answer(*outputs: Tensor, **rest: Any) -> Answer:
     record = ModelRecord(echo(), "{}", ("1",))
-    return Answer(ReplyMessage("1", outputs), record, "1", "", None, 0, **rest)
+    return Answer(ReplyMessage("1", outputs), record, "1", "", None, **rest)
 
 
 def test_outputs_take_the_form_that_was_asked_for():
