@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -295,8 +294,3 @@ def is_interruption(error: BaseException) -> bool:
         told: Any = error
         return bool(told.status() in ("StatusCode.UNAVAILABLE", "503") or told.message() == NOT_WRITTEN)
     return isinstance(error, OSError) or type(error).__module__.startswith("aiohttp")
-
-
-def little_endian(value: int) -> bytes:
-    """An INT32 tensor of one element, as it travels."""
-    return struct.pack("<i", value)

@@ -1,0 +1,139 @@
+"""Round trips: what gathers during one goes with the next, and what failed is sent again after a pause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from shared.store import round_trips
+from shared.store.redis_py import UnfitServerError
+from shared.store.round_trips import RoundTrips
+
+
+class Backoff:
+    """Notes how many failures in a row each pause was for; pauses for nothing."""
+
+    asked: list[int]
+
+    def __init__(self, **_: float) -> None:
+        Backoff.asked = []
+
+    def compute(self, failures: int) -> float:
+        Backoff.asked.append(failures)
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_trips, "FullJitterBackoff", Backoff)
+
+
+class Scripted:
+    """Scripts and a link in one: each round trip ends when it is told to, and tells what it carried."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.carried: asyncio.Queue[list[Any]] = asyncio.Queue()
+        self.answers: asyncio.Queue[list[Any] | Exception] = asyncio.Queue()
+
+    async def connect(self) -> None:
+        self.told.append("connect")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+    async def run_all(self, calls: list[Any], link: Any) -> list[Any]:
+        assert link is self
+        self.carried.put_nowait(list(calls))
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class User:
+    """Sends numbers; what failed goes first, with what came meanwhile."""
+
+    def __init__(self, scripted: Any) -> None:
+        self.trips = RoundTrips(scripted, scripted, "numbers")
+        self.waiting: list[Any] = []
+        self.done: list[Any] = []
+
+    def put(self, number: Any) -> None:
+        self.waiting.append(number)
+        self.trips.due()
+
+    async def depart(self) -> bool:
+        sending = list(self.waiting)
+        outcomes = await self.trips.send(sending)
+        failed = [one for one, outcome in zip(sending, outcomes, strict=True) if isinstance(outcome, Exception)]
+        self.done += [one for one in sending if one not in failed]
+        self.waiting[: len(sending)] = failed
+        return not failed
+
+
+@asynccontextmanager
+async def running(trips: RoundTrips, depart: Callable[[], Awaitable[bool]]) -> AsyncGenerator[None]:
+    task = asyncio.create_task(trips.run(depart))
+    async with asyncio.timeout(60):
+        yield
+    task.cancel()
+    assert [asyncio.CancelledError] == [type(end) for end in await asyncio.gather(task, return_exceptions=True)]
+
+
+async def test_what_gathers_during_a_round_trip_goes_with_the_next() -> None:
+    scripted = Scripted()
+    user: Any = User(scripted)
+    async with running(user.trips, user.depart):
+        user.put(1)
+        assert [1] == await scripted.carried.get()
+        user.put(2)
+        user.put(3)
+        assert scripted.carried.empty(), "one is outstanding at a time"
+        scripted.answers.put_nowait(["yes"])
+        assert [2, 3] == await scripted.carried.get()
+        scripted.answers.put_nowait(["yes", "yes"])
+
+    assert ["connect", "connect", "close"] == scripted.told
+    assert 2 == user.trips.made
+
+
+async def test_what_was_lost_or_failed_is_sent_again_after_a_pause_for_each_failure_in_a_row() -> None:
+    scripted = Scripted()
+    user: Any = User(scripted)
+    failures = (RedisConnectionError("lost"), OSError("no route"), [UnfitServerError("READONLY"), "yes"])
+    async with running(user.trips, user.depart):
+        user.put(1)
+        user.put(2)
+        for failure in failures:
+            assert [1, 2] == await scripted.carried.get()
+            scripted.answers.put_nowait(failure)
+        assert [1] == await scripted.carried.get()
+        scripted.answers.put_nowait(["yes"])
+        user.put(3)
+        assert [3] == await scripted.carried.get()
+        scripted.answers.put_nowait(RedisConnectionError("lost"))
+        assert [3] == await scripted.carried.get()
+        scripted.answers.put_nowait(["yes"])
+
+    assert [1, 2, 3, 1] == Backoff.asked
+    assert [2, 1] == user.done[:2]
+
+
+async def test_a_mistake_of_ours_ends_it_and_closes_the_link() -> None:
+    scripted: Any = Scripted()
+    trips = RoundTrips(scripted, scripted, "numbers")
+
+    async def depart() -> bool:
+        raise AssertionError("lost count")
+
+    trips.due()
+    with pytest.raises(AssertionError, match="lost count"):
+        await trips.run(depart)
+
+    assert ["close"] == scripted.told
