@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run unit test sim gpu conformance check format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run unit test sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,7 +36,13 @@ $(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lo
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
-	@$(BIN)/python deploy/requirements_of.py dev | $(INSTALL_LOCKED)
+	@$(BIN)/python deploy/requirements_of.py dev docs | $(INSTALL_LOCKED)
+	@touch $@
+
+# The pages need no torch: a machine that only builds them installs nothing else.
+$(VENV)/.installed-docs: pyproject.toml requirements.lock bootstrap.lock | $(BIN)/python
+	@$(INSTALL) --require-hashes -r bootstrap.lock
+	@$(BIN)/python deploy/requirements_of.py docs | $(INSTALL_LOCKED)
 	@touch $@
 
 install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .venv
@@ -66,6 +72,9 @@ check: install  ## style, format, strict types, import contracts, names
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.names
+
+docs: $(VENV)/.installed-docs  ## these pages as a site in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 format: install  ## writes every file as `make check` wants it
 	$(BIN)/ruff check --fix .

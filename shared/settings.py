@@ -98,7 +98,8 @@ class MeshSettings:
         "redis://127.0.0.1:6379/0",
         help="Redis or Valkey of the mesh: redis://[user:password@]host[:port][/db], rediss:// over TLS, or "
         "unix:///path. Behind Sentinels: redis+sentinel://[user:password@]host,host,.../service[/db]; what is for the "
-        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes (docs/redis.md).",
+        "Sentinels alone follows as ?sentinel_username=, &sentinel_password=, &sentinel_tls=yes "
+        "(docs/guides/redis.md).",
         unit="url",
         group="Mesh",
         secret=True,

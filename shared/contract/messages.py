@@ -1,7 +1,7 @@
 """Messages between services: frozen structs. Requests, replies and control messages are msgpack, other records JSON.
 
 A message's fields are only ever appended (with a default, and a new `release.REVISION`). Any other change is a new
-`keyspace.SCHEMA_VERSION`; docs/security.md says how.
+`keyspace.SCHEMA_VERSION`; docs/contributing.md says how.
 Numbers that Lua scripts must read (step, epoch, slot, flags, reply address) are fields of the stream entry, beside the
 message, which the scripts do not look into.
 """

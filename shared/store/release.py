@@ -1,4 +1,4 @@
-"""This release, and the format of data in Redis that it speaks. The rule stands in docs/security.md.
+"""This release, and the format of data in Redis that it speaks. The rule stands in docs/guides/upgrading.md.
 
 A format is `<schema>.<revision>`. Services of one schema may run beside each other, whatever their revisions: within a
 schema, fields, kinds of keys and words are only added, in a way that older services can ignore. Any other change is a

@@ -1,6 +1,6 @@
 """What was written in the first format of this schema is read for ever, and what is written now was readable then.
 
-How to add a field stands in docs/security.md, "Versions of services beside each other".
+How to add a field stands in docs/contributing.md, "Changing what services write for each other".
 """
 
 from __future__ import annotations
