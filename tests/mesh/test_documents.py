@@ -33,7 +33,7 @@ from tests.docs.blocks import (
 )
 from tests.docs.commands import SEQMESH, Line, check, lines_of
 from tests.mesh.conftest import remember
-from tests.mesh.running_mesh import RunningMesh, running_mesh
+from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 TIMEOUT_S = 100
 OPERATING = {"drain", "move", "settings", "trace", "version"}
@@ -163,6 +163,8 @@ class Story:
             case "make", ("run", options):
                 self.run_mesh(options.removeprefix("UP=").split())
             case "seqmesh", (name, *_) if name in OPERATING:
+                if name == "move":
+                    wait(self.every_executor_serves, "an executor that was drained before serves again")
                 self.keep(line, [sys.executable, "-m", "deploy.cli", *line.arguments])
             case "python", (file, *arguments):
                 self.keep(line, [sys.executable, file, *arguments])
@@ -182,6 +184,14 @@ class Story:
     def keep(self, line: Line, command: list[str]) -> None:
         """Runs a command here and keeps what it prints."""
         self.printed.append((line, finished(command, self.folder)))
+
+    def every_executor_serves(self) -> bool:
+        """Whether a sequence could be moved to any of them."""
+        assert self.mesh
+        alive = self.mesh.alive()
+        return len(alive) == len(self.mesh.names("executor")) and not any(
+            served.closing for one in alive for served in one.models
+        )
 
     def holder(self) -> str:
         """The executor that holds a sequence, as `seqmesh drain --list` says."""
