@@ -57,7 +57,7 @@ def run_up(settings: UpSettings) -> None:
 
 
 def lazy_command(name: str, module: str, summary: str) -> click.Command:
-    """A command whose arguments, `--help` included, are read by `module.main(arguments)`."""
+    """A command that passes its arguments, also `--help`, to `module.main(arguments)`, and imports the module then."""
 
     def callback(arguments: Sequence[str]) -> None:
         run: Callable[[Sequence[str]], object] = import_module(module).main

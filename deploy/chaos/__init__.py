@@ -1,8 +1,8 @@
-"""Faults brought about on purpose: between the processes of a mesh, and in them. `seqmesh chaos`."""
+"""`seqmesh chaos`: causes faults in the processes of a mesh and between them, and checks every answer."""
 
 from __future__ import annotations
 
 import os
 
-# gRPC reads it when it is imported. It would tell of every child process that is started beside its threads.
+# gRPC reads this when it is imported. Otherwise it logs a line for every child process that is started.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -1,14 +1,16 @@
-"""Compares what happened with what must have happened. Pure.
+"""Checks the history of a run: compares every answer with the right one, and looks for an explanation of every error.
+Pure.
 
-Answers are compared with the oracle (`fold.py`), exactly. A wrong one is named by what explains it: a step is missing
-in it (lost), twice in it (doubled), in another place (reordered), or it is nothing of that sort (wrong). An error is
-allowed when something that the run did explains it: a fault at that time, an earlier step that is still open, a
-silence beyond the model's limit. A client's own leaving, and an answer that it did not wait for, need no explanation:
-what counts is that the step is answered in the end, rightly.
+Answers must equal those of the oracle (`fold.py`) exactly. A wrong answer is classified by what explains it: a step is
+missing in the state (lost), counted twice (doubled), in another position (reordered), or none of these (wrong).
 
-A stale replica that was made primary takes steps back that were answered. Whoever numbers steps must be told so by an
-error, never by a wrong answer. Of a client that does not, the mesh cannot know that it goes on from elsewhere: its
-sequences are not judged beyond such a fault.
+An error is allowed if the run itself explains it: by a fault at that time, an earlier step that is still open, or a
+silence beyond the model's limit. Attempts that the client itself broke off need no explanation. Every step must be
+answered rightly in the end.
+
+When a stale replica is made primary, it forgets steps that were answered. A client that numbers its steps must then get
+an error, never a wrong answer. If a client does not number them, the mesh cannot notice; its sequences are not judged
+after such a fault.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from deploy.chaos.history import Attempt, AttemptOutcome, SequenceHistory, Strik
 from deploy.chaos.models import variant
 
 AFTERMATH_S = 10.0
-"""A fault explains errors until so long after what it hit is back: clients and gateways reconnect with back-off."""
+"""A fault explains errors until this long after its victim is back: clients and gateways reconnect with back-off."""
 FOREWARNING_S = 0.5
-"""The moment of a fault is known less exactly than that of an error."""
+"""A fault explains errors from this long before its noted begin, which is less exact than an error's time."""
 REPLIES_KEPT = 8
 """Replies of a sequence that the mesh keeps for retries, by default."""
 GONE = frozenset({"never_seen", "expired", "lost", "failed", "ended", "cancelled"})
-"""Reasons that mean that the sequence, or its state, is not there any more."""
+"""Reasons of errors that say that the sequence or its state does not exist any more."""
 TEXT_MAX = 300
 
 
 class Sort(StrEnum):
-    """How a promise was broken."""
+    """Which promise was broken."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -48,7 +50,7 @@ class Sort(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One broken promise: which step of which sequence, and the story."""
+    """One broken promise: the step, its sequence, and a text that says what happened."""
 
     sort: Sort
     sequence: int
@@ -69,27 +71,27 @@ class Strikes:
         self._longest = list(accumulate(self._ends, max))
 
     def victims(self, from_s: float, to_s: float) -> set[Victim]:
-        """Whom faults hit, or had hit shortly before, in that time."""
+        """The victims of faults that explain errors in that time."""
         last = bisect_right(self._begins, to_s)
         first = bisect_left(self._longest, from_s, hi=last)
         return {self._victims[i] for i in range(first, last) if self._ends[i] >= from_s}
 
 
 TRANSPORT = frozenset({Victim.GATEWAY, Victim.CLIENT_LINKS, Victim.CLIENTS})
-"""What may break a client's connection."""
+"""Victims whose faults may break a client's connection."""
 SERVICE = frozenset(
     {Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS, Victim.REDIS_LINKS, Victim.REPLICA}
 )
-"""What may leave a gateway unable to serve for a while, which it says."""
+"""Victims whose faults may make a gateway refuse steps as unavailable for a while."""
 UNSURE = frozenset({Victim.REDIS, Victim.REDIS_LINKS, Victim.GATEWAY, Victim.REPLICA})
-"""What may leave a gateway in doubt whether a step was accepted."""
+"""Victims whose faults may leave a gateway in doubt whether a step was accepted."""
 CROWD = frozenset({Victim.SLOTS})
 FORGETTING = frozenset({Victim.REPLICA})
-"""What may take steps back that were answered."""
+"""Victims whose faults may make Redis forget steps that were answered."""
 
 
 def check(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
-    """What is wrong with one sequence: at most one finding about its answers, and one for each unexplained error."""
+    """The findings about one sequence: at most one about its answers; others about errors and silence."""
     return [*answer_findings(told, strikes), *error_findings(told, strikes), *silence_findings(told)]
 
 
@@ -102,13 +104,14 @@ def finding(told: SequenceHistory, sort: Sort, step: int, at_s: float, story: st
 
 
 def answer_findings(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
-    """The first wrong answer, explained by it and by those after it: later ones mostly follow from the first."""
+    """The first wrong answer, with its explanation. Later wrong answers mostly follow from the first."""
     right = fold.answers(told.script.values)
     answered = sorted(
         (a for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED), key=lambda a: (a.step, a.done_s)
     )
     if told.forsaken:
-        # Steps behind one that was refused ran without it: the mesh cannot know better, and the client saw it.
+        # A step that was refused is not in the state of later ones. The mesh cannot know that the client meant to send
+        # it again, and the client saw the refusal.
         steps = {attempt.step for attempt in answered}
         answered = [a for a in answered if all(step in steps for step in range(1, a.step))]
     wrong = [attempt for attempt in answered if FoldState(attempt.fold, attempt.length) != right[attempt.step - 1]]
@@ -129,7 +132,8 @@ def explained(
 ) -> tuple[Sort, str]:
     """What a wrong answer shows.
 
-    state_was_right  the answers after it are right, or all wrong ones belong to other steps: only they were mixed up
+    state_was_right  the answers after it are right, or every wrong answer is that of another step: answers were mixed
+                     up, and the state was right
     """
     step, got = attempt.step, FoldState(attempt.fold, attempt.length)
     expected = right[step - 1]
@@ -151,9 +155,9 @@ def explained(
 
 
 def doubled_step(values: Sequence[int], step: int, got: FoldState) -> int:
-    """The step that ran a second time, at once or shortly before or after the one that was answered wrongly.
+    """The step that ran twice; 0 if that does not explain the state.
 
-    0 when that does not explain the state.
+    Steps at or near the one with the wrong answer are tried.
     """
     if got.length != step + 1:
         return 0
@@ -165,7 +169,7 @@ def doubled_step(values: Sequence[int], step: int, got: FoldState) -> int:
 
 
 def missing_step(values: Sequence[int], step: int, got: FoldState) -> int:
-    """The step that did not run; 0 when that does not explain the state."""
+    """The step that did not run; 0 if that does not explain the state."""
     if got.length != step - 1:
         return 0
     without = (n for n in range(1, step + 1) if fold.folded([*values[: n - 1], *values[n:step]]) == got)
@@ -173,9 +177,9 @@ def missing_step(values: Sequence[int], step: int, got: FoldState) -> int:
 
 
 def exchanged_step(values: Sequence[int], step: int, got: FoldState) -> int:
-    """The step that ran right after its successor; 0 when that does not explain the state.
+    """The step that ran right after its successor; 0 if that does not explain the state.
 
-    The last step may have been overtaken by the one after it, whose own value is in the state then.
+    This may also be the step with the wrong answer: then the state holds its successor's value.
     """
     for first in range(1, min(step, len(values) - 1) + 1):
         exchanged = [*values[: first - 1], values[first], values[first - 1], *values[first + 1 :]]
@@ -188,7 +192,7 @@ def exchanged_step(values: Sequence[int], step: int, got: FoldState) -> int:
 
 
 def error_findings(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
-    """The refusals and broken connections that nothing explains: the first of each sort, and how many there were."""
+    """The unexplained refusals and broken connections: the first of each sort, with their number."""
     alike: dict[tuple[AttemptOutcome, str], list[Attempt]] = {}
     for attempt in told.attempts:
         if attempt.outcome in (AttemptOutcome.REFUSED, AttemptOutcome.BROKEN) and not is_explained(
@@ -199,7 +203,7 @@ def error_findings(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
 
 
 def unexplained(told: SequenceHistory, first: Attempt, count: int) -> Finding:
-    """The finding about errors of one sort."""
+    """The finding about unexplained errors of one sort."""
     what = f"{first.outcome} {first.reason}".strip()
     story = f"step {first.step} was {what}, last step {first.last_step}: {first.text[:TEXT_MAX]}"
     if count > 1:
@@ -208,7 +212,7 @@ def unexplained(told: SequenceHistory, first: Attempt, count: int) -> Finding:
 
 
 def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> bool:
-    """Whether something that the run did accounts for this error."""
+    """Whether something in the run explains this error."""
     victims = strikes.victims(attempt.sent_s, attempt.done_s)
     if attempt.outcome is AttemptOutcome.BROKEN:
         return bool(victims & TRANSPORT)
@@ -218,7 +222,7 @@ def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> b
         case "":
             return bool(victims & (SERVICE | TRANSPORT))
         case "wrong_step" | "answered" if 0 < attempt.step <= attempt.last_step:
-            # It ran, and its reply is kept no longer.
+            # The step ran, and the mesh does not keep its reply any more.
             return attempt.last_step - attempt.step >= REPLIES_KEPT
         case "wrong_step" | "never_seen":
             return has_open_step_before(told, attempt)
@@ -233,10 +237,10 @@ def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> b
 
 
 def has_open_step_before(told: SequenceHistory, attempt: Attempt) -> bool:
-    """Whether an earlier step was still without an answer: then the mesh may not have had it when this one came.
+    """Whether an earlier step was still unanswered: the mesh may then have got this step before that one.
 
-    On a stream steps arrive in order, so what was answered by the time of the refusal had arrived before. Unary calls
-    arrive in any order.
+    On a stream steps arrive in order, so a step that was answered by the time of the refusal had arrived before. Unary
+    calls arrive in any order.
     """
     by_s = attempt.done_s if told.script.protocol == "stream" else attempt.sent_s
     answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED and a.done_s <= by_s}
@@ -244,10 +248,10 @@ def has_open_step_before(told: SequenceHistory, attempt: Attempt) -> bool:
 
 
 def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:
-    """Whether the sequence may have expired: for as long as its model allows, nothing was committed, and nothing open.
+    """Whether the sequence may have expired: for its model's idle time no step was committed and none was open.
 
-    The idle time counts from a commit, which comes after the first sending of its step. The client may have heard of it
-    much later: it lost a connection, and a retry got the stored reply.
+    The idle time counts from a commit. The client knows only that the commit came after it first sent the step; the
+    answer may have come much later, as the stored reply to a retry.
     """
     answered = max((a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED), default=0)
     first_sent_s = min((a.sent_s for a in told.attempts if a.step == attempt.last_step), default=0.0)
@@ -258,7 +262,7 @@ def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:
 
 
 def silence_findings(told: SequenceHistory) -> list[Finding]:
-    """A step that was asked for and never answered, although its client did not give up."""
+    """The steps that were sent and never answered, although the client did not give up."""
     answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED}
     ran = {a.step for a in told.attempts if a.outcome is AttemptOutcome.REFUSED and a.step <= a.last_step}
     open_steps = {a.step for a in told.attempts} - answered - ran
@@ -274,7 +278,10 @@ def silence_findings(told: SequenceHistory) -> list[Finding]:
 
 
 def longest_gap(answered_s: Sequence[float], from_s: float, to_s: float) -> float:
-    """The longest time without any answer, seconds, that begins in [from_s, to_s]. answered_s: sorted."""
+    """The longest time without an answer, in seconds, that begins in [from_s, to_s].
+
+    answered_s  times of all answers, sorted
+    """
     first = max(0, bisect_right(answered_s, from_s) - 1)
     last = bisect_right(answered_s, to_s)
     return max((b - a for a, b in pairwise(answered_s[first : last + 1])), default=0.0)

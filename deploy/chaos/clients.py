@@ -1,7 +1,7 @@
-"""The real `tritonclient`, over HTTP, gRPC and gRPC streams, as sessions that carry the steps of one sequence.
+"""Sessions of the real `tritonclient`, over HTTP, gRPC and gRPC streams. Each carries the steps of one sequence.
 
-A session sends steps in order and gives a future for each answer. What tritonclient leaves out of its errors (the
-reason and the last step) is read where the library got it from.
+A session sends steps in order and gives a future for each answer. tritonclient's errors leave out the reason and the
+last step, so they are read from the library's own response objects.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from deploy.chaos.scripts import ProtocolName, Script
 
 HTTP_CONNECTIONS_MAX = 256
 CHANNELS = 4
-"""gRPC connections to each gateway, shared by the sessions: one would make every cut hit them all."""
+"""gRPC connections to each gateway, shared by the sessions. With a single one, every cut would hit all sessions."""
 CHANNEL_OPTIONS = [
-    # A gateway that was restarted is found again at once, and not after minutes of growing back-off.
+    # Without this bound gRPC's back-off grows to minutes, in which a restarted gateway would not be found.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -49,7 +49,7 @@ GOODBYE_S = 5.0
 
 
 class RefusedError(Exception):
-    """The mesh's answer is an error. last_step: -1 when it says none."""
+    """The mesh answered with an error. last_step: -1 if the error does not say it."""
 
     def __init__(self, text: str, reason: str = "", last_step: int = -1) -> None:
         super().__init__(text)
@@ -71,23 +71,23 @@ class GatewayAddresses:
 
 
 class Session(Protocol):
-    """A connection for one sequence's steps."""
+    """A connection that carries one sequence's steps."""
 
     def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
         """Sends a step (from 1). The future raises `RefusedError` or `BrokenError`."""
         ...
 
     async def close(self) -> None:
-        """Ends it in order: nothing is open any more."""
+        """Closes the session in order, once every step is answered."""
         ...
 
     async def hang_up(self) -> None:
-        """Ends it at once; open futures are cancelled."""
+        """Breaks the session off. Open futures are cancelled."""
         ...
 
 
 class HttpClient(http_aio.InferenceServerClient):  # pyright: ignore[reportUntypedBaseClass]
-    """tritonclient's, which drops the reason of an error: here the whole body is read."""
+    """tritonclient's HTTP client. It drops the reason of an error, so this class reads the whole body."""
 
     async def _post(self, *args: Any, **kwargs: Any) -> Any:
         response = await super()._post(*args, **kwargs)
@@ -97,7 +97,7 @@ class HttpClient(http_aio.InferenceServerClient):  # pyright: ignore[reportUntyp
 
 
 def http_refusal(status: int, body: bytes) -> RefusedError:
-    """The error that a body tells; a body that is no document of the mesh's is quoted."""
+    """The error in a response's body. A body that is not the mesh's JSON is quoted."""
     try:
         told = json.loads(body)
         return RefusedError(str(told["error"]), told.get("reason", ""), told.get("last_step", -1))
@@ -146,8 +146,8 @@ def request(kind: Any, script: Script, step: int) -> dict[str, Any]:
         "sequence_start": step == 1,
         "sequence_end": script.ends and step == len(script.values),
         "request_id": "" if script.numbered else f"{script.index}.{step}",
-        # START too says which step it is: by its name alone, one that a stalled connection has held up while its client
-        # repeated it elsewhere and went on would be taken for another run of the same program.
+        # START is always numbered. A stalled connection may deliver it late, when the client has repeated it elsewhere
+        # and gone on. Without a number the mesh would take it for the beginning of a new sequence with the same id.
         "parameters": {"sequence_step": step} if script.numbered or step == 1 else None,
     }
 
@@ -179,7 +179,7 @@ class UnarySession:
         except InferenceServerException as error:
             raise told_by_grpc(error.__context__ or error) from None
         except OSError as error:
-            # aiohttp's errors of a connection are OSErrors, but for the one below.
+            # aiohttp's connection errors are OSErrors, except the one below.
             raise BrokenError(f"{type(error).__name__}: {error}") from None
         except Exception as error:
             if type(error).__module__.startswith("aiohttp"):
@@ -199,7 +199,8 @@ class UnarySession:
 
 
 def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
-    """Which of both an RPC's error is: the mesh's own carry metadata, or a code that no transport makes up."""
+    """Tells the mesh's errors from broken connections: the mesh's carry metadata, or a code that gRPC itself does not
+    use."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return RefusedError(str(error))
     text = f"{error.code().name}: {error.details()}"
@@ -213,7 +214,7 @@ def told_by_grpc(error: BaseException) -> RefusedError | BrokenError:
 
 
 class StreamSession:
-    """One ModelStreamInfer; answers come in the order of the steps."""
+    """One ModelStreamInfer call. Answers come in the order of the steps."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -232,7 +233,7 @@ class StreamSession:
         self._waiting.append(answer)
         self._steps.put_nowait(request(grpc_aio.InferInput, script, step))
         if self._reader is None:
-            # The call under tritonclient's iterator, which would drop the parameters of an error.
+            # The gRPC call inside tritonclient's iterator: the iterator itself drops the parameters of an error.
             self._call = self._client.stream_infer(self._requests())._grpc_call  # noqa: SLF001
             self._reader = asyncio.create_task(self._read())
         return answer

@@ -60,7 +60,7 @@ EXIT_FAILED_CHECK = 1
 
 
 Wanted = Mapping[str, Sequence[str]]
-"""What was asked for: each word, and the kinds of faults that it means."""
+"""The words of the option `--kinds`, each with the kinds of faults that it means."""
 
 
 class KindList(click.ParamType[Wanted]):
@@ -306,8 +306,11 @@ def mesh_for(
 
 
 def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
-    """The kinds of faults of this run, in their usual order. Of an act or a victim those that are possible here; it is
-    said which are not. Raises click.UsageError for a word of which none is."""
+    """The kinds of faults of this run, in their usual order.
+
+    Kinds that are not possible in this mesh are left out, with a message. Raises click.UsageError for a word without
+    any possible kind.
+    """
     if wanted is None:
         return list(mesh.kinds)
     chosen = {name for names in wanted.values() for name in names}
@@ -321,7 +324,7 @@ def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
 
 
 def run_name() -> str:
-    """Letters and digits that no other run has."""
+    """A unique name of letters and digits."""
     number, letters = int(time.time()), ""
     while number:
         number, digit = divmod(number, 36)
@@ -353,7 +356,7 @@ def conclude(plan: ChaosPlan, done: ChaosRun, about: Mapping[str, str], out: Pat
 
 
 def versions() -> str:
-    """Of what was tested, and of what tested it."""
+    """The versions of the tested mesh's parts and of the client libraries."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("seqmesh", "tritonclient", "grpcio"))
     return f"{packages}, Python {platform.python_version()}, {os.cpu_count()} cores"
 
@@ -377,7 +380,7 @@ def write(report: Report, judgement: Judgement, plan: Sequence[Fault], strikes: 
 
 
 def plotted(report: Report, judgement: Judgement, strikes: Sequence[Strike], out: Path) -> str:
-    """Draws the timeline; what is said of it."""
+    """Draws the timeline. Returns the line of output about it."""
     with contextlib.suppress(ModuleNotFoundError):
         # Not needed for --help, takes a second, and is no part of an installation that only serves.
         from deploy.chaos.plot import draw  # noqa: PLC0415

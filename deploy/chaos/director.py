@@ -1,4 +1,4 @@
-"""Carries a plan of faults out: each when its share of the steps is answered, those before it being over."""
+"""Carries out a plan of faults: each when its share of the steps is answered and the faults before it are over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_S = 0.05
 SETTLE_TIMEOUT_S = 60.0
 DROPPED_SHARE = 0.5
 FILLING = 2
-"""Sequences that fill slots, as a multiple of the slots."""
+"""The fault `fill-slots` starts this many times as many sequences as there are slots."""
 SLOW_S = (0.005, 0.05)
 PROTOCOLS = ("http", "grpc")
 SERVICES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR)
@@ -49,7 +49,7 @@ class Director:
     failures: list[str] = field(default_factory=list[str])
 
     async def direct(self) -> None:
-        """All of them, in order; those that are due together at the same time."""
+        """Carries out all faults, in order. Faults that are due together are carried out at the same time."""
         for at, group in itertools.groupby(self.faults, lambda fault: fault.at):
             while self.load.score.answered < at * self.steps:  # noqa: ASYNC110 -- an event per answer costs more
                 await asyncio.sleep(POLL_S)
@@ -59,14 +59,14 @@ class Director:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Waits for an answer: the next fault shall hit a mesh that works."""
+        """Waits for an answer, so that the next fault hits a mesh that works."""
         answered = self.load.score.answered
         deadline = self.load.clock.now() + SETTLE_TIMEOUT_S
         while self.load.score.answered == answered and self.load.clock.now() < deadline:  # noqa: ASYNC110 -- as above
             await asyncio.sleep(POLL_S)
 
     async def strike(self, fault: Fault) -> None:
-        """One fault, from its beginning until what it hit is back."""
+        """Carries out one fault, and waits until its victim is back."""
         strike = Strike(fault.number, fault.kind, round(self.load.clock.now(), 3), float("inf"))
         self.strikes.append(strike)
         try:
@@ -154,5 +154,5 @@ def pick(fault: Fault, names: Sequence[str]) -> str:
 
 
 def length(strike: Strike) -> float:
-    """How long it took, with the recovery of what it hit, seconds."""
+    """How long a fault and the recovery of its victim took, in seconds."""
     return strike.end_s - strike.begin_s

@@ -1,7 +1,7 @@
 """The kinds of faults, and a run's plan of them. Pure: the same seed gives the same plan.
 
-A fault is due when a share of the run's steps has been answered, not at a time: machines differ in speed, and the
-plan shall not. Now and then two faults are due together.
+A fault is due when a certain share of the run's steps has been answered, not at a certain time. So the plan is the same
+on machines of different speed. Now and then two faults are due together.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PAIR_CHANCE = 0.2
-"""How often a fault comes together with the one before it."""
+"""Probability that a fault is due together with the one before it."""
 
 
 class Act(StrEnum):
-    """What is done."""
+    """What a fault does to its victim."""
 
     KILL = "kill"
     RESTART = "restart"
@@ -32,7 +32,7 @@ class Act(StrEnum):
 
 
 class Victim(StrEnum):
-    """What it is done to. LINKS_..: connections by way of a proxy."""
+    """What a fault hits. REDIS_LINKS and CLIENT_LINKS are connections through a proxy."""
 
     GATEWAY = "gateway"
     SCHEDULER = "scheduler"
@@ -50,7 +50,7 @@ PROCESSES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS)
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """A kind of fault, and what it means."""
+    """A kind of fault, with its description."""
 
     act: Act
     victim: Victim
@@ -58,7 +58,7 @@ class FaultKind:
 
     @property
     def name(self) -> str:
-        """As options, reports and plots spell it."""
+        """The kind's name in options, reports and plots."""
         return f"{self.act}-{self.victim}"
 
 
@@ -94,9 +94,9 @@ class Fault:
     """One fault of a plan.
 
     at       the share of the run's steps that must have been answered before it, 0 to 1
-    target   which one of the victims there are, counted on and on
-    all      all of them instead (connections)
-    seconds  how long it lasts, where it lasts
+    target   index of the victim, modulo the number of victims
+    all      hit all victims instead (connections)
+    seconds  how long the fault lasts, if it is of a kind that lasts
     """
 
     number: int
@@ -108,9 +108,9 @@ class Fault:
 
 
 def plan_faults(seed: int, count: int, kinds: Sequence[str], *, lease_s: float) -> list[Fault]:
-    """The faults of a run, in order. Every kind comes equally often, give or take one.
+    """The faults of a run, in order. The numbers of any two kinds differ by one at most.
 
-    lease_s  of executors and schedulers: freezing is planned to be shorter, or longer
+    lease_s  lease of executors and schedulers; some freezes are shorter than it, others longer
     """
     chance = random.Random(f"faults {seed}")
     order: list[str] = []

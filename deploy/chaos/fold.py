@@ -1,8 +1,10 @@
-"""What a sequence must answer: the oracle. Pure.
+"""The oracle: what each step of a sequence must answer. Pure.
 
-The state of a sequence is a fold over all values that it was sent, and their number. Every answer is the state after
-its step, so a step that is lost, doubled, reordered or another sequence's shows in it and in every later one.
-The models under `model/` do the same arithmetic in the executors, on their own: a shared mistake would be no proof.
+The state of a sequence is the number of its values and a fold over them. Every answer is the state after its step. So a
+step that is lost, doubled, reordered, or from another sequence shows in its answer and in every later one.
+
+The models under `model/` do the same arithmetic in the executors. They share no code with this module: a shared mistake
+would not show.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ MASK = (1 << 63) - 1
 
 
 class FoldState(NamedTuple):
-    """What is known of a sequence after a step: the fold of its values, and how many there were."""
+    """The state of a sequence after a step: the fold of its values, and their number."""
 
     fold: int
     length: int

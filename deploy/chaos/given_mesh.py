@@ -1,4 +1,4 @@
-"""A mesh of the user's. Only what the user has named is struck; whether it is back can only be guessed."""
+"""A mesh of the user's. Faults hit only what the user has named. When a victim is back can only be guessed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send
 from deploy.local.launcher import unreadiness
 
 SLOTS = 64
-"""How many the fault that fills slots reckons with: they are not known from outside."""
+"""Slots that the fault `fill-slots` assumes: from outside their number is not known."""
 OUTSIDE = frozenset({Victim.CLIENT_LINKS, Victim.CLIENTS, Victim.SLOTS})
-"""What can be struck without knowing any process."""
+"""Victims that can be hit without knowing a process."""
 
 
 @contextmanager
 def given_mesh(
     gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, list[int]], command: str, *, recovery_s: float
 ) -> Generator[GivenMesh]:
-    """The mesh, behind proxies of ours, as long as the block. The arguments are `GivenMesh`'s."""
+    """The mesh behind proxies, within the block. Arguments as for `GivenMesh`."""
     with Links() as links:
         proxied = [
             GatewayAddresses(
@@ -45,13 +45,13 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class GivenMesh:
-    """See the module.
+    """The user's mesh.
 
-    direct      the gateways themselves
-    gateways    the same by way of the proxies
+    direct      addresses of the gateways themselves
+    gateways    their addresses through the proxies
     pids        processes of this machine that may be struck, by service
-    command     run to strike a process of a service; {signal}, {service} and {number} are filled in
-    recovery_s  how long after a fault errors are still put down to it; longer while a gateway is not ready
+    command     is run to strike a process of a service; {signal}, {service} and {number} are filled in
+    recovery_s  how long after a fault it still explains errors; longer while a gateway is not ready
     """
 
     slots = SLOTS
@@ -82,7 +82,7 @@ class GivenMesh:
         return [str(pid) for pid in self._pids.get(victim, ())] or ([str(victim)] if self._command else [])
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
-        """See `Mesh`."""
+        """See `TargetMesh`."""
         if name.isdigit():
             await self._signal(int(name), act, seconds)
         else:
@@ -103,7 +103,7 @@ class GivenMesh:
             send(pid, SIGNALS[act])
 
     async def _order(self, victim: Victim, signal_name: str) -> None:
-        """Runs the user's command. Raises RuntimeError when it fails: faults that do not happen prove nothing."""
+        """Runs the user's command. Raises RuntimeError if it fails: a fault that does not happen proves nothing."""
         filled = [
             part.format(signal=signal_name.removeprefix("SIG"), service=victim, number=self._struck)
             for part in shlex.split(self._command)
@@ -113,7 +113,7 @@ class GivenMesh:
             raise RuntimeError(f"{shlex.join(filled)} ended with code {code}")
 
     async def ready(self) -> None:
-        """See `Mesh`: of executors only their user knows."""
+        """See `TargetMesh`. Only the gateways are asked: the user's executors are not known."""
         for http in (gateway.http for gateway in self._direct if gateway.http):
             deadline = time.monotonic() + BACK_TIMEOUT_S
             while reason := await unreadiness(*host_and_port(http)):
@@ -122,5 +122,5 @@ class GivenMesh:
                 await asyncio.sleep(POLL_S)
 
     async def refused_commits(self) -> int | None:
-        """See `Mesh`."""
+        """See `TargetMesh`."""
         return None

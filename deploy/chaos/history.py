@@ -1,4 +1,4 @@
-"""What happened: every attempt of every step, and every fault. Plain values, written to a file as they come in."""
+"""The history of a run: every attempt of every step, and every fault. Plain values, written to a file as they come."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import msgspec
 from deploy.chaos.scripts import Script
 
 COMPRESSION = 1
-"""A million steps are 100 MB of text; the fastest level leaves a quarter of it."""
+"""Compression level. A million steps are 100 MB of text; the fastest level shrinks it to a quarter."""
 
 
 class AttemptOutcome(StrEnum):
-    """What became of an attempt.
+    """The outcome of an attempt.
 
-    ANSWERED  with the state after the step
-    REFUSED   by the mesh, with words and perhaps a reason
-    BROKEN    the connection was lost or refused: nothing is known of the step
-    LATE      no answer within the client's patience, so the client left
-    LEFT      the client hung up, for reasons of its own
+    ANSWERED  the mesh answered with the state after the step
+    REFUSED   the mesh answered with an error
+    BROKEN    the connection was lost or refused; whether the step ran is not known
+    LATE      no answer came within the client's patience, so the client broke off
+    LEFT      the client broke off on purpose
     """
 
     ANSWERED = "answered"
@@ -34,11 +34,11 @@ class AttemptOutcome(StrEnum):
 
 
 class Attempt(msgspec.Struct, array_like=True, gc=False):
-    """A step that was sent once. Times are seconds since the run began.
+    """One sending of a step. Times are seconds since the run began.
 
-    step     from 1
-    session  counts the connections that the sequence's client has made
-    gateway  which one it was sent to, from 0
+    step     number of the step, from 1
+    session  number of the connection, among those that the sequence's client has made
+    gateway  number of the gateway that it was sent to, from 0
     """
 
     step: int
@@ -55,7 +55,7 @@ class Attempt(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceHistory(msgspec.Struct, gc=False):
-    """One sequence: what was to be played, and what happened. `forsaken`: why its client gave it up, or ""."""
+    """One sequence: its script and all attempts. forsaken: why its client gave it up, or ""."""
 
     script: Script
     attempts: list[Attempt]
@@ -63,7 +63,7 @@ class SequenceHistory(msgspec.Struct, gc=False):
 
 
 class Strike(msgspec.Struct):
-    """A fault that was carried out. `end_s`: it is over, and what it hit is back; `note`: what exactly was hit."""
+    """A fault that was carried out. end_s: when it was over and its victim back; note: what exactly was hit."""
 
     number: int
     kind: str

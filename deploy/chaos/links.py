@@ -1,4 +1,4 @@
-"""The proxies of a run (`proxy.py`), in a process of their own: the clients' process has enough to do.
+"""Runs the proxies (`proxy.py`) in a process of their own, so that they do not compete with the clients' event loop.
 
 Each proxy has a name: `REDIS`, or a gateway's protocol (`gateway_link`).
 """
@@ -24,7 +24,7 @@ def gateway_link(number: int, protocol: str) -> str:
 
 
 class Proxies:
-    """What runs in the other process."""
+    """The proxies, in the other process."""
 
     def __init__(self) -> None:
         self._proxies: dict[str, Proxy] = {}
@@ -53,7 +53,7 @@ Manager.register("Proxies", Proxies, exposed=("listen", "call", "close"))
 
 
 def prepare() -> None:
-    """In the other process, first: Ctrl-C is for the one that runs the chaos."""
+    """Prepares the other process: it ignores Ctrl-C, which only the main process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -61,7 +61,7 @@ class Links:
     """All proxies. A context manager: the process lives as long as the block."""
 
     def __init__(self) -> None:
-        # Spawned, because this process has threads.
+        # Spawned, because forking a process with threads is unsafe.
         self._manager = Manager(ctx=get_context("spawn"))
         self._proxies: Any = None
 

@@ -1,7 +1,7 @@
-"""The clients of a run: each plays one sequence after the other, whatever happens, and writes down what happened.
+"""The clients of a run: each plays one sequence after the other, and records every attempt.
 
-A client sends every step again, through another gateway, until it is answered; it never skips one. So a sequence is
-answered whole and right, or the mesh has broken a promise.
+A client sends a step again, through another gateway, until it is answered. It never skips a step. So either every step
+of a sequence is answered rightly, or the mesh has broken a promise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from deploy.chaos.models import variant
 from deploy.chaos.scripts import IDLE_FACTOR, Script
 
 SET_BACK = "set back"
-"""Why a client leaves a sequence of which the mesh has forgotten steps that were answered."""
+"""Why a client gives a sequence up: the mesh has forgotten steps that were answered."""
 BUDGET_S = 120.0
-"""A step that is not answered for so long, however often it is sent, counts as lost: every fault is shorter."""
+"""A step that is not answered within this, over all attempts, counts as lost. Every fault is shorter."""
 RETRY_PAUSE_S = 0.4
 """Longest pause before another attempt."""
 OVER = frozenset({"expired", "ended", "lost", "failed", "cancelled", "exists"})
@@ -82,11 +82,11 @@ class Player:
 
     @property
     def script(self) -> Script:
-        """What is played; shorter than at first when the run ends meanwhile."""
+        """The script that is played. It is cut short when the run ends."""
         return self.told.script
 
     def hang_up(self) -> None:
-        """Drops the connection now, whatever is open; the sequence goes on over another."""
+        """Breaks the connection off, also with open steps. The sequence goes on over another connection."""
         if not self._leave.done():
             self._leave.set_result(None)
 
@@ -95,7 +95,7 @@ class Player:
         self._cut_short = True
 
     async def play(self) -> SequenceHistory:
-        """The whole sequence."""
+        """Plays the whole sequence. Returns its history."""
         self._last_progress_s = self._clock.now()
         while not self.told.forsaken and len(self._done) < len(self.script.values):
             if self._clock.now() - self._last_progress_s > BUDGET_S:
@@ -116,7 +116,7 @@ class Player:
         return self._chance.choice(others) if others else self._gateway
 
     async def _converse(self, session: Session) -> bool:
-        """Sends what is not answered, in order; False when the connection must be given up."""
+        """Sends the unanswered steps, in order. False when the connection must be given up."""
         steps = self._steps()
         following = next(steps, 0)
         while following or self._open:
@@ -133,7 +133,7 @@ class Player:
         return True
 
     def _steps(self) -> Iterator[int]:
-        """The steps without an answer, each once; the last one sooner when the run ends."""
+        """The unanswered steps, each once. When the run ends, the next step becomes the last."""
         step = 1
         while step <= len(self.script.values):
             if step not in self._done:
@@ -149,7 +149,7 @@ class Player:
         return any(sent.step >= step for sent in self._open) or any(a.step >= step for a in self.told.attempts)
 
     def _must_be_quiet(self, step: int) -> bool:
-        """Whether everything must be answered before this step, because a silence comes first."""
+        """Whether all earlier steps must be answered before this one, because the script has a silence before it."""
         return bool(self._open) and step == self.script.silent_at and not self._was_sent(step)
 
     async def _pause(self, step: int) -> None:
@@ -168,7 +168,7 @@ class Player:
         sent.done_s = self._clock.now()
 
     async def _settle_head(self) -> bool:
-        """Waits for the oldest open step; False when it was not answered."""
+        """Waits for the oldest open step. False if it was not answered."""
         head = self._open[0]
         if not head.answer.done():
             rest_s = head.sent_s + self.script.patience_s - self._clock.now()
@@ -179,10 +179,10 @@ class Player:
         return self._note(head, AttemptOutcome.LEFT) is AttemptOutcome.ANSWERED
 
     async def _abandon(self, session: Session) -> None:
-        """Gives a connection up, after a refusal, a break, a lack of patience or by intent; notes what was open."""
+        """Gives a connection up, after a refusal, a break, a timeout or on purpose. Records the open attempts."""
         refused = bool(self.told.attempts) and self.told.attempts[-1].outcome is AttemptOutcome.REFUSED
         if refused and self._open:
-            # The mesh answers the others still, and what it answers is of interest.
+            # The mesh may still answer the other open steps, and those answers are checked too.
             await asyncio.wait([sent.answer for sent in self._open], timeout=self.script.patience_s)
         out_of_patience = self._clock.now() - self.script.patience_s
         await session.hang_up()
@@ -193,12 +193,12 @@ class Player:
         self._open.clear()
 
     def _was_known(self, attempt: Attempt, step: int) -> bool:
-        """Whether that step was answered before this attempt was sent: the mesh had it."""
+        """Whether that step was answered before this attempt was sent, so that the mesh had it."""
         return self._done.get(step, attempt.sent_s) < attempt.sent_s
 
     def _note(self, sent: Sent, otherwise: AttemptOutcome) -> AttemptOutcome:
-        """Writes an attempt down. otherwise: what it is when there is no answer."""
-        # What was answered in this very turn of the loop has no time of its own yet.
+        """Records an attempt. otherwise: its outcome if it has no answer."""
+        # A step that was answered in this very turn of the loop has no time stamp yet.
         done_s = sent.done_s or self._clock.now()
         attempt = Attempt(sent.step, self._sessions, self._gateway, round(sent.sent_s, 4), round(done_s, 4), otherwise)
         if sent.answer.done() and not sent.answer.cancelled():
@@ -220,7 +220,7 @@ class Player:
         return attempt.outcome
 
     def _learn(self, attempt: Attempt) -> None:
-        """What follows from an attempt for the next."""
+        """Learns from an attempt what to do next."""
         if attempt.outcome is AttemptOutcome.ANSWERED:
             self._last_progress_s = self._clock.now()
             if attempt.step not in self._done:
@@ -228,7 +228,7 @@ class Player:
             self._done.setdefault(attempt.step, attempt.done_s)
         elif attempt.outcome is AttemptOutcome.REFUSED:
             if attempt.reason in ("wrong_step", "answered") and 0 < attempt.step <= attempt.last_step:
-                # It ran; its reply is kept no longer.
+                # The step ran, and the mesh does not keep its reply any more.
                 self._done[attempt.step] = attempt.done_s
             elif attempt.reason in OVER or (
                 attempt.reason == "never_seen" and self._was_known(attempt, attempt.step - 1)
@@ -240,9 +240,9 @@ class Player:
 
 @dataclass(eq=False)
 class ClientLoad:
-    """So many clients, each with one sequence at a time, until they are told to stop.
+    """The clients of a run, each with one sequence at a time, until they are told to stop.
 
-    keep  called with each sequence that is over
+    keep  called with the history of each sequence that is over
     """
 
     gateways: Sequence[Gateway]

@@ -1,4 +1,4 @@
-"""What chaos acts on, and how a process is struck. A private mesh is in `own_mesh.py`, a user's in `given_mesh.py`."""
+"""The interface of a mesh under chaos. `own_mesh.py` implements it for a private mesh, `given_mesh.py` for a user's."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from deploy.chaos.faults import Act, Victim
 from deploy.chaos.links import Links
 
 BACK_TIMEOUT_S = 240.0
-"""How long is waited for a process that was struck; on a busy machine an executor loads its models for a while."""
+"""How long to wait until a process that was struck is back. On a busy machine executors load their models slowly."""
 POLL_S = 0.1
 SIGNALS = {Act.KILL: signal.SIGKILL, Act.RESTART: signal.SIGTERM, Act.FREEZE: signal.SIGSTOP, Act.BLINK: signal.SIGSTOP}
 
 
 class TargetMesh(Protocol):
-    """Where the clients go, and what can be done to the processes.
+    """A mesh that clients use and faults hit.
 
-    gateways  as the clients reach them: by way of the proxies
-    slots     of `models.FILLED`, over all executors
-    kinds     names of the faults that can be brought about here
-    about     what the report says of it
+    gateways  their addresses through the proxies
+    slots     slots of `models.FILLED`, over all executors
+    kinds     names of the faults that are possible in this mesh
+    about     facts about the mesh for the report
     """
 
     @property
@@ -44,15 +44,15 @@ class TargetMesh(Protocol):
         ...
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
-        """Does it to a process, and returns when that is back."""
+        """Carries a fault out on a process, and returns when the process is back."""
         ...
 
     async def ready(self) -> None:
-        """Returns when everything that was started serves."""
+        """Returns when every process that was started serves."""
         ...
 
     async def refused_commits(self) -> int | None:
-        """Commits that were refused by epoch so far; None when nothing counts them."""
+        """Commits that were refused by epoch so far; None if they cannot be counted."""
         ...
 
 
@@ -66,7 +66,7 @@ def send(pid: int, sent: signal.Signals) -> bool:
 
 
 async def frozen(pid: int, seconds: float) -> None:
-    """Freezes a process for so long. It wakes also when this is cancelled."""
+    """Freezes a process for so long. The process is woken also if this coroutine is cancelled."""
     try:
         if send(pid, signal.SIGSTOP):
             await asyncio.sleep(seconds)

@@ -1,7 +1,7 @@
-"""A private mesh, for chaos: `seqmesh up` behind proxies, with a Redis that can be killed.
+"""A private mesh for chaos: `seqmesh up` behind proxies, with a Redis that can be killed.
 
-The services reach Redis by way of a proxy, and the clients reach every gateway by way of two, one for each protocol;
-the proxies run in a process of their own. The launcher starts again whatever dies; Redis is ours to start again.
+The services reach Redis through a proxy. The clients reach every gateway through two proxies, one per protocol. The
+launcher restarts the services that die; this module starts and restarts Redis itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
     models = directory / "models"
     write_repository(models)
     with contextlib.ExitStack() as stack:
-        # The server dies with the thread that started it, so that is one which lives as long as the mesh.
+        # The server ends with the thread that started it. So it is started by a thread that lives as long as the mesh.
         thread = stack.enter_context(ThreadPoolExecutor(1, "redis"))
         server = own_redis(size, directory / "redis", thread)
         stack.callback(lambda: thread.submit(server.stop).result())
@@ -69,9 +69,9 @@ def own_mesh(size: Size, directory: Path) -> Generator[OwnMesh]:
             "SEQMESH_GATEWAYS": str(size.gateways),
             "SEQMESH_SCHEDULERS": str(size.schedulers),
             "SEQMESH_LEASE_MS": str(size.lease_ms),
-            # What is killed here has not failed.
+            # Processes are killed on purpose here, so the launcher need not wait long before it restarts them.
             "SEQMESH_RESTART_PAUSE_MAX_MS": "200",
-            # Threads of a library that wait for work burn the processor that the other processes need.
+            # OpenMP threads that wait for work would take CPU time from the other processes.
             "OMP_NUM_THREADS": "1",
         }
         data_dir = directory / "mesh"
@@ -130,11 +130,11 @@ class OwnMesh:
         }
 
     def names(self, victim: Victim) -> Sequence[str]:
-        """See `Mesh`."""
+        """See `TargetMesh`."""
         return ["redis"] if victim in REDIS_VICTIMS else [child.name for child in self._children(victim)]
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
-        """See `Mesh`."""
+        """See `TargetMesh`."""
         if victim in REDIS_VICTIMS:
             await self._server.strike(act, seconds)
             return
@@ -145,7 +145,7 @@ class OwnMesh:
         else:
             send(before, SIGNALS[act])
             await until(lambda: self._child(name).pid not in (0, before), f"{name} is started again")
-        # An executor that was only frozen for a moment goes on as it was.
+        # An executor that was frozen may still be registered under its old id.
         await self._back(victim, name, set() if act in (Act.FREEZE, Act.BLINK) else old)
 
     async def _back(self, victim: Victim, name: str, old: Collection[str] = ()) -> None:
@@ -185,7 +185,7 @@ class OwnMesh:
         }
 
     async def ready(self) -> None:
-        """See `Mesh`: the launcher is content with the first executor."""
+        """See `TargetMesh`. The launcher itself waits only for the first executor."""
         for victim in (Victim.GATEWAY, Victim.EXECUTOR):
             for name in self.names(victim):
                 await self._back(victim, name)
@@ -202,14 +202,14 @@ class OwnMesh:
         return next(child for child in read_state(self._data_dir).children if child.name == name)
 
     def wake_all(self) -> None:
-        """A frozen process could not be stopped in order."""
+        """Wakes frozen processes, which could not stop in order."""
         with contextlib.suppress(LauncherError):
             for child in read_state(self._data_dir).children:
                 if child.pid:
                     send(child.pid, signal.SIGCONT)
 
     async def refused_commits(self) -> int:
-        """See `Mesh`: what the executors have written into their logs."""
+        """See `TargetMesh`. Counted from the executors' logs."""
         return sum(
             log.read_text(errors="replace").count(REFUSED_COMMIT)
             for log in (self._data_dir / "logs").glob("executor-*.log*")

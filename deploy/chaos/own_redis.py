@@ -1,7 +1,7 @@
-"""The Redis of a private mesh: one server, or a primary with replicas and Sentinels. Each takes faults.
+"""The Redis of a private mesh: one server, or a primary with replicas and Sentinels. Faults can hit both.
 
-Servers die with the thread that started them, so everything here happens in one that lives as long as the mesh. Of two
-faults that are due together the second finds Redis whole again.
+A server ends with the thread that started it, so all calls are made in one thread that lives as long as the mesh. This
+also means that of two faults that are due together, the second waits until Redis has recovered from the first.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """A TCP proxy that misbehaves on request: between the services and Redis, or between clients and a gateway.
 
-It runs an event loop in a thread of its own; every method may be called from any thread, takes effect before it
-returns, and is about links (a client's connection with the one made for it to the target). `of` names whose: links
-whose client has called itself so, or by a name that begins so (`CLIENT SETNAME`, which every service sends to Redis);
-"" for all.
+It runs an event loop in a thread of its own. Every method may be called from any thread, and takes effect before it
+returns. The methods act on links: a link is a client's connection together with the one to the target that was made
+for it. The argument `of` selects links by the name that the client gave itself, or by the beginning of that name
+(`CLIENT SETNAME`, which every service sends to Redis); "" selects all.
 
-    cut         both ends get RST, now
-    hang_up     the client gets RST; what it had sent still reaches the target, as late as `hold` makes it
-    strand      half-open: nothing passes any more, and neither end hears of the other's end (no FIN, no RST)
-    hold        bytes wait, in order, until `release`; for links made meanwhile too
-    delay       each piece of bytes is passed on so much later
-    refuse      links are cut, and new ones as soon as it is known whose they are, until `admit`
-    trap        the next request that holds certain bytes is the link's last: lost, lost in part, or carried out while
-                its reply is lost
+    cut         both ends get RST at once
+    hang_up     the client gets RST; bytes that it had sent still reach the target, delayed by `hold` if that is set
+    strand      half-open: nothing passes any more, and neither end learns of the other's end (no FIN, no RST)
+    hold        bytes wait, in order, until `release`; also on links that are made meanwhile
+    delay       each piece of bytes is passed on this much later
+    refuse      links are cut, and new ones as soon as their name is known, until `admit`
+    trap        the next request that contains certain bytes is the link's last: it is lost, lost in part, or carried
+                out while its reply is lost
 
-Bytes are never changed, reordered or doubled: TCP does not either.
+Bytes are never changed, reordered or doubled, because TCP does not do that either.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class Proxy:
     def _ask(self, question: Callable[[], T]) -> T:
         async def answer() -> T:
             found = question()
-            # Whoever waits for a change looks again.
+            # Coroutines that wait for a change of the rules look again.
             self._changed.set()
             self._changed = asyncio.Event()
             return found

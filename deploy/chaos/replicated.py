@@ -86,14 +86,14 @@ class Node:
             )
 
     def kill(self) -> None:
-        """As a crash would end it. No effect when it has ended."""
+        """Ends the process as a crash would. No effect if it has ended."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def stop(self) -> None:
-        """In order: a primary ends when its replicas have everything."""
+        """Stops the process in order: a primary ends when its replicas have all its data."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -153,7 +153,7 @@ class ReplicatedRedis:
 
     @property
     def url(self) -> str:
-        """Of whatever server is the primary, by way of the Sentinels."""
+        """The URL by which a client asks the Sentinels for the present primary."""
         hosts = ",".join(sentinel.address for sentinel in self.sentinels)
         secret = self.sentinels[0].password
         return f"redis+sentinel://:{self.servers[0].password}@{hosts}/{SERVICE}/0?sentinel_password={secret}"
@@ -173,16 +173,16 @@ class ReplicatedRedis:
                 return
 
     def stop(self) -> None:
-        """Kills all: nothing of theirs is needed any more."""
+        """Kills all processes: their data is not needed any more."""
         for node in (*self.sentinels, *self.servers):
             node.kill()
 
     def primary(self) -> Node:
-        """The server that most Sentinels name; waits until one is."""
+        """The server that most Sentinels name as primary. Waits until they agree."""
         return until(self._named, "Sentinels agree on a primary", CHANGE_TIMEOUT_S)
 
     def replaced(self, old: Node) -> Node:
-        """Waits until another server is the primary, and takes itself for one; returns it."""
+        """Waits until another server is the primary and knows it. Returns that server."""
 
         def replaced() -> Node | None:
             named = self._named()
@@ -191,9 +191,9 @@ class ReplicatedRedis:
         return until(replaced, f"{old.address} is replaced", CHANGE_TIMEOUT_S)
 
     def revive(self) -> None:
-        """Starts what was killed; returns when every Sentinel answers, and every replica is in step.
+        """Starts the killed processes. Returns when every Sentinel answers and every replica is in step.
 
-        Sentinels would make a replica of an old primary as well, but take ten seconds for it.
+        An old primary is made a replica here, because the Sentinels take ten seconds for it.
         """
         for sentinel in self.sentinels:
             if not sentinel.is_running:
@@ -209,11 +209,11 @@ class ReplicatedRedis:
         self.rejoined()
 
     def rejoined(self) -> None:
-        """Waits until every server that runs, but for the primary, is a replica of it, in step."""
+        """Waits until every running server except the primary is a replica of it, and in step."""
         until(self._in_step, "every replica is in step", CHANGE_TIMEOUT_S)
 
     def demand_replicas(self, count: int) -> None:
-        """min-replicas-to-write, of every server that runs, from now on."""
+        """Sets min-replicas-to-write on every running server."""
         self._min_replicas = count
         for server in self.servers:
             if server.is_running:
@@ -221,14 +221,16 @@ class ReplicatedRedis:
                     client.config_set("min-replicas-to-write", count)
 
     def strike_primary(self, sent: signal.Signals) -> Node:
-        """Sends the primary a signal at a moment at which its replicas have all that it has acknowledged: what is
-        missing after that was lost by the mesh. Returns it."""
+        """Sends the primary a signal when its replicas have every write that it has acknowledged. Returns it.
+
+        So a write that is missing afterwards was lost by the mesh, not by the replication.
+        """
         primary = self.primary()
         with primary.client() as client:
-            # It takes no more writes, and goes on giving its replicas those that it took.
+            # The primary now refuses writes, while it still sends earlier ones to its replicas.
             client.config_set("min-replicas-to-write", REFUSING)
             self.caught_up()
-            # A frozen one takes them again when it wakes up: then the pause is over.
+            # A primary that is frozen and woken takes writes again: the pause ends by itself.
             client.client_pause(PAUSE_MS, all=False)
             client.config_set("min-replicas-to-write", self._min_replicas)
         if sent is signal.SIGKILL:
@@ -249,8 +251,8 @@ class ReplicatedRedis:
         )
 
     def promote_stale(self, seconds: float) -> Node:
-        """Holds every replica back for so long, then kills the primary; returns the replica that has replaced it, and
-        lacks what was written meanwhile."""
+        """Holds every replica back for so long, then kills the primary. Returns the replica that becomes primary, which
+        lacks the writes of that time."""
         primary = self.primary()
         self.caught_up()
         replicas = [server for server in self.servers if server is not primary and server.is_running]
@@ -264,7 +266,7 @@ class ReplicatedRedis:
         return promoted
 
     def hold_back(self, replica: Node) -> None:
-        """From now on it gets nothing of what is written; it goes on living, and may be made primary."""
+        """Cuts a replica off from new writes. It runs on, and may be made primary."""
         with replica.client() as client:
             client.config_set("masteruser", "nobody")
             client.client_kill_filter(_type="master")
@@ -274,7 +276,7 @@ class ReplicatedRedis:
         """Ends `hold_back`."""
         with replica.client() as client:
             client.config_set("masteruser", "")
-            # Whoever made it the primary has written its configuration, with what held it back.
+            # When a Sentinel made it the primary, it wrote the configuration, with the option that held it back.
             client.config_rewrite()
 
     def _make(self, attempt: int) -> None:
@@ -317,7 +319,7 @@ class ReplicatedRedis:
     def _start(self) -> None:
         for server in self.servers:
             server.start()
-        # Sentinels look for replicas when they begin, and then only every ten seconds.
+        # Sentinels look for replicas when they start, and then only every ten seconds. So replicas must follow before.
         until(lambda: self._follow(self.servers[0]), "every replica is in step", READY_TIMEOUT_S)
         for sentinel in self.sentinels:
             sentinel.start()
@@ -354,7 +356,7 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], what: str, timeout_s: float) -> T:
-    """The first true value. Raises TimeoutError, saying what did not happen."""
+    """Waits for the condition's first true value. Raises TimeoutError that says what did not happen."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -364,7 +366,7 @@ def until(condition: Callable[[], T | None], what: str, timeout_s: float) -> T:
 
 
 def free_ports(count: int) -> list[int]:
-    """So many TCP ports that nothing listened on a moment ago, each another."""
+    """Different TCP ports on which nothing listened a moment ago."""
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]

@@ -1,4 +1,4 @@
-"""What a run has shown: one report, as JSON and in a few lines of Markdown."""
+"""The report of a run, as JSON and as a few lines of Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
 from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
 
 GAP_AFTER_S = 10.0
-"""The longest gap after a fault is looked for until so long after its end, or until the next fault."""
+"""How long after a fault's end the longest gap without an answer is looked for, if no other fault comes before."""
 FINDINGS_MAX = 50
 FINDINGS_SHOWN = 10
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
@@ -22,7 +22,7 @@ CALM_AFTER_S = 2.0
 
 
 class FaultLine(msgspec.Struct):
-    """All faults of a kind. longest_gap_s: without any answer; back_s: the longest until it was over."""
+    """All faults of a kind. longest_gap_s: without an answer; back_s: longest time until a victim was back."""
 
     kind: str
     count: int
@@ -38,7 +38,7 @@ class Latencies(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """See the module. `complete`: all steps and faults that were asked for."""
+    """The report. complete: whether all requested steps and faults were carried out."""
 
     verdict: str
     complete: bool
@@ -74,7 +74,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Judgement:
-    """What a history comes to."""
+    """The result of checking a history."""
 
     timeline: Timeline = field(default_factory=Timeline)
     sequences: int = 0
@@ -109,7 +109,7 @@ def judge(history: Iterable[SequenceHistory], strikes: Sequence[Strike]) -> Judg
 
 
 def answered_steps(told: SequenceHistory) -> list[tuple[float, float]]:
-    """When each step was answered first, and how long that took."""
+    """Per answered step: the time of its first answer, and the seconds since it was first sent."""
     first_sent: dict[int, float] = {}
     answered: dict[int, float] = {}
     for attempt in told.attempts:
@@ -158,14 +158,14 @@ def report_of(
 
 
 def verdict(broken: Mapping[str, int], *, complete: bool) -> str:
-    """In a few words."""
+    """The verdict in a few words."""
     if any(broken.values()):
         return "BROKEN: " + ", ".join(f"{count} {sort}" for sort, count in broken.items() if count)
     return "whole" if complete else "whole so far, but the run was not complete"
 
 
 def split(timeline: Timeline, strikes: Sequence[Strike]) -> tuple[list[float], list[float]]:
-    """How long the steps took that no fault touched, and the others, seconds."""
+    """The durations of undisturbed steps and of all others, in seconds."""
     spans = merged([(strike.begin_s, strike.end_s + CALM_AFTER_S) for strike in strikes])
     ends = [end for _, end in spans]
     calm: list[float] = []

@@ -1,4 +1,4 @@
-"""One run: clients and director at work until everything asked for is done, or time is over, or somebody stops it."""
+"""One run: runs clients and director until all steps and faults are done, the time is over, or the user stops it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
 TELL_EVERY_S = 10.0
 LOOK_EVERY_S = 0.1
 STUCK_S = BUDGET_S + 30.0
-"""Without any answer for so long, the run ends: no fault lasts as long."""
+"""The run ends after this long without an answer: no fault lasts as long."""
 DRAIN_S = 2 * BUDGET_S
 SHORTEST_LONGEST = 6
 LONGEST_SHARE = 20
@@ -29,7 +29,7 @@ LONGEST_SHARE = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
-    """What a run shall be. run: its name, part of every correlation id."""
+    """The plan of a run. run: its name, part of every correlation id."""
 
     seed: int
     steps: int
@@ -41,7 +41,7 @@ class ChaosPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChaosRun:
-    """What a run was; the rest is in its history."""
+    """Facts about a finished run; all else is in its history."""
 
     seconds: float
     strikes: Sequence[Strike]
@@ -54,7 +54,7 @@ class NotReadyError(Exception):
 
 
 def protocols_of(mesh: TargetMesh) -> list[ProtocolName]:
-    """What every gateway of the mesh offers."""
+    """The protocols that every gateway of the mesh offers."""
     http = all(gateway.http for gateway in mesh.gateways)
     grpc = all(gateway.grpc for gateway in mesh.gateways)
     return [name for name in PROTOCOL_WEIGHTS if (http if name == "http" else grpc)]
@@ -113,12 +113,12 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path, tell: Callable[[str]
 
 
 def asked_to_stop(stop: asyncio.Event, hurry: asyncio.Event) -> None:
-    """Ctrl-C. Said twice: at once."""
+    """Handles Ctrl-C: the first stops the run in order, the second at once."""
     (hurry if stop.is_set() else stop).set()
 
 
 async def drained(clients: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> set[asyncio.Task[None]]:
-    """Waits until the clients' sequences are over, or somebody is in a hurry; returns the clients that go on."""
+    """Waits until the clients' sequences are over, or the user stops at once. Returns the clients still running."""
     hurrying = asyncio.create_task(hurry.wait(), name="hurry")
     over = asyncio.gather(*clients, return_exceptions=True)
     await asyncio.wait((over, hurrying), timeout=DRAIN_S, return_when="FIRST_COMPLETED")
@@ -160,7 +160,7 @@ async def watched(
 
 
 def progress(load: ClientLoad, director: Director, wrong: int) -> str:
-    """How far it is, in a line."""
+    """The run's progress as a line."""
     now, score = load.clock.now(), load.score
     going_on = [strike.kind for strike in director.strikes if strike.end_s == float("inf")]
     return (

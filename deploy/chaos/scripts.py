@@ -16,7 +16,7 @@ from deploy.chaos.models import VARIANTS, Variant
 
 ProtocolName = Literal["http", "grpc", "stream"]
 PROTOCOL_WEIGHTS: Mapping[ProtocolName, int] = {"http": 2, "grpc": 2, "stream": 6}
-"""Streams are cheapest, so that they carry most steps."""
+"""Streams are the cheapest protocol, so they carry most steps."""
 VALUE_BITS = 40
 NAMED_STEPS_MAX = 60
 """The mesh knows a sequence's last 64 request ids: a client that may be late by more steps numbers them."""
@@ -26,7 +26,7 @@ UNARY_WINDOW_MAX = 3
 """Steps that are sent at once over several connections arrive in any order: those that come too early are refused, and
 sent again."""
 IDLE_FACTOR = 1.5
-"""A silence that must end a sequence, as a multiple of its model's limit."""
+"""Length of a silence that must end a sequence, as a multiple of its model's idle time."""
 
 
 class Script(msgspec.Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""`seqmesh demo`: texts streamed through a mesh twice, the second time while an executor is killed; both must agree."""
+"""`seqmesh demo`: streams texts through a mesh twice, kills an executor during the second run, and compares both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `seqmesh demo`: finds or starts a mesh, runs the texts twice, compares, gives the verdict."""
+"""The command line of `seqmesh demo`: finds or starts a mesh, streams the texts twice, and compares the answers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def place(options: Options) -> Generator[DemoTarget]:
-    """Where to stream to; a mesh of our own lives as long as the block."""
+    """The mesh to stream to, within the block. Starts a private one if none was given and none runs."""
     running = None if options.private else running_mesh(options.data_dir)
     if options.url:
         yield DemoTarget(options.url, running if running is not None and is_gateway_of(running, options.url) else None)
@@ -188,7 +188,7 @@ async def local_mesh(where: DemoTarget) -> AsyncGenerator[LocalMesh | None]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What both runs have in common. texts: the pieces of each."""
+    """What both runs share. texts: the pieces of each text."""
 
     client: triton.InferenceServerClient
     texts: list[tuple[bytes, ...]]
@@ -214,7 +214,7 @@ async def both_runs(stage: Stage, where: DemoTarget, *, kill: bool) -> bool:
 
 
 async def reason_for_mercy(mesh: LocalMesh | None) -> str:
-    """Why no executor can be killed; "" when one can."""
+    """Why no executor can be killed; "" if one can."""
     if mesh is None:
         return "the mesh does not run on this machine, or not in --data-dir"
     if mesh.executors < 2:
@@ -251,7 +251,7 @@ async def owners_shown(mesh: LocalMesh | None, ids: Sequence[str], screen: Scree
     async def watch(mesh: LocalMesh) -> None:
         while True:
             for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
-                # A text that is over, or on its way to another executor, keeps its last owner's name.
+                # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
                 view.owner = owner or view.owner
             await asyncio.sleep(OWNER_INTERVAL_S)
 
@@ -264,7 +264,7 @@ async def owners_shown(mesh: LocalMesh | None, ids: Sequence[str], screen: Scree
 
 
 def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
-    """How long callers waited."""
+    """Prints how long clients waited."""
     waits = ", ".join(f"text {text + 1} {wait_s:.2f} s" for text, wait_s in takeover.longest_wait_s.items())
     if waits:
         click.echo(f"takeover: the callers of {victim.name} waited once for their answer: {waits}")
@@ -276,7 +276,7 @@ def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
 
 
 def tell_verdict(differences: Sequence[Difference], words: int) -> None:
-    """Equal, or where the runs part."""
+    """Prints that both runs are equal, or where they differ."""
     if not differences:
         click.secho(f"equal: all {words} answers of the second run are those of the first, bit for bit", fg="green")
         return
@@ -289,7 +289,7 @@ def tell_verdict(differences: Sequence[Difference], words: int) -> None:
 
 
 def numbered(texts: Sequence[int]) -> str:
-    """Texts by the numbers that people read."""
+    """The texts' numbers, counted from 1, as a text."""
     if not texts:
         return "no text"
     numbers = ", ".join(str(text + 1) for text in texts)

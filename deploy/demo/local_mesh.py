@@ -1,4 +1,4 @@
-"""A mesh whose processes run on this machine: who holds which text, and how one of its executors is killed.
+"""A mesh whose processes run on this machine: finds which executor owns which text, and kills one.
 
 Reads the launcher's mesh.json for process ids and, for the rest, what the mesh itself keeps in Redis.
 """

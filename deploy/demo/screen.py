@@ -1,4 +1,4 @@
-"""What the user sees while texts are streamed: a live line per text on a terminal, now and then a line elsewhere.
+"""Shows progress while texts are streamed: on a terminal a live line per text, elsewhere a plain line now and then.
 
 `TextView.line` is pure; `Screen` writes.
 """
@@ -15,17 +15,17 @@ from typing import TextIO
 import click
 
 REDRAW_INTERVAL_S = 0.04
-"""A terminal needs no more than 25 pictures a second."""
+"""Shortest time between two drawings: 25 a second are enough."""
 PATIENCE_S = 0.3
-"""An answer that takes longer than this is shown as waited for."""
+"""A text whose answer takes longer than this is shown as waiting."""
 PLAIN_EVERY = 12
-"""Without a terminal, every twelfth piece of a text is told."""
+"""Without a terminal, a line is printed for every twelfth piece of a text."""
 TEXT_MIN_COLUMNS = 10
 
 
 @dataclass(slots=True)
 class TextView:
-    """What is known of one text at the moment.
+    """The present state of one text.
 
     answered, total  pieces
     owner            name of the executor that holds it; "" when unknown
@@ -91,7 +91,7 @@ class Screen:
     def say(self, text: str) -> None:
         """A line of its own; the live lines go on below it."""
         if self._drawn_lines:
-            # The first live line gives its place to the text, and all are drawn anew below.
+            # Go up to the first live line and clear the screen from there. The live lines are drawn again below.
             self._write(f"\x1b[{self._drawn_lines}A\r\x1b[J")
             self._drawn_lines = 0
         self._write(text + "\n")
@@ -103,5 +103,5 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """The text on one line: what would move the cursor becomes a blank."""
+    """The text as one line: characters that would move the cursor become blanks."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -1,7 +1,7 @@
 """Streams texts through a mesh with the ordinary `tritonclient`, one gRPC stream per text, all at once.
 
-One stream per text, because the answers on a stream come in the order of its requests: on a shared one, a text that
-waits for its takeover would hold up the others.
+Answers on a stream come in the order of its requests. On a shared stream, a text that waits for its takeover would
+delay the others; so each text has its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def stream_texts(
             await asyncio.wait([*streams, halfway])
             ticker.cancel()
     except ExceptionGroup as failures:
-        # Streams of a mesh that fails mostly fail alike: the first says enough.
+        # When the mesh fails, all streams mostly fail with the same error: the first one is enough.
         raise failures.exceptions[0] from failures
     screen.refresh(force=True)
     return [stream.result() for stream in streams]
@@ -76,7 +76,7 @@ class Progress:
             self._half.set()
 
     async def run_at_half(self) -> None:
-        """Waits for the half and does what is to be done then."""
+        """Waits until half of the pieces are answered, then calls `at_half`."""
         if self._at_half is not None:
             await self._half.wait()
             await self._at_half()

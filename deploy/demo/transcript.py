@@ -1,4 +1,4 @@
-"""What came back for a text, how two runs compare, and how long callers waited. No I/O."""
+"""The answers to a text, the comparison of two runs, and how long clients waited. No I/O."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class AnsweredPiece:
 
     @property
     def content(self) -> tuple[bytes, bytes]:
-        """What must be the same in every run."""
+        """The bytes that must be the same in every run."""
         return self.next_character, self.continuation
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs of a text part: the first piece, counted from 0, that was answered differently."""
+    """Where two runs of a text differ: the first piece, counted from 0, with a different answer."""
 
     text: int
     piece: int
@@ -71,11 +71,11 @@ def shown(answers: Sequence[AnsweredPiece], piece: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FeltTakeover:
-    """What callers felt of a kill.
+    """How long clients waited because of a kill, in seconds.
 
-    longest_wait_s  per text (index) that the killed executor held: the longest wait of its answers after the kill
-    others_wait_s   the longest wait, meanwhile, of the texts that it did not hold; None when it held all
-    usual_wait_s    median wait of all answers before the kill
+    longest_wait_s  per text (index) of the killed executor: the longest wait for an answer after the kill
+    others_wait_s   the longest wait meanwhile of texts on other executors; None if the killed one held all
+    usual_wait_s    median wait for all answers before the kill
     """
 
     longest_wait_s: dict[int, float]

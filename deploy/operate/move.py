@@ -1,7 +1,7 @@
 """`seqmesh move`: one sequence goes to another executor between two of its steps.
 
-The wish is an entry in the starts stream of the sequence's model, so it reaches whoever leads, also a successor. The
-leader removes it when it has come true, or cannot.
+The wish is an entry in the starts stream of the sequence's model. So it reaches the model's present leader, or the next
+one. The leader removes it when the sequence has moved, or cannot move.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run(model: str, correlation_id: str, to: str, version: str, *, string: bool, **settings: str) -> None:
-    """What the command does. Raises click.ClickException with what to do instead."""
+    """Carries the command out. Raises click.ClickException with the remedy."""
     number = correlation_id.isdecimal() and not string
     identity: CorrelationId = int(correlation_id) if number else correlation_id
     sequence = sequence_id(model, version, identity)
@@ -61,8 +61,10 @@ async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to:
 
 
 async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
-    """A live sequence's executor, None while it is paged. Raises click.ClickException for one that cannot be moved,
-    saying why."""
+    """The executor that owns a live sequence; None while the sequence is paged.
+
+    Raises click.ClickException with the reason for a sequence that cannot be moved.
+    """
     record = mesh.keys.sequence(sequence).record
     state, owner, durable = await mesh.redis.hmget(record, STATE, OWNER, DURABLE)
     if state in (WAITING, MOVING):
@@ -83,7 +85,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
 
 
 def destination(known: list[ExecutorHolding], model: str, owner: str | None, to: str) -> str:
-    """The id of the executor that is meant, "" for any other one. Raises click.ClickException where there is none."""
+    """The id of the wished executor, "" for any other one. Raises click.ClickException if there is none."""
     serving = [
         one
         for one in known
@@ -108,7 +110,8 @@ def destination(known: list[ExecutorHolding], model: str, owner: str | None, to:
 async def outcome(
     mesh: OperatedMesh, sequence: SequenceId, model: str, owner: str | None, to: str, entry: bytes
 ) -> str:
-    """Waits until the wish is gone; says what became of it. Raises click.ClickException when it did not come true."""
+    """Waits until the leader has removed the wish, and says what happened. Raises click.ClickException if the sequence
+    did not move."""
     starts = mesh.keys.starts(mesh.keys.shard_of(sequence), model)
     while await mesh.redis.xrange(starts, entry, entry):  # noqa: ASYNC110 - the wish lies in Redis
         await asyncio.sleep(POLL_S)

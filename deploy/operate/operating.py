@@ -1,4 +1,4 @@
-"""What the commands that operate a running mesh share: how they find it, and what its executors hold."""
+"""Shared by the operators' commands: finds the running mesh, and reads which sequences its executors own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared.store.redis_url import url_without_password
 
 @dataclass(frozen=True, slots=True)
 class OperatedMesh:
-    """A mesh that was found."""
+    """A running mesh."""
 
     redis: Redis
     keys: Keyspace
@@ -29,24 +29,24 @@ class OperatedMesh:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorHolding:
-    """An executor and what it owns: sequences by model, models without any left out."""
+    """An executor and the number of sequences that it owns, by model; models without any are left out."""
 
     member: Member
     sequences: Mapping[str, int]
 
     @property
     def registration(self) -> ExecutorRegistration:
-        """As it announced itself."""
+        """The executor's registration."""
         return self.member.registration
 
     @property
     def total(self) -> int:
-        """All sequences that it owns."""
+        """The number of all sequences that it owns."""
         return sum(self.sequences.values())
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The executor's state in a word."""
         if self.registration.leaving:
             return "leaving"
         if not self.member.alive:
@@ -56,7 +56,7 @@ class ExecutorHolding:
 
 @asynccontextmanager
 async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]:
-    """The mesh that the settings lead to. Raises click.ClickException where there is none, with the remedy."""
+    """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none."""
     url, prefix = located(settings)
     redis = connect(url, retries=0)
     try:
@@ -75,7 +75,7 @@ async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]
 
 
 def located(settings: OperatorSettings) -> tuple[str, str]:
-    """Redis' URL and the prefix of the keys; what is given counts more than what is found."""
+    """The URL of Redis and the prefix of the keys. Settings count more than the mesh.json of a local mesh."""
     if settings.redis_url:
         return settings.redis_url, settings.key_prefix or DEFAULT_PREFIX
     try:

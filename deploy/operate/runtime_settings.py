@@ -1,4 +1,4 @@
-"""`seqmesh settings`: what was changed in the logging and tracing of a running mesh, by whom, and the way back."""
+"""`seqmesh settings`: shows which log and trace settings of a running mesh were changed, by whom, and resets them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run(*, reset: bool, **settings: str) -> None:
-    """What the command does. Raises click.ClickException with what to do instead."""
+    """Carries the command out. Raises click.ClickException with the remedy."""
     asyncio.run(_run(OperatorSettings(**settings), reset=reset))  # pyright: ignore[reportArgumentType]
 
 
@@ -41,7 +41,7 @@ async def _run(settings: OperatorSettings, *, reset: bool) -> None:
 
 
 def described(picture: ChangedSettings) -> str:
-    """Lines for an operator."""
+    """The changed settings as lines of text."""
     lines = [f"{name} = {value}" for name, value in picture.logs.items()]
     for model, changed in sorted(picture.traces.items()):
         lines += [f"{name} = {value}" + (f" (model {model})" if model else "") for name, value in changed.items()]

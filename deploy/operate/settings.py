@@ -1,4 +1,4 @@
-"""Where the commands that operate a running mesh find it."""
+"""Settings by which the operators' commands find the running mesh."""
 
 from __future__ import annotations
 
