@@ -46,7 +46,7 @@ class StackedLstm(nn.Module):
 
 
 def seeded_lstm() -> StackedLstm:
-    """The network with its weights, drawn as torch draws them; the process's own generator is left alone."""
+    """The network with seeded random weights. The state of torch's global generator is kept."""
     generator = torch.Generator().manual_seed(SEED)
     lstm = StackedLstm().eval()
     bound = 1 / math.sqrt(HIDDEN_SIZE)
@@ -57,12 +57,12 @@ def seeded_lstm() -> StackedLstm:
 
 
 def build(directory: Path) -> None:
-    """Writes the repository: accumulate, lstm_512 and lstm_512_python. What is there by these names is overwritten."""
+    """Writes the models accumulate, lstm_512 and lstm_512_python. Models of these names are overwritten."""
     shutil.copytree(MODELS, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    # git keeps no empty folders.
+    # The version directory is not in the repository: git keeps no empty directories.
     (directory / "lstm_512" / "1").mkdir(exist_ok=True)
     with warnings.catch_warnings():
-        # torch prefers torch.export for new models; Triton's pytorch backend loads TorchScript.
+        # torch warns in favour of torch.export, but Triton's pytorch backend loads TorchScript.
         warnings.simplefilter("ignore", DeprecationWarning)
         scripted = torch.jit.script(seeded_lstm())
         for path in ("lstm_512/1/model.pt", "lstm_512_python/1/lstm.pt"):

@@ -1,7 +1,7 @@
-"""The three ways in: HTTP with binary tensors, gRPC unary, gRPC stream; each session has one step outstanding.
+"""Clients for HTTP with binary tensors, gRPC unary calls and gRPC streams. Each session has one step outstanding.
 
-Cheap on purpose, because client and servers share the machine: of a request only what changes is put together anew,
-from bytes. (A protobuf message may be the concatenation of its parts: fields of both are merged.)
+They are cheap on purpose, because client and servers share the machine. The parts of a request that do not change are
+encoded once and joined with the rest as bytes. (Concatenated protobuf messages are one message with the fields of all.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as _service_pb2
 
 from benchmarks.workloads import TensorForm
 
-# What protobuf generates at import has no types.
+# The classes that protobuf generates at import have no types.
 service_pb2: Any = _service_pb2
 END_OF_STREAM: Any = getattr(grpc.aio, "EOF")  # noqa: B009 -- the library's stubs forget it
 
@@ -53,7 +53,7 @@ class Client(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends what the sessions share."""
+        """Closes the connections that the sessions share."""
         ...
 
 
@@ -132,7 +132,7 @@ class HttpSession:
         )
         if status != 200:
             raise StepError(f"HTTP {status}: {body[:ERROR_TEXT_MAX].decode(errors='replace')}")
-        # One output only, so what follows the document is its bytes.
+        # There is only one output, so the bytes after the JSON document are its data.
         return body[document_bytes:]
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class HttpSession:
 
 
 class HttpConnection(asyncio.Protocol):
-    """HTTP/1.1 as these two servers speak it: one answer at a time, with a Content-Length."""
+    """The part of HTTP/1.1 that both servers use: one answer at a time, with a Content-Length."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -203,10 +203,10 @@ def parse_head(head: bytes) -> tuple[int, int, int]:
 
 
 class GrpcClient:
-    """One channel for all sessions; each session is a stream of its own, or a place for unary calls."""
+    """One channel for all sessions. A session is a stream of its own, or makes unary calls."""
 
     def __init__(self, address: Addresses, model: str, form: TensorForm, *, stream: bool) -> None:
-        # A pool of its own, so that the connections of one cell are not those of the cell before.
+        # Its own connection pool: otherwise gRPC would reuse the connections of the cell before.
         self._channel = grpc.aio.insecure_channel(address.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
         kind = self._channel.stream_stream if stream else self._channel.unary_unary
         answer: Any = service_pb2.ModelStreamInferResponse if stream else service_pb2.ModelInferResponse
@@ -225,7 +225,7 @@ class GrpcClient:
 
 
 class RequestBytes:
-    """Puts requests together. The parts that repeat are made once."""
+    """Builds requests. Parts that repeat are encoded once."""
 
     def __init__(self, model: str, form: TensorForm) -> None:
         message: Any = service_pb2.ModelInferRequest(model_name=model)
@@ -317,7 +317,7 @@ class GrpcStreamSession(GrpcSession):
         return output_of(answer.infer_response)
 
     async def close(self) -> None:
-        """Ends the stream as a client that has nothing more to say; cancels it when the server does not end it then."""
+        """Half-closes the stream. Cancels it if the server does not end it then."""
         stream, self._stream = self._stream, None
         if stream is None:
             return

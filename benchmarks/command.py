@@ -45,20 +45,20 @@ machines change from minute to minute, so only such figures can be compared.
 """
 MODELS = ("accumulate", "lstm_512")
 TRITON_MODELS = ("accumulate", "lstm_512_python")
-"""The wheel's Triton has the Python backend only."""
+"""Models that Triton can serve here: the wheel's Triton has the Python backend only."""
 ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python")
 CONCURRENCIES = "1,8,32,128"
 QUICK_CONCURRENCIES = "1,32"
 PAGING_CALLERS = 512
 FLUSH_S = 0.7
-"""Executors add their counts to the mesh's statistics a few times a second."""
+"""How long to wait before statistics are read: executors write theirs a few times a second."""
 GIVE_UP_MARGIN_S = 30.0
-"""A cell that takes so much longer than it should is given up: a server that hangs must not hang the benchmark."""
+"""A cell that takes this much longer than planned is given up, so that a hanging server cannot hang the benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """What is measured, how long, how often."""
+    """Which cells are measured, for how long and how often."""
 
     models: Sequence[str]
     protocols: Sequence[ProtocolName]
@@ -194,13 +194,13 @@ def bench(
 
 
 def measure_all(plan: MeasurementPlan, servers: Sequence[MeasuredServer]) -> list[Result]:
-    """All rounds; tells each cell's outcome as it comes."""
+    """Measures all rounds, and prints each cell's outcome."""
     for server in servers:
         processes = ", ".join(f"{name} {' '.join(map(str, pids))}" for name, pids in server.groups.items())
         click.echo(
             f"{server.label}: {server.address.http}, grpc {server.address.grpc}; processes: {processes}", err=True
         )
-    # One LSTM workload for all: every server must answer what the first one probed, the mesh, has answered.
+    # All servers share one LSTM workload: each must give the answers of the first one probed, which is the mesh.
     sums, scripts = RunningSums(), LstmScripts()
     total = plan.rounds * len(list(plan.cells(servers)))
     results: list[Result] = []
@@ -216,7 +216,7 @@ def measure_all(plan: MeasurementPlan, servers: Sequence[MeasuredServer]) -> lis
 def measure(
     server: MeasuredServer, cell: Cell, round_number: int, plan: MeasurementPlan, workload: RunningSums | LstmScripts
 ) -> Result:
-    """One cell. A server that fails or hangs gives a result that says so."""
+    """Measures one cell. A server that fails or hangs gives a result that says so."""
     meter = Meter(server.groups, server.redis_url)
     tally = Tally()
     mean_batch: float | None = None

@@ -1,8 +1,8 @@
-"""The recovery dial: what keeping sequences safe costs, against what a takeover costs, for every way of keeping them.
+"""The recovery dial: measures, for each way of keeping state safe, its cost per step and the time of a takeover.
 
 One mesh with two executors serves one small model in many settings: declared state with a checkpoint every 1, 2, 4, ...
-steps; state that the model keeps, handed out by its methods or replayed from its steps; and kept by nobody, as in
-Triton. The settings take turns, round by round, so that they can be compared on a machine that others use too.
+steps; state that the model keeps, recovered by its methods or by replaying its steps; and state that is lost with the
+executor, as in Triton. The settings take turns, round by round, so that load from other users of the machine is spread.
 
 Per setting and round: steps per second, and bytes into Redis per step (beyond those of an idle mesh), under closed-loop
 load; then sequences of various ages are left open, the executor that owns most of them is killed, and the next step of
@@ -52,7 +52,7 @@ CONCURRENCY = 32
 OPEN = 16
 """Sequences that are open when their executor is killed."""
 AGE_MIN, AGE_STEP = 30, 4
-"""Their steps so far: 30, 34, ...; so that all parts of an interval are met."""
+"""Steps of these sequences: 30, 34, ... So takeovers happen at different points of a checkpoint interval."""
 LEASE_MS = 1000
 WARMUP_S = 0.5
 IDLE_S = 1.0
@@ -79,7 +79,7 @@ STATES = f"""state [
 
 
 class LongSums(RunningSums):
-    """Sequences that are long beside every interval."""
+    """Running sums of sequences much longer than every checkpoint interval."""
 
     def steps(self) -> int:
         """How many steps the next sequence has."""
@@ -97,7 +97,8 @@ def measure_dial(*, seconds: float, rounds: int, out: Path) -> None:
         with mesh as state:
             bench = Dial(state, seconds)
             for round_number in range(1, rounds + 1):
-                # In another order each time: a turn begins on what the one before it has left, an executor that starts.
+                # In another order each round: a turn is disturbed by what the one before left, such as a restarting
+                # executor.
                 for setting in Random(round_number).sample(settings(), k=len(settings())):
                     turns.append(uvloop.run(bench.turn(setting)))
                     click.echo(f"[{round_number}/{rounds}] {one_line(turns[-1])}", err=True)
@@ -133,7 +134,7 @@ def write_model(repository: Path, setting: Setting) -> None:
 
 
 class Dial:
-    """The mesh under the settings' turns."""
+    """The mesh in which the settings are measured."""
 
     def __init__(self, state: MeshState, seconds: float) -> None:
         mesh = mesh_of(state)
@@ -156,10 +157,10 @@ class Dial:
         return Turn(setting.name, rate, redis_bytes, takeover_ms)
 
     async def _load(self, client: Client) -> tuple[float, float]:
-        # Redis alone is asked: executors come and go here, and their CPU time with them.
+        # Only Redis is metered: executors are killed here, and their CPU time would be lost.
         meter = Meter({"redis": self._groups["redis"]}, self._redis_url)
         try:
-            # Leases, polls and statistics are there without any step, and weigh more the slower the machine is.
+            # First an idle mesh: leases, polls and statistics cost bytes without any step, which are subtracted.
             meter.read()
             await asyncio.sleep(IDLE_S)
             meter.read()
@@ -210,7 +211,7 @@ class Dial:
         return [decode(data) for data in self._redis.hgetall(self._keys.executors).values()]
 
     async def _whole(self, dead: ExecutorRegistration) -> None:
-        """Returns when the killed executor is back, under another id."""
+        """Waits until the killed executor is back, under another id."""
         async with asyncio.timeout(PATIENCE_S):
             while not any(self._succeeds(one, dead) for one in self._registered()):  # noqa: ASYNC110 -- it is in Redis
                 await asyncio.sleep(POLL_S)

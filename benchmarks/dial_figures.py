@@ -1,4 +1,4 @@
-"""What the positions of the recovery dial have shown: medians, and their table. Pure."""
+"""The figures of the recovery dial: medians, and their table. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.results import markdown
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One setting, measured once. takeover_ms: None where sequences do not outlive their executor."""
+    """One measurement of one setting. takeover_ms: None for a setting whose sequences are lost with their executor."""
 
     setting: str
     steps_per_s: float
@@ -63,6 +63,6 @@ def table(turns: Sequence[Turn]) -> str:
 
 
 def checkpointed(turns: Sequence[Turn]) -> Iterator[tuple[int, Turn]]:
-    """Of declared state: the interval, and its figures."""
+    """The turns with declared state, each with its checkpoint interval."""
     intervals = {setting.name: setting.interval for setting in settings() if setting.source == "declared"}
     return ((intervals[turn.setting], turn) for turn in turns if turn.setting in intervals)

@@ -1,4 +1,4 @@
-"""The picture of the recovery dial: three figures over the checkpoint interval, other ways as level lines."""
+"""The plot of the recovery dial: three figures over the checkpoint interval; other settings as horizontal lines."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ INTERVALS = (1, 2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One position of the dial. source: of the model; recovers: whether its sequences outlive their executor."""
+    """One position of the dial. source: file of its model; recovers: whether its sequences outlive their executor."""
 
     name: str
     source: str
@@ -18,7 +18,7 @@ class Setting:
 
     @property
     def interval(self) -> int:
-        """Of a checkpointed setting."""
+        """The checkpoint interval in steps; only for a setting with checkpoints."""
         return int(self.parameters.get("checkpoint_interval", "1"))
 
 

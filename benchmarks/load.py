@@ -1,6 +1,7 @@
-"""Closed-loop load: so many sessions, each sending a step when the one before is answered, sequence after sequence.
+"""Closed-loop load: a number of sessions, each of which sends a step when the one before is answered.
 
-Every answer is judged. Only what is answered inside the measuring window is counted and timed.
+A session plays one sequence after the other. Every answer is checked. Only steps that are answered inside the measuring
+window are counted and timed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.clients import Client, LoadSession, StepError
 from benchmarks.workloads import SCRIPTS, LstmScripts, Track, Workload
 
 PAUSE_AFTER_ERROR_S = 0.05
-"""A server that refuses everything must not be asked in a busy loop."""
+"""Pause after an error, so that a server that refuses every step is not asked in a busy loop."""
 DRAIN_TIMEOUT_S = 20.0
 EXAMPLES_MAX = 5
 
@@ -31,7 +32,11 @@ def new_sequence_ids() -> Iterator[int]:
 
 @dataclass(slots=True)
 class Tally:
-    """What a run has counted. latencies_ns: of the steps answered in the window; examples: texts of errors, counted."""
+    """The counts of a run.
+
+    latencies_ns  of the steps answered in the window
+    examples      texts of errors -> their number
+    """
 
     latencies_ns: list[int] = field(default_factory=list)
     wrong: int = 0
@@ -94,7 +99,7 @@ class LoadRun:
         await session.close()
 
     async def _again(self, session: LoadSession) -> LoadSession:
-        """A fresh session after an error; the old one while the server cannot be reached."""
+        """A new session after an error; the old one if the server cannot be reached."""
         try:
             fresh = await self._client.session()
         except StepError as error:

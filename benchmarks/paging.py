@@ -2,9 +2,9 @@
 
 One mesh with one executor and 64 slots. First every sequence is started and left open; then callers take the sequences
 in turn, in random order, and send each one's next step: nearly every step pages a sequence in and another one out.
-Every sum is checked. The wait is what the caller sees, from sending a step to its answer. There are always as many in
-line as there are more callers than slots, so a fair line shows in waits that are near to each other: the longest wait
-of any sequence beside the median.
+Every sum is checked. A wait is the time from sending a step to its answer. The number of waiting callers is constant,
+namely the callers beyond the number of slots. So if the backlog is fair, all waits are similar: the report compares the
+longest wait of any sequence with the median.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """What came of it. paged_out, paged_in: per step of the second part."""
+    """The result. paged_out, paged_in: per step of the second part."""
 
     sequences: int
     callers: int
@@ -130,7 +130,7 @@ class PagedTrack:
 
 
 def in_turn(tracks: Sequence[PagedTrack], goes_on: Callable[[], bool]) -> Iterator[PagedTrack]:
-    """Every sequence once, in random order, and again in the same order: its last step is answered by then."""
+    """All sequences in random order, then again in the same order: each one's last step is answered by then."""
     order = random.Random(SEED).sample(tracks, len(tracks))
     for track in itertools.takewhile(lambda _: goes_on(), itertools.cycle(order)):
         assert not track.waits, f"sequence {track.id} is overtaken by itself: more sequences or fewer callers"

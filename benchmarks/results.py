@@ -15,7 +15,7 @@ from benchmarks.load import Tally
 from benchmarks.usage import CLIENT, Meter, RedisCost, cpu_us_per_step, other_cores, redis_cost
 
 QUIET_CORES = 0.15
-"""A cell during which others used more than this is marked."""
+"""A cell is marked as disturbed if other processes used more cores than this during it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One cell, once. Without an answered step all figures are 0 and `examples` says why."""
+    """One measurement of one cell. Without an answered step all figures are 0, and `examples` says why."""
 
     cell: Cell
     round: int
@@ -80,8 +80,8 @@ def result_of(cell: Cell, round_number: int, tally: Tally, meter: Meter, mean_ba
 def summary(results: Iterable[Result]) -> list[Result]:
     """Per cell the round with the median throughput, with the errors of all rounds; in the order of first appearance.
 
-    A whole round rather than medians of each figure, so that the figures belong together. Quiet rounds only, where
-    there are any.
+    A whole round is chosen instead of the median of each figure, so that the figures belong together. Disturbed rounds
+    are left out if there are others.
     """
     by_cell: dict[Cell, list[Result]] = {}
     for result in results:
@@ -158,7 +158,7 @@ def comparison(results: Sequence[Result], ours: str, theirs: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are also aligned for people who read the text."""
+    """A Markdown table with aligned columns, so that it can be read as plain text."""
     widths = [max(len(line[column]) for line in (head, *rows)) for column in range(len(head))]
     left = 2  # model and protocol; everything else is a number
 

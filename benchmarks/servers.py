@@ -1,4 +1,4 @@
-"""The servers under load: where they listen, which processes they are, what they say about their batches."""
+"""The servers under load: their addresses, their processes, and their statistics of batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BenchmarkMesh:
     redis_url: str | None
 
     def keep_running(self) -> None:
-        """The launcher sees to that."""
+        """Does nothing: the launcher restarts processes."""
 
 
 @contextmanager
@@ -80,20 +80,20 @@ def build_models(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Executions:
-    """How many requests a model has answered, and in how many runs."""
+    """How many requests a model has answered, and in how many executions."""
 
     inferences: int
     runs: int
 
     def mean_batch_since(self, earlier: Executions) -> float | None:
-        """Requests per run between two readings; None when nothing ran."""
+        """Requests per execution between two readings; None without an execution."""
         runs = self.runs - earlier.runs
         return (self.inferences - earlier.inferences) / runs if runs else None
 
 
 def executions(address: Addresses, model: str) -> Executions:
     """From the server's statistics extension, over all versions of the model."""
-    # No proxy: what is asked is always this machine.
+    # Without the proxies of the environment: the server is always on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"{address.http}/v2/models/{model}/stats", timeout=STATISTICS_TIMEOUT_S) as answer:
         rows = json.load(answer)["model_stats"]

@@ -1,4 +1,4 @@
-"""A long run of one kind of load: nothing wrong, nothing dead, nothing that grows.
+"""A long run of one kind of load. It fails if an answer is wrong, a process dies, or memory grows.
 
 `make soak`. Starts a mesh of its own, keeps as many streams as asked busy for as long as asked, looks at the memory of
 every process once a second, and judges at the end.
@@ -38,11 +38,12 @@ WARMUP_S = 1.0
 TELL_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 GROWTH_BOUND = 1.10
-"""Largest last quarter, as a multiple of the second one (the first warms up), that is not called growth."""
+"""Memory counts as grown if its median in the last quarter is above this multiple of that in the second quarter. The
+first quarter is for warming up."""
 GROWTH_SLACK_BYTES = 8 << 20
-"""What allocators keep back and give out again; a leak passes it within minutes."""
+"""Growth that is tolerated on top, because allocators keep freed memory. A leak exceeds it within minutes."""
 DATA = "redis data"
-"""What Redis says that its data takes, beside the memory of its process."""
+"""Name of the sample with the size of Redis' data as Redis reports it; its process is sampled too."""
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ def soak(*, minutes: float, streams: int, protocol: ProtocolName, executors: int
 async def run(
     server: MeasuredServer, protocol: ProtocolName, streams: int, seconds: float, watch: Watch, memory: MemorySamples
 ) -> Tally:
-    """The load, with somebody who looks at it."""
+    """Runs the load, and observes the processes meanwhile."""
     workload = RunningSums()
     client = client_for(protocol, server.address, MODEL, workload.form)
     load = LoadRun(client, workload, new_sequence_ids())
@@ -139,7 +140,7 @@ async def run(
 
 
 async def observe(tally: Tally, watch: Watch, memory: MemorySamples) -> None:
-    """Samples the memory, for ever, and says now and then how it goes."""
+    """Samples the memory until it is cancelled, and prints the progress now and then."""
     began = told = time.monotonic()
     told_steps = 0
     while True:

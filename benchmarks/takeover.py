@@ -1,17 +1,18 @@
 """Takeovers: how long callers wait when an executor is killed, by the age of its sequences and by their number.
 
-One mesh with two executors and declared state that is checkpointed with every step. Sequences are played and left open;
-the executor that owns most of them is killed, and the next step of each of all is sent at once. Told are the times from
-the end of the dead executor's lease, as Redis shows it, to the first and to the last answer of the sequences that it
-owned. Every answer is checked.
+One mesh with two executors and declared state that is checkpointed with every step. Sequences are played and left open.
+Then the executor that owns most of them is killed, and the next step of every sequence is sent at once. Reported are
+the times from the end of the dead executor's lease, as Redis shows it, to the first and to the last answer of the
+sequences that it owned. Every answer is checked.
 
-Then the same with idle sequences, of a model whose sequences keep their slots: they move without a step, and their new
-owner fetches their states at once. Told are the times of each one's first step and of its second one, one after the
-other when all have moved, and of the slowest step of a neighbour that went on meanwhile.
+Then the same with idle sequences, of a model whose sequences keep their slots. They are taken over without a step, and
+their new owner fetches their states at once. When all have moved, each sequence gets two steps, one after the other.
+Reported are the times of the first and of the second steps, and the slowest step meanwhile of a sequence on the other
+executor.
 
-Steps are really played up to `REAL_STEPS_MAX` per sequence. Where a sequence is to be older, the numbers in its record
-and checkpoint are set forward while nobody owns it, between the kill and the end of the lease: they are all that a
-takeover reads of its past.
+At most `REAL_STEPS_MAX` steps per sequence are really played. To make a sequence older, the step numbers in its record
+and checkpoint are raised between the kill and the end of the lease, when no executor writes them. A takeover reads
+nothing else of a sequence's past.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ SLOTS = 2048
 SESSIONS = 64
 POLL_S = 0.002
 IDLE_POLL_S = 0.05
-"""Less often, because each look is at all of the sequences."""
+"""A longer pause between polls, because each poll reads all sequences."""
 
 
 def measure_takeovers(*, rounds: int, quick: bool, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""What kills of executors have shown: medians, and their tables. Pure."""
+"""The figures of takeovers: medians, and their tables. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGED = 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many sequences, each with so many steps behind it; played: how many of these were really sent."""
+    """A number of sequences, and of steps that each has behind it. played: how many of the steps were really sent."""
 
     steps: int
     sequences: int
@@ -33,8 +33,8 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class IdleTakeover:
-    """One kill of an owner of idle sequences: the medians of their first and of their second steps, and the slowest of
-    a neighbour's while they moved."""
+    """One kill of an owner of idle sequences: the medians of their first and of their second steps, and the slowest
+    step of a sequence on the other executor meanwhile."""
 
     sequences: int
     taken: int

@@ -1,8 +1,8 @@
 """A real Triton to compare with: the server inside NVIDIA's PyPI wheel `nvidia-pytriton`, CPU only, no container.
 
 The wheel brings `tritonserver`, its libraries and the Python backend; only that backend, so the models are `model.py`.
-It is used as it lies there. What Triton wants elsewhere is put into a temporary directory: the backend's stub for the
-interpreter beside the backend's library, and a copy of the models, because the stub's interpreter writes bytecode.
+The wheel's files are not changed. Two things that Triton needs elsewhere are copied into a temporary directory: the
+backend's stub, which must be beside the backend's library, and the models, because the stub's Python writes bytecode.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def wheel_at(directory: Path, version: str) -> Wheel:
 
 
 class Triton:
-    """One Triton process; starts again when it has died. See `servers.Server`."""
+    """One Triton process; starts again when it has died. See `servers.MeasuredServer`."""
 
     label = "triton"
     redis_url: str | None = None

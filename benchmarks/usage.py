@@ -1,4 +1,4 @@
-"""What a window of load cost: CPU time of each process, and commands and bytes of Redis."""
+"""Measures what a window of load costs: CPU time of each process, and commands and bytes of Redis."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def cpu_us_per_step(before: Reading, after: Reading, steps: int) -> dict[str, fl
 
 
 def other_cores(before: Reading, after: Reading) -> float:
-    """How many cores something else was using: a result with much of it is not to be compared."""
+    """How many cores other processes used. Results with much of it cannot be compared."""
     measured_s = sum(after.cpu_s.values()) - sum(before.cpu_s.values())
     busy_s = after.machine_busy_s - before.machine_busy_s
     return max(0.0, (busy_s - measured_s) / (after.at_s - before.at_s))

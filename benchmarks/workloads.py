@@ -1,7 +1,7 @@
-"""What is sent, and how each answer is known to be right. Pure.
+"""The workloads: which inputs are sent, and how each answer is checked. Pure.
 
-A sequence is one `Track`: it gives the next input and judges the answer to it. Every model of the benchmark has one
-input INPUT and one output OUTPUT.
+A sequence is one `Track`: it gives the next input and checks the answer. Every model of the benchmark has one input
+INPUT and one output OUTPUT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS = 20
 STEPS_SPREAD = 4
 """Lengths differ by up to this, so that sequences do not start in step."""
 SUMMAND_MAX = 999
-"""Sums of a sequence stay far below what INT32 holds."""
+"""Largest summand. Sums of a sequence stay far below INT32's bound."""
 SCRIPTS = 4
 """Different sequences of inputs for the LSTM. Few, because each is probed before the load; more than one, because
 state that leaks into another sequence must show."""
@@ -108,7 +108,7 @@ class SumTrack:
 class LstmScripts(Lengths):
     """A few fixed scripts of inputs; the answers are those of a quiet probe.
 
-    Each script's second input is its first once more: who answers both alike has no memory (`remembers`).
+    Each script's second input equals its first. A server that answers both alike keeps no state (`remembers`).
 
     expected  per script and step the probe's OUTPUT, [10] float32; empty until the probe is done
     """

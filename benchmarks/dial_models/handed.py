@@ -1,6 +1,6 @@
 # `kept` lies beside this file where a server runs the model.
 # pyright: basic, reportMissingImports=false
-"""The same, and what is kept is handed out and taken back."""
+"""As `kept.py`, with the two methods by which the mesh reads and restores a sequence's state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kept import TritonPythonModel as Kept
 
 
 class TritonPythonModel(Kept):
-    """Two methods are all it takes."""
+    """Adds `checkpoint` and `restore` to the model that keeps its state."""
 
     def checkpoint(self, correlation_id: int | str) -> dict[str, np.ndarray]:
         """A sequence's state."""
         return {"sum": self.sums[correlation_id], "memory": self.memories[correlation_id]}
 
     def restore(self, correlation_id: int | str, state: dict[str, np.ndarray]) -> None:
-        """Takes it back."""
+        """Restores a sequence's state."""
         self.sums[correlation_id], self.memories[correlation_id] = state["sum"], state["memory"]
