@@ -70,7 +70,6 @@ def build(directory: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Make the model repository of the benchmarks.")
     parser.add_argument("directory", type=Path, help="where to; is created")
     directory: Path = parser.parse_args().directory

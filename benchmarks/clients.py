@@ -41,7 +41,7 @@ class LoadSession(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends it in order."""
+        """Closes the session in order."""
         ...
 
 
@@ -58,7 +58,6 @@ class Client(Protocol):
 
 
 def client_for(protocol: ProtocolName, address: Addresses, model: str, form: TensorForm) -> Client:
-    """A client for one model."""
     if protocol == "http":
         return KeepAliveHttpClient(address, model, form)
     return GrpcClient(address, model, form, stream=protocol == "grpc-stream")
@@ -93,7 +92,6 @@ class KeepAliveHttpClient:
         )
 
     async def session(self) -> HttpSession:
-        """Connects."""
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(HttpConnection, self._address.host, self._address.http_port)
@@ -102,7 +100,7 @@ class KeepAliveHttpClient:
         return HttpSession(connection, self._request)
 
     async def close(self) -> None:
-        """Nothing is shared."""
+        """Does nothing: sessions share no connection."""
 
     def _request(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
         document = (
@@ -114,7 +112,6 @@ class KeepAliveHttpClient:
 
 
 def json_bool(value: bool) -> str:  # noqa: FBT001 -- the value is what it is about
-    """As JSON writes it."""
     return "true" if value else "false"
 
 
@@ -136,7 +133,6 @@ class HttpSession:
         return body[document_bytes:]
 
     async def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
 
@@ -157,7 +153,6 @@ class HttpConnection(asyncio.Protocol):
         return await self._waiter
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -220,7 +215,6 @@ class GrpcClient:
         return self._session(self._call, self._bytes)
 
     async def close(self) -> None:
-        """Closes the channel."""
         await self._channel.close()
 
 

@@ -83,7 +83,6 @@ class NumberList(click.ParamType[list[int]]):
     name = "numbers"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        """The numbers."""
         parts = str(value).split(",")
         if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
             self.fail(f"{value!r} is not a list of positive numbers such as 1,8,32", param, ctx)
@@ -99,7 +98,6 @@ class ChoiceList(click.ParamType[list[str]]):
         self._choices = choices
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """The chosen."""
         chosen = str(value).split(",")
         for one in chosen:
             if one not in self._choices:

@@ -52,8 +52,6 @@ class Tally:
 
 
 class LoadRun:
-    """One run of load."""
-
     def __init__(self, client: Client, workload: Workload, ids: Iterator[int]) -> None:
         self._client = client
         self._workload = workload

@@ -223,7 +223,6 @@ def without_states(configuration: str) -> str:
 
 
 def command(wheel: Wheel, backends: Path, repository: Path, address: Addresses) -> list[str]:
-    """The command line."""
     # A wheel that was unpacked by hand has lost the program's permission to run.
     if not os.access(wheel.program, os.X_OK):
         wheel.program.chmod(0o755)

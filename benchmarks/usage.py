@@ -56,7 +56,6 @@ class Meter:
         self.readings: list[Reading] = []
 
     def read(self) -> None:
-        """Adds a reading."""
         redis = redis_counters(self._redis) if self._redis is not None else {}
         cpu_s = {name: sum(map(cpu_seconds, processes)) for name, processes in self._groups.items()}
         self.readings.append(Reading(time.perf_counter(), cpu_s, machine_busy_s(), redis))

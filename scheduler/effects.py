@@ -82,7 +82,6 @@ class EffectPerformer:
         self._link = Link(mesh.redis)
 
     async def close(self) -> None:
-        """Closes the connection."""
         await self._link.close()
 
     async def perform(self, actions: Sequence[Action]) -> list[Event]:

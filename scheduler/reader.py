@@ -73,7 +73,6 @@ class StreamReader:
             self._reading = None
 
     async def close(self) -> None:
-        """Closes the connection."""
         await self._link.close()
 
 

@@ -114,7 +114,6 @@ class Scheduler:
         self.leaders: dict[str, Leader] = {}
 
     def start(self) -> None:
-        """Starts the loops."""
         period_s = self._settings.lease_ms / 1000 / ROUNDS_PER_LEASE
         tick_s = self._settings.tick_ms / 1000
         for name, turn, pause_s, block_s in (

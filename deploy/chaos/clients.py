@@ -117,7 +117,6 @@ class Gateway:
         self._made = 0
 
     def session(self, protocol: ProtocolName) -> Session:
-        """A new session."""
         self._made += 1
         client = self._grpc[self._made % CHANNELS]
         match protocol:
@@ -129,7 +128,6 @@ class Gateway:
                 return StreamSession(client)
 
     async def close(self) -> None:
-        """Closes the connections."""
         for client in (self._http, *self._grpc):
             if client is not None:
                 await client.close()

@@ -84,7 +84,6 @@ class AddressList(click.ParamType[list[str]]):
     name = "addresses"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """The addresses."""
         addresses = str(value).split(",")
         for address in addresses:
             try:
@@ -102,7 +101,6 @@ class Pids(click.ParamType[dict[Victim, list[int]]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[Victim, list[int]]:
-        """Process ids by service."""
         pids: dict[Victim, list[int]] = {}
         for part in str(value).split(","):
             service, _, pid = part.partition("=")
@@ -407,5 +405,4 @@ def check_again(directory: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`seqmesh chaos`."""
     chaos(args=list(arguments), prog_name="seqmesh chaos")

@@ -86,7 +86,6 @@ class HistoryFile:
         self._file.close()
 
     def add(self, told: SequenceHistory) -> None:
-        """Writes one sequence."""
         self._file.write(self._encoder.encode(told) + b"\n")
 
 

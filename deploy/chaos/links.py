@@ -40,7 +40,7 @@ class Proxies:
         return getattr(self._proxies[name], method)(*arguments)
 
     def close(self) -> None:
-        """Ends all."""
+        """Ends all proxies."""
         for proxy in self._proxies.values():
             proxy.__exit__()
 

@@ -39,13 +39,12 @@ class Clock:
         self._began = time.monotonic()
 
     def now(self) -> float:
-        """Seconds."""
         return time.monotonic() - self._began
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A step under way."""
+    """A step that was sent and not answered yet."""
 
     step: int
     sent_s: float
@@ -55,7 +54,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Score:
-    """How far the run is."""
+    """Counts of the run so far."""
 
     answered: int = 0
     sequences: int = 0

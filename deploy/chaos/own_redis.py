@@ -26,34 +26,34 @@ Fsync = Literal["always", "everysec"]
 
 
 class OwnRedis(Protocol):
-    """What a private mesh needs of its Redis. kinds: names of the faults that it can be part of."""
+    """The interface of a private mesh's Redis. kinds: names of the faults that can hit it."""
 
     @property
     def url(self) -> str:
-        """Directly."""
+        """The URL of the server itself, without a proxy."""
         ...
 
     @property
     def kinds(self) -> list[str]: ...
 
     def start(self) -> None:
-        """Returns when it takes commands. Only in its thread."""
+        """Starts the server, and returns when it takes commands. Call it only in the server's thread."""
         ...
 
     def stop(self) -> None:
-        """Only in its thread."""
+        """Stops the server. Call it only in the server's thread."""
         ...
 
     def url_for_services(self, links: Links) -> str:
-        """By way of a proxy, where one can stand before it."""
+        """The URL for the services: through a proxy, if one can stand before this Redis."""
         ...
 
     def about(self) -> str:
-        """For the report."""
+        """A line for the report."""
         ...
 
     async def strike(self, act: Act, seconds: float) -> None:
-        """Returns when it is whole again."""
+        """Carries a fault out, and returns when Redis has recovered."""
         ...
 
 
@@ -106,17 +106,17 @@ class OwnServer:
                     await frozen(self._server.pid, seconds)
 
     async def _restart(self, end: Callable[[EmbeddedRedis], None]) -> None:
-        """Ends it that way and starts it again on the same data."""
+        """Ends the server by `end`, and starts it again on the same data."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, lambda: (end(self._server), self.start()))
 
 
 class OwnReplicated:
-    """A primary with two replicas and three Sentinels. Faults hit the primary: another one is made, and the old one
+    """A primary with two replicas and three Sentinels. A fault hits the primary: a replica is promoted, and the old one
     comes back as a replica.
 
-    min-replicas-to-write is 1, and the primary is struck when its replicas have what it has acknowledged: so nothing
-    may be lost, but by the one fault that is meant to lose something (`promote-replica`).
+    min-replicas-to-write is 1, and a fault hits the primary only when its replicas have every acknowledged write. So
+    only one fault may lose writes, the one that is meant to (`promote-replica`).
     """
 
     def __init__(self, servers: ReplicatedRedis, fsync: Fsync, thread: ThreadPoolExecutor) -> None:
@@ -176,7 +176,7 @@ class OwnReplicated:
         self._servers.demand_replicas(1)
 
     def _freeze(self, *, until_replaced: bool, seconds: float) -> None:
-        """It wakes up as a primary among whose clients some have not heard of the new one."""
+        """Freezes the primary. When it wakes up, it and some of its clients still take it for the primary."""
         stale = self._servers.strike_primary(signal.SIGSTOP)
         try:
             time.sleep(seconds)

@@ -145,7 +145,6 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return self._port
 
     @property

@@ -40,7 +40,7 @@ PORT_TAKEN = "Address already in use"
 
 
 class Node:
-    """One process: a server or a Sentinel. It may write its configuration anew, so the file is its own."""
+    """One process: a server or a Sentinel. It has its own configuration file, because it may rewrite it."""
 
     def __init__(self, directory: Path, port: int, password: str, flags: list[str]) -> None:
         self.port = port
@@ -52,7 +52,6 @@ class Node:
 
     @property
     def address(self) -> str:
-        """host:port."""
         return f"{HOST}:{self.port}"
 
     @property

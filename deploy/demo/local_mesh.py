@@ -53,7 +53,6 @@ class LocalMesh:
         return cls(state, model, int(shards))
 
     async def close(self) -> None:
-        """Ends the connection."""
         await self._redis.aclose()
 
     @property

@@ -78,7 +78,7 @@ class Screen:
             self._write(f"  text {text + 1}{owner}, {view.answered}/{view.total}: ...{end}[{continuation}]\n")
 
     def refresh(self, *, force: bool = False) -> None:
-        """Draws the live lines anew, unless that was done a moment ago."""
+        """Draws the live lines again, at most once per REDRAW_INTERVAL_S unless forced."""
         now_s = time.monotonic()
         if not self._live or (not force and now_s - self._drawn_s < REDRAW_INTERVAL_S):
             return

@@ -62,7 +62,7 @@ async def stream_texts(
 
 
 class Progress:
-    """Counts answers and calls `at_half` when half of the pieces have theirs."""
+    """Counts answers, and calls `at_half` when half of the pieces are answered."""
 
     def __init__(self, total: int, at_half: Callable[[], Awaitable[None]] | None) -> None:
         self._left = total - total // 2
@@ -70,7 +70,6 @@ class Progress:
         self._at_half = at_half
 
     def count(self) -> None:
-        """One more answer."""
         self._left -= 1
         if self._left <= 0:
             self._half.set()

@@ -274,8 +274,6 @@ def reachable(host: str) -> str:
 
 
 class Launcher:
-    """One run of a mesh."""
-
     def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan]) -> None:
         self._settings = settings
         self._plans = {child.state.name: child for child in plans}
@@ -491,7 +489,6 @@ class LogFile:
         return important
 
     def tail(self) -> str:
-        """The last lines."""
         text = self.path.read_text(errors="replace") if self.path.exists() else ""
         return "\n".join("    " + line for line in text.splitlines()[-LOG_TAIL_LINES:]) or "    (empty)"
 

@@ -33,7 +33,6 @@ then.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command."""
     command.main(list(arguments), prog_name="seqmesh drain")
 
 

@@ -35,7 +35,6 @@ up its slot (model parameter virtual_slots) gets one with its next step anyway; 
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command."""
     command.main(list(arguments), prog_name="seqmesh move")
 
 

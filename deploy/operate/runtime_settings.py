@@ -23,7 +23,6 @@ process was started with.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command."""
     command.main(list(arguments), prog_name="seqmesh settings")
 
 

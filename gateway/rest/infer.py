@@ -41,7 +41,7 @@ class Infer:
         self._forward = forward
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """POST .../infer."""
         headers = read_headers(scope)
         with self._inference.budget.reserve() as reservation:
             call, forms = await self._receive(scope, receive, headers, reservation)

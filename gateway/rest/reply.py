@@ -36,7 +36,6 @@ async def send_bytes(send: Send, status: int, body: bytes, headers: Sequence[Hea
 
 
 async def send_json(send: Send, document: Any, status: int = 200) -> None:
-    """Sends a JSON response."""
     await send_bytes(send, status, orjson.dumps(document), (JSON,))
 
 

@@ -29,7 +29,6 @@ class Ring:
         self._ring.add(table.executor)
 
     def drop(self, executor: ExecutorId) -> None:
-        """Removes an executor."""
         del self.tables[executor]
         self._ring.remove(executor)
 

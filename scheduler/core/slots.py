@@ -14,7 +14,7 @@ from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
 
 @dataclass(frozen=True, slots=True, order=True)
 class SlotAddress:
-    """One slot of the mesh."""
+    """The address of one slot in the mesh."""
 
     executor: ExecutorId
     version: str
@@ -87,7 +87,7 @@ class SlotTable:
 
     @property
     def size(self) -> int:
-        """All slots."""
+        """The number of slots, free or taken."""
         return self.served.instances * self.served.slots
 
     @property

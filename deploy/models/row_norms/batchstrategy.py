@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Volume:
-    """What a batch has so far."""
+    """The rows and the longest row of a batch so far."""
 
     bound: int
     rows: int = 0
@@ -20,17 +20,17 @@ class Volume:
 
 
 def model_batcher_initialize(model: Any) -> int:
-    """Once per load: the bound. A parameter that is no number fails the load."""
+    """Called once per load; returns the bound. A parameter that is not a number fails the load."""
     return int(model.parameters["MAX_VOLUME"])
 
 
 def model_batch_initialize(batcher: int) -> Volume:
-    """A new batch."""
+    """Called for each new batch."""
     return Volume(batcher)
 
 
 def model_batch_include_request(request: Any, batch: Volume) -> bool:
-    """Whether the request still fits; what it adds counts from now on."""
+    """Whether the request still fits into the batch. If so, it counts as part of it."""
     rows, length = request.shape("VECTOR")
     batch.rows += rows
     batch.longest = max(batch.longest, length)
