@@ -259,6 +259,7 @@ async def _serve_ports(
         port=settings.grpc_port,
         options=grpc_options(settings, shares.grpc),
     )
+    # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.
     core.memory.reliefs.append(core.unread.relieve)
     addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     http_server = HttpServer(
@@ -295,6 +296,7 @@ async def _serve_ports(
         await asyncio.gather(grpc.stop(LAST_WORD_S), http_server.stop(LAST_WORD_S))
         raise
     finally:
+        # The metrics port answers until the other ports have closed.
         await asyncio.gather(http_server.stop(LAST_WORD_S), metrics_server.stop(LAST_WORD_S, see_off_s=0.0))
 
 

@@ -237,6 +237,7 @@ class EffectPerformer:
         ]
 
     async def _drain_undrained(self, owners: Sequence[ExecutorId | None], codes: Sequence[VacateCode]) -> None:
+        """Drains the owners whose inbox still holds steps of a sequence that was taken out of its slot."""
         undrained = {owner for owner, code in zip(owners, codes, strict=True) if owner and code is VacateCode.UNDRAINED}
         for executor in sorted(undrained):
             await self._drain(executor, alive=True)

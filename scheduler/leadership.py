@@ -56,6 +56,7 @@ class Leadership:
         """
         asked_at = self._clock()
         terms = {name: self.terms.get(name, FREE) for name in sorted({*models, *self.terms})}
+        # Remembered before the call: if its reply is lost, Redis may have granted these leases (see `resign`).
         self._unheard.update(name for name in terms if name not in self.terms)
         call = self._scripts.lead(terms, self._scheduler, lease_ms=self._lease_ms)
         (outcomes,) = await self._scripts.run_all([call]) if terms else [[]]

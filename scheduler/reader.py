@@ -54,6 +54,7 @@ class StreamReader:
                 await self._link.connect()
                 (reply,) = await self._link.exchange([command], blocking_s=block_ms / 1000)
         except TimeoutError:
+            # Expired means `look_again`; any other timeout is a connection that does not answer.
             if not reading.expired():
                 raise
             return True

@@ -186,11 +186,13 @@ class Scheduler:
             self._to_sweep = set(self._leading)
             for leader in self.leaders.values():
                 leader.close()
+        # Taken before the poll: what the poll returns is not older than this.
         asked_at = self._clock()
         if not self.leaders:
             return
         members = await self._mesh.membership.members()
         now_ms = await redis_now_ms(self._mesh.redis)
+        # While nothing changes the same list object is kept: `Leader.observe` compares by identity.
         if members != self._members:
             self._members = members
         for leader in list(self.leaders.values()):

@@ -127,6 +127,7 @@ class InferStream:
         try:
             await self._write_responses()
         finally:
+            # Set first, so that the reader submits nothing more.
             self._closed = True
             self._abandon()
             wake(self._room)
@@ -158,6 +159,8 @@ class InferStream:
             try:
                 request = await read()
             except UnavailableError as full:
+                # No room for this message: it is answered with an error in its turn, and the stream goes on. Any other
+                # error, such as a malformed message, ends the reader and with it the call.
                 self._queue("", "", full.released(), NO_CLASSES, 0)
                 continue
             self._half_closed = request is END_OF_REQUESTS

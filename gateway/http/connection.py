@@ -92,9 +92,9 @@ class ServedConnection:
                 self.end(HTTPStatus.REQUEST_TIMEOUT, f"the request's head does not come within {HEAD_S:g} s")
         elif (exchange := protocol.exchange) is not None and not exchange.is_whole:
             begin, patience_s = exchange.began, PATIENCE_S
-            # Every byte that has come earns its sender time, so a slow but steady client is not cut off.
             if left_at is not None:
                 begin, patience_s = max(begin, left_at), LEAVING_PATIENCE_S
+            # Every byte that has come gives the client more time, so a slow but steady one is not cut off.
             if now > begin + patience_s + exchange.received / SLOWEST_BYTES_S:
                 slow = f"{exchange.received} bytes in {now - exchange.began:.1f} s"
                 self.end(HTTPStatus.REQUEST_TIMEOUT, f"the request's body does not come: {slow}")
@@ -116,6 +116,7 @@ class ServedConnection:
         if is_within_request:
             with contextlib.suppress(OSError, RuntimeError):  # it has just been lost
                 self._writer.write(protocol.refusal(status, error))
+        # Kept in an attribute, because asyncio itself holds its tasks only weakly.
         self._ending = asyncio.get_running_loop().create_task(protocol.end(), name="ended connection")
         self._finish(lingering=is_within_request)
 
@@ -126,6 +127,7 @@ class ServedConnection:
             except OSError:
                 break
             if self._abort_at is not None:
+                # The connection was ended: its bytes are only dropped, at most until the seat's time is over.
                 self._abort_at = min(self._now() + LINGER_S, self._seat.until)
                 continue
             await protocol.handle(RawData(data))
@@ -181,6 +183,7 @@ class ServedConnection:
                         await self._writer.drain()
                         return
                 except TimeoutError:
+                    # Each byte that the client has read since gives it more time.
                     earned = began + PATIENCE_S + (size - self._transport.get_write_buffer_size()) / SLOWEST_BYTES_S
                     if earned <= deadline:
                         raise

@@ -211,7 +211,9 @@ class Catalog:
         if first:
             # When these executors died is not known. Count it as now, so that their sequences get the whole grace.
             self._extend(now, [member for member in members if not member.alive])
+        # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
+        # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
         seen = self._unserved_since.keys() | offers_of(self._view.members) | offers_of(members)
         self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}

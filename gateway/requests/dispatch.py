@@ -172,6 +172,7 @@ class Dispatch:
                 continue
             taken = _take_unsent(queue) if kind in WITHDRAWALS else _take_of_one_load(queue)
             if queue:
+                # One script call carries no more: the rest goes with the next round trip.
                 self._trips.due()
             if taken:
                 batches.append(CallBatch(shard, kind, taken))

@@ -159,6 +159,7 @@ class Inference:
         held, self._held = self._held, deque()
         self._held_models.clear()
         for call, future, connection in held:
+            # A future that is done was cancelled: the client has left meanwhile.
             if not future.done():
                 self._enter(call, future, connection, may_hold=False)
 

@@ -135,6 +135,7 @@ class Replies:
                 logs.warning("heartbeat not written", error=str(lost))
 
     async def _read(self) -> None:
+        # Trims travel with the read, so they cost no round trip of their own.
         commands: list[Sequence[Any]] = [
             ("XTRIM", stream, "MINID", _after(self._positions[stream]))
             for stream, size in self._untrimmed.items()

@@ -169,9 +169,11 @@ def sequence_over(state: LeaderState, event: SequenceOver) -> list[Action]:
         return []
     is_paged = event.kind == PAGED
     if is_paged:
+        # A commit has freed one of the slots that it was told to free.
         tenants = state.tenants(sequence.version)
         tenants.wanted = max(0, tenants.wanted - 1)
     if sequence.phase is SequencePhase.ASSIGNING:
+        # The epoch that is being given is not known yet, so this may be its end: `assigned` compares the two.
         sequence.over_epoch = max(sequence.over_epoch, event.epoch)
         return []
     is_older = event.kind == UNREADABLE and sequence.epoch < event.epoch
