@@ -223,6 +223,7 @@ def _end_at_once(registration: Registration, because: str) -> None:
     """Ends the process without waiting for its threads or closing its engines."""
     logs.error(f"ending: {because}", executor=registration.executor, exit_code=UNUSABLE_EXIT_CODE)
     logging.shutdown()
+    # Not sys.exit: that waits for threads, and the thread that hangs never ends.
     os._exit(UNUSABLE_EXIT_CODE)
 
 

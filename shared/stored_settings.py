@@ -86,6 +86,7 @@ class StoredSettings:
                 try:
                     await together.execute()
                 except WatchError:
+                    # Another process has changed the settings since they were read: read them again.
                     continue
                 return
 
@@ -168,6 +169,7 @@ class ProcessSettings:
             for scope, requests in used.items():
                 await self._settings.count_traces(scope, requests)
             changed = await self._settings.read()
+            # The settings that were read contain these requests, so they are not subtracted a second time.
             self._control.counted(used)
             if changed != self._seen:
                 before, self._seen = self._seen, changed

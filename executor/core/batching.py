@@ -64,6 +64,7 @@ def decide_direct(
         # Triton waits while the delay is not exceeded, so the deadline itself still waits.
         if now_us <= until_us and utilization < strategy.minimum_slot_utilization:
             return Wait(until_us + 1)
+    # By the oldest step, so that no shape has to wait for ever.
     members = {slot: step for slot, step in ready.items() if step.shape_key == oldest.shape_key}
     return [members.get(SlotIndex(slot)) for slot in range(max(ready) + 1)]
 

@@ -103,6 +103,7 @@ class Checkpoints:
         """A failed step did not change the state. If the step before it was checkpointed, what Redis holds is the state
         after this step too, and nothing needs replaying. Else the entries before it stay, and only its own goes.
         """
+        # One open entry is this step's own: the step before it was checkpointed.
         if saved or _voids(queued) or len(owned.open_entries) == 1:
             return closed(owned, queued)
         return Change([owned.passed_over(queued)])

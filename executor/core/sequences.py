@@ -234,6 +234,8 @@ class SequenceTable:
             owned = self._adopt(step)
         elif owned.epoch > step.epoch:
             return None
+        # While it is restoring, `next_step` is unknown, so every step is kept; `restored` drops the ones that are too
+        # old.
         if step.step < owned.next_step and not owned.restoring:
             return None
         if step.step in owned.steps:
@@ -297,6 +299,7 @@ class SequenceTable:
         owned.start_step = found.start_step if found.start_step <= found.committed else StepNumber(0)
         owned.void = found.void
         owned.cancelled |= found.cancelled
+        # The checkpoint covers these steps, or they failed before.
         for step in [number for number in owned.steps if number < owned.next_step]:
             del owned.steps[step]
         return owned
@@ -383,6 +386,7 @@ class SequenceTable:
         stayed in the inbox after the sequence was taken away. So Redis is asked before any of them is dropped (`seat`):
         a START, too, is restored first then.
         """
+        # State and steps of an earlier ownership say nothing about this one.
         previous = self._by_id.get(entry.sequence)
         if previous is not None:
             self.drop(previous.sequence, previous.epoch)

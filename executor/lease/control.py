@@ -95,6 +95,7 @@ class Control:
         if b"n" not in fields:
             noted(self._keys.control, "no model is named", field=entry)
         model = text_of(fields.get(b"n", b""))
+        # The stream only names the model. The latest command about it counts, even if this entry was of an earlier one.
         word: bytes | None = await self._commands.hget(self._keys.wanted, model)
         if word is not None:
             self._tell(await self._carry_out(model, self._keys.wanted, word, entry))

@@ -139,6 +139,7 @@ class Registration:
             async with asyncio.TaskGroup() as group:
                 # First, because until it has run, no connection opens to a Redis that was restarted meanwhile.
                 group.create_task(self._follow_server(), name="server")
+                # Before the registration: steps come as soon as the mesh knows this executor.
                 await self.serving.begin(group)
                 await self._register()
                 group.create_task(self._renew(), name="lease")
@@ -188,11 +189,13 @@ class Registration:
         """Finishes the running batches, commits them, and hands all sequences over at once."""
         await self.serving.quiet()
         await self._committer.drained()
+        # Last: until the lease ends, the commits above are accepted.
         await self._connections.membership.leave(self._registration())
         logs.info("executor left", executor=self.executor)
 
     async def announce(self, applied: Applied) -> None:
         """The models have changed: serves the new ones, tells the mesh, and then closes what is not in use any more."""
+        # Served first and announced then: the scheduler sends sequences for what is announced.
         await self.serving.change()
         self._applied = applied
         await insist("registration", self._update)

@@ -280,6 +280,7 @@ class Serving:
             await self._start(place, wanted)
             self.inbox.read_again()
             return
+        # Taken before the new load starts: entries up to the marks belong to the old engines.
         marks = await insist("reload", self.inbox.marks)
         loop = self._loops.pop(place)
         self._replaced[place] = Replaced(model, marks)
@@ -311,6 +312,7 @@ class Serving:
         await asyncio.sleep(LINGER_S)
         await self._finish(model, {})
         async with self._changing:
+            # `change` cancels a withdrawal under the same lock: from here on it cannot.
             del self._withdrawals[place]
             await self._end(model, self._loops.pop(place))
             del self._models[place]

@@ -43,6 +43,7 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
         # State that only an engine holds ends with that engine, so a change of the instances ends the sequences.
         parts.append(layout)
+    # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
     parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
     return Fingerprint(_digest(parts), _digest([layout]))

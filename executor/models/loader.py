@@ -110,6 +110,7 @@ class Loader:
         load = generation if generation != UNNAMED else await asyncio.to_thread(self._files_of, name)
         key = self._connections.keys.load_attempts(sendable(name), load)
         field = secrets.token_bytes(8)
+        # None: Redis refused the note, and the load is made uncounted.
         evidence = await self._noted(lambda redis: self._begin(redis, key, field)) or Evidence({})
         if evidence.is_enough:
             raise self._given_up(name, len(evidence.attempts))
@@ -231,6 +232,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    # PermissionError: it runs, under another user. OverflowError: an impossible id proves nothing.
     except (PermissionError, OverflowError):
         pass
     return True

@@ -230,6 +230,7 @@ class ModelRepository:
     async def close_retired(self, in_use: Collection[ServedVersion] = ()) -> None:
         """Finalizes the engines of retired versions that are not in use."""
         for served in [served for served in self.retired if served not in in_use]:
+            # Before the await, so that no second call closes it too.
             self.retired.remove(served)
             await close(served)
             self._remove_files(served)

@@ -49,6 +49,7 @@ async def is_behind(redis: Redis, keys: Keyspace, executor: ExecutorId, holdings
 
 def _lacks(record: Sequence[bytes | None], executor: ExecutorId, holding: Holding) -> bool:
     owner, epoch, accepted, committed = record
+    # A higher epoch is a newer owner, and nothing that Redis lacks; a lower or missing one is older data.
     if int(epoch or 0) != holding.epoch:
         return int(epoch or 0) < holding.epoch
     # The counter of epochs may be older too: then another owner may have got the same epoch.

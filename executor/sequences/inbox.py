@@ -177,6 +177,7 @@ class Inbox:
                 if isinstance(removed, Exception):
                     raise removed
                 done.clear()
+            # After the removal: if that fails, the same entries are read, and removed, again.
             self._positions[name] = entries[-1][0].decode()
 
 

@@ -144,6 +144,7 @@ class InstanceLoop:
                 await self._run_batch(decision)
             finally:
                 self._between_batches.set()
+            # Computing waits here while too many commits are open.
             await self._lane.committer.room()
             was_busy = True
 
@@ -163,6 +164,7 @@ class InstanceLoop:
         return Wait() if self._stopping else self._steps.decide(monotonic_us(), was_busy=was_busy)
 
     async def _sleep(self, wait: Wait) -> None:
+        # No await lies between the decision and this line, so no wake-up is lost.
         self._wake.clear()
         if wait.until_us is None:
             await self._wake.wait()
@@ -215,6 +217,7 @@ class InstanceLoop:
                 self._table.repeat(member.owned)
             elif self._settle(member, row):
                 answered.append((member, row))
+        # A batch that only replayed steps is not counted: they were counted when they were answered.
         if answered or repeats:
             self._commits.executed(result, batch_size=len(members), ended_ns=ended_ns)
         commits: list[StepCommit] = []

@@ -20,6 +20,7 @@ async def end_outdated(
     """Ends the idle sequences of earlier loads; returns how many. Safe to repeat. Raises one of `CONNECTION_LOST`."""
     count = 0
     for shard, sequences in (await _owned(connections, executor, model.model)).items():
+        # In parts, because a script call blocks Redis for every sequence that it carries.
         for begin in range(0, len(sequences), SCRIPT_STEPS_MAX):
             call = connections.scripts.reload(
                 sequences[begin : begin + SCRIPT_STEPS_MAX],

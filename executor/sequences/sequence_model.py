@@ -93,6 +93,7 @@ class SequenceModel:
         if owned is None:
             logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return self.table.overtaken(step)
+        # A new ownership, even if the sequence was here before.
         if owned is not known:
             self._adopted(owned, known)
         self._loops[owned.instance].offer(owned)
@@ -153,6 +154,7 @@ class SequenceModel:
             self.forget(owned)
             return owned.entries
         loop = self._loops[owned.instance]
+        # The record has just named this slot for the sequence, so the sequence that sits in it is over here.
         sitting = self.table.seat(owned)
         if sitting is not None:
             self._part_with(sitting)

@@ -187,6 +187,7 @@ class WorkModel:
             self._looks_first = False
             await self._wait()
             return ()
+        # Triton's debug variable holds the first batch back.
         if not self._first_batch.look(pulled.queued):
             await self._wait(POLL_S)
             return ()
@@ -278,6 +279,7 @@ class WorkModel:
                 # Only if no other instance is free: else the collector waits for the queue already.
                 self._waits_first = finished.queued == 0 and not self._idle
                 self._free(worker)
+            # They were put back meanwhile, usually because this executor's lease had ended.
             if not all(finished.answered):
                 requests = finished.answered.count(False)
                 logs.warning("answers of another's requests", model=self.model, requests=requests)

@@ -70,5 +70,6 @@ class EngineThread:
 
 
 def _conclude(future: asyncio.Future[Any], set_outcome: Callable[[Any], None], outcome: object) -> None:
+    # The caller may have been cancelled meanwhile.
     if not future.done():
         set_outcome(outcome)

@@ -35,6 +35,7 @@ class Readiness:
             self._asked = Future()
             threading.Thread(target=self._answer, args=(self._asked,), name=f"{self._name} ready", daemon=True).start()
         asked = self._asked
+        # Not `wait_for`: that would cancel the future, which the thread sets later.
         await asyncio.wait([asyncio.wrap_future(asked)], timeout=self._limit_s)
         if asked.done():
             self._asked = None

@@ -86,6 +86,7 @@ class EngineWorker:
         """
         try:
             result = await self._start(self._engine.run, rows, want_state)
+            # A lost GPU may show as errors of single rows.
             if any(isinstance(row, RowError) for row in result.rows):
                 await self._thread.start(self._devices.check)
             return result
@@ -113,6 +114,8 @@ class EngineWorker:
         return self._thread.start(self._watched, call, *arguments, **named)
 
     def _watched(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        # The event loop reads these fields at any time. So `_began_s` is set before `running`, and `_took_s` before
+        # `running` ends.
         began_s = self._began_s = time.monotonic()
         self.running = EngineCall(self.name, threading.get_ident())
         try:

@@ -34,6 +34,7 @@ def request_digest(message: InferMessage) -> str:
     """
     whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
     inputs = sorted(message.inputs, key=lambda tensor: tensor.name)
+    # With each length, so that bytes cannot move from one tensor to the next without changing the digest.
     about = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.raw)) for tensor in inputs]
     whole.update(
         _encode(

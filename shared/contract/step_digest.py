@@ -27,6 +27,7 @@ def step_digest(request_id: str, flags: StepFlag, inputs: Sequence[Tensor]) -> b
     """
     if not request_id:
         return b""
+    # With each length, so that bytes cannot move from one tensor to the next without changing the digest.
     about = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.raw)) for tensor in inputs]
     whole = xxhash.xxh3_128(_encode((request_id, int(flags) & _FLAGS, about)))
     for tensor in inputs:

@@ -91,6 +91,7 @@ class Tasks:
         try:
             await work
         except Exception as failure:
+            # Raised again: the task group then cancels the service.
             log(Level.ERROR, "task failed", failure, task=name)
             raise
 
@@ -125,6 +126,7 @@ def end_when_told() -> None:
 def run(serve: Serve) -> int:
     """Runs a service to its end on uvloop; returns the process's exit code: 0 after a stop, 1 after a failure."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # This timer is started only if the service is told to stop while it starts.
         with cut_off(0) as when_cancelled:
             code = runner.run(serve_until_stopped(serve, when_cancelled.start))
         with cut_off(code) as when_ended:

@@ -39,6 +39,7 @@ class Repeats:
             if len(self._told) > KNOWN_MAX:
                 del self._told[next(iter(self._told))]
             return told.held if told else 0
+        # Put in again at the end of the dict: the first entry is the one that has not come for longest.
         self._told[what] = told
         told.seen_s = now_s
         if now_s < told.due_s:

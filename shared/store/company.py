@@ -93,6 +93,7 @@ class Company:
 
     async def _leave(self) -> None:
         try:
+            # A stop must not wait for a Redis that is gone; the line is forgotten by its age then.
             async with asyncio.timeout(1):
                 await self._redis.hdel(self._keys.services, self._id)
         except (RedisError, OSError) as error:

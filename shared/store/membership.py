@@ -54,6 +54,7 @@ class Membership:
         """Writes an executor's registration and takes its lease, both atomically."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(registration))
+            # In one transaction: a registration without a lease would look like a dead executor.
             pipe.set(self._keys.executor_lease(registration.executor), "1", px=lease_ms)
             await pipe.execute()
 
@@ -73,6 +74,7 @@ class Membership:
         leaving = msgspec.structs.replace(registration, leaving=True)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.executors, registration.executor, msgspec.json.encode(leaving))
+            # In one transaction: the end of a lease without the mark would look like a death.
             pipe.delete(self._keys.executor_lease(registration.executor))
             await pipe.execute()
 

@@ -58,6 +58,7 @@ class Sentinels:
         running = set(asked)
         try:
             while running and not _is_majority(votes, of=len(asked)):
+                # Without any vote there is nothing to decide by; each connection has a time limit of its own.
                 timeout_s = PATIENCE_S if votes else None
                 done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:

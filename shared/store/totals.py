@@ -49,6 +49,7 @@ class Tallies:
             for part, outcome in zip(remaining, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
+                # More may be left. The sums are not complete yet, so this part is asked for again.
                 if outcome.added_up == TOTAL_MAX:
                     again.append(part)
                     continue

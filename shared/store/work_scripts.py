@@ -179,6 +179,7 @@ class WorkScripts:
             SKETCH_BASE if summaries else 0,
             SKETCH_BUCKET_MAX,
         ]
+        # Items are grouped by queue; `order` leads the replies back to the items.
         order: list[int] = []
         for (model, version, generation), indexes in queues.items():
             keys += self._keys.work_queue(model, version)

@@ -67,6 +67,7 @@ def client_context(headers: Mapping[str, str]) -> ClientContext | None:
     """
     text = headers.get("traceparent")
     match = TRACEPARENT.fullmatch(text.strip()) if text else None
+    # Version 00 has exactly four fields; later versions may have more.
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
         return None
     trace_id, span_id = int(match[2], 16), int(match[3], 16)

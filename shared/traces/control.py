@@ -79,6 +79,7 @@ class TraceControl:
         counted_by = None
         if settings.trace_count != UNLIMITED:
             counted_by = model if "trace_count" in own else MESH
+        # The settings only changed the count, or nothing: the environment's sampler stays.
         if "trace_level" not in changed and "trace_rate" not in changed:
             return _Rule(self._sampler if settings.trace_count else NEVER, counted_by)
         if not settings.on:

@@ -104,6 +104,7 @@ class BoundedExporter(SpanExporter):
         if not succeeded:
             with self._lock:
                 self.lost += spans
+        # Only a change from sending to failing, or back, is logged.
         if self._closed or succeeded is not self._failing:
             return
         self._failing = not succeeded

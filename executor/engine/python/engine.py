@@ -153,6 +153,7 @@ class PythonEngine:
         if self._fixed:
             return self._run_apart(rows, want_state, Timings(0, 0, 0), self._call_rows)
         result, raised = self._run_once(rows, want_state)
+        # A single row would only fail again.
         if raised and self._repeatable and sum(not row.null for row in rows) > 1:
             return self._run_apart(rows, want_state, result.timings, len(rows) if self._keeps_positions else 1)
         return result

@@ -136,6 +136,7 @@ class StateArena:
     def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """Puts a checkpoint into a slot: all states or, if one does not fit, none. Raises ModelError."""
         for state in self.states:
+            # All are checked before one is put, so that a refused checkpoint changes nothing.
             check_checkpoint(state.spec, states.get(state.spec.input_name))
         for state in self.states:
             state.put(slot, states[state.spec.input_name])

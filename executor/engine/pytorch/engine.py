@@ -215,6 +215,7 @@ class TorchEngine:
         except StateLostError as failure:
             made = dict.fromkeys(members, RowError(Code.INTERNAL, str(failure), lost=True))
         except BatchFailedError as failure:
+            # One call per row now: a single row that fails ends the recursion.
             if len(members) > 1:
                 for index, verdict in members.items():
                     self._run_members(rows, {index: verdict}, key, want_state, results, clock)
@@ -234,6 +235,8 @@ class TorchEngine:
         """Runs one group and writes its new states. Raises BatchFailedError, with no state written, if there is no
         complete result; StateLostError if only a part of the states was written.
         """
+        # The order keeps a failure harmless: arguments, call and checks first; only then states are written, and
+        # outputs after.
         clock.start()
         layout = self._layout(rows, members)
         wants = [want_state[index] for index in members]
