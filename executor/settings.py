@@ -1,4 +1,4 @@
-"""What an executor can be told."""
+"""The settings of an executor."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ BACKEND_PLATFORMS: dict[str, str] = {"pytorch": "pytorch_libtorch", "onnxruntime
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a configuration's defaults depend on beside the configuration itself.
+    """What a configuration's defaults depend on, beside the configuration itself.
 
     directory  name of the model's directory
-    files      what lies in the version directory that is looked at
+    files      names of the files in the version directory
     backends   names of the installed backends
     gpu_count  GPUs of this executor
     """
@@ -53,9 +53,10 @@ class Surroundings:
 def fill_backend(config: ConfigMessage, around: Surroundings) -> list[str]:
     """Fills `backend`, `platform` and `default_model_filename`, in place; returns notes.
 
-    A platform that is not installed is served by an installed backend whose file lies in the version directory.
+    A model of a platform that is not installed is served by an installed backend, if a file of that backend lies in the
+    version directory.
 
-    raises  ConfigError when no backend can be told, or when it is not installed (with the list of those that are)
+    raises  ConfigError if no backend can be found, or if it is not installed (with the list of the installed ones)
     """
     if config.platform == "ensemble":
         raise ConfigError(f"model '{config.name}' has platform 'ensemble'; the mesh does not serve ensembles")
@@ -113,7 +114,9 @@ def _installed(around: Surroundings) -> str:
 
 
 def _filename_of(backend: str, files: frozenset[str]) -> str:
-    """The backend's file that is there; the first it knows where none is; `model.<backend>` for a user's own."""
+    """The backend's file that exists; if none does, the first name that the backend knows; `model.<backend>` for an
+    unknown backend.
+    """
     known = [file for file, name in FILE_BACKENDS.items() if name == backend]
     return next((file for file in known if file in files), known[0] if known else f"model.{backend}")
 

@@ -15,7 +15,7 @@ from shared.contract.errors import ConfigError
 
 
 def check_batching(config: ConfigMessage) -> list[str]:
-    """Both batchers and the response cache; returns notes on what is odd but allowed.
+    """Checks both batchers and the response cache; returns notes on odd but allowed values.
 
     raises  ConfigError for the first broken rule
     """

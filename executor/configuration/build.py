@@ -30,7 +30,8 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
     dialect  a first request may begin a sequence without START
     """
     sequence = _sequence_batching(config, dialect=dialect) if config.HasField("sequence_batching") else None
-    # Beside a sequence batcher the dynamic one schedules nothing: what it says was lent to the oldest strategy.
+    # Beside a sequence batcher the dynamic batcher schedules nothing: `dialect` has copied its values to the oldest
+    # strategy.
     dynamic = config.HasField("dynamic_batching") and sequence is None
     return ModelConfig(
         name=config.name,

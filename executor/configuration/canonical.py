@@ -1,4 +1,4 @@
-"""The configuration message as Triton's JSON: what the config endpoint answers and what a python model is given.
+"""The configuration message as Triton's JSON, for the config endpoint and for python models.
 
 Protobuf's own JSON printer is not used, because Triton's form differs from it in three ways: fields come in the order
 of their declaration, every scalar without presence is printed even at its default, and 64-bit integers are numbers.
@@ -25,8 +25,8 @@ _STRING_FIELDS = frozenset(
         "inference.ModelOptimizationPolicy.Cuda.GraphSpec.Shape.dim",
     }
 )
-"""64-bit integers that Triton leaves as strings: of the first its fix-up looks in the wrong object, the others it
-forgets. Model code may rely on it.
+"""64-bit integers that Triton leaves as strings: its conversion looks for the first in the wrong object, and does not
+know the others. Model code may rely on it.
 """
 
 

@@ -1,8 +1,8 @@
 """What a model itself may add to its configuration: the rules of `auto_complete_config`, in Triton's words.
 
-A model fills what is missing, and may repeat what is there; a contradiction is refused. All of it works on the JSON of
-a configuration (see `canonical`), because that is what a model is given. Refusals are ValueErrors, not ours: the
-model's own code stands between and may catch them.
+A model may fill a missing value, or repeat a given one; a contradiction is refused. The functions work on the JSON of a
+configuration (see `canonical`), because a model is given that. They raise ValueError, not an error of the mesh, because
+the model's own code calls them and may catch it.
 
 Source: triton-spec sections 4 ("auto-complete") and 8; Triton python_backend, triton_python_backend_utils.py.
 """

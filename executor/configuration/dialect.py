@@ -1,8 +1,8 @@
-"""The dialect (docs/triton/dialect.md), said again in Triton's own fields.
+"""Translates the dialect (docs/triton/dialect.md) into Triton's own fields.
 
-Each rule fills a field that Triton knows from one that it does not, and leaves the latter in place. Filling is
-repeatable: a configuration that was translated once (the JSON of the config endpoint) is translated to itself. What
-contradicts itself is refused; what was read is told in notes.
+Each rule fills a field that Triton knows from a field of the dialect, and leaves the dialect's field in place. So a
+translation can be repeated: a translated configuration (the JSON of the config endpoint) is translated to itself.
+Contradictions are refused; what was read is told in notes.
 
     dialect                                      here
     state { name }                               a state whose input and output have that name

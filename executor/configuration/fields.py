@@ -1,7 +1,7 @@
 """What the mesh does with each field of a configuration: serves it, says that it has no effect, or refuses the model.
 
-Every field of the schema stands in exactly one of the three tables, itself or by what it lies in (a test walks the
-descriptor), so that no field is ever ignored in silence. To serve something new, move its line.
+Every field of the schema stands in exactly one of the three tables, itself or as a part of a listed field (a test walks
+the descriptor), so that no field is ever ignored silently. To serve another field, move its line.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ REFUSED: dict[str, str] = {
 
 
 WHOLE_MODELS = ("ensemble_scheduling", "model_transaction_policy.decoupled")
-"""Those of the refused fields that make another kind of model: refused before anything of it is looked at or run."""
+"""Refused fields that make another kind of model: such a model is refused before anything of it is read or run."""
 
 
 def refuse_other_kinds(config: ConfigMessage) -> None:

@@ -28,7 +28,8 @@ def check_files(config: ConfigMessage, model_dir: Path, version_dir: Path) -> No
 
 
 def _check_no_batching_library(config: ConfigMessage, model_dir: Path, version_dir: Path) -> None:
-    """Triton loads `batchstrategy.so` from these places by itself; left unread, batches would change in silence.
+    """Refuses `batchstrategy.so` in the places from which Triton loads it: ignored, it would silently change the
+    batches.
 
     A strategy in Python, which the executor loads, takes the library's place.
     """

@@ -14,7 +14,7 @@ MINIMUM_COMPUTE_CAPABILITY = "6.000000"
 
 
 def check_instance_groups(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[str]:
-    """Kinds and GPUs of normalised groups; returns notes on what is odd but allowed.
+    """Checks kinds and GPUs of normalised groups; returns notes on odd but allowed values.
 
     dialect    allows `gpus` with KIND_CPU
     gpu_count  GPUs of this executor

@@ -1,9 +1,9 @@
-"""A model's directory to its configuration: read, complete, normalise, validate. The executor's way in.
+"""From a model's directory to its configuration: read, complete, normalise, validate. The only entry for the executor.
 
     configs/<name>.pbtxt, config.pbtxt or override -> message -> name, versions -> defaults -> backend's completion
                              -> defaults -> validation -> fields, files -> values, canonical JSON, versions
 
-Nothing is written, and no model is loaded here; only the backend's completion may look into the model's file.
+Nothing is written, and no model is loaded here; only the backend's completion may read the model's file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LoadedConfig:
     """A model's configuration, complete and valid.
 
     json      Triton's JSON of the normalised configuration
-    versions  those that the version policy chose, rising; never empty
+    versions  the versions that the version policy chose, rising; never empty
     """
 
     config: ModelConfig

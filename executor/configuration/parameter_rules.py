@@ -145,7 +145,7 @@ PYTHON = "python"
 
 
 def check_parameters(config: ConfigMessage) -> list[str]:
-    """Values that the mesh reads; returns notes on those without effect.
+    """Checks the values that the mesh reads; returns notes on parameters without effect.
 
     raises  ConfigError for the first broken rule
     """

@@ -18,7 +18,7 @@ IMAGE_RANK = 3
 
 
 def check_tensors(config: ConfigMessage) -> None:
-    """Every input and output by itself, and that there are some, each name once.
+    """Checks every input and output by itself, that there are some, and that each name comes once.
 
     raises  ConfigError for the first broken rule
     """

@@ -1,7 +1,8 @@
-"""The rules a normalised configuration must keep, with Triton's messages: which there are, and in which order.
+"""The rules that a normalised configuration must keep, with Triton's messages, and their order.
 
-Messages that Triton has no word for are ours, in its manner. Nothing is changed here, nothing is read from disk.
-What two rules refuse is answered with Triton's first message: batchers and metrics come before tensors and instances.
+Where Triton has no message, ours is written in its manner. Nothing is changed here, and nothing is read from disk.
+If two rules are broken, the message is the one that Triton gives first: batchers and metrics come before tensors and
+instances.
 
 Source: triton-spec sections 1.1, 1.2, 2, 3.1 and 4; Triton core, model_config_utils.cc (ValidateModelConfig).
 """
@@ -46,7 +47,7 @@ def check_name(name: str, directory: str) -> None:
 
 
 def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[str]:
-    """Checks everything that the configuration says by itself; returns notes on what is odd but allowed.
+    """Checks everything that the configuration alone can tell; returns notes on odd but allowed values.
 
     dialect    the configuration is in the dialect, which allows `gpus` with KIND_CPU
     gpu_count  GPUs of this executor
@@ -67,7 +68,7 @@ def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[st
 
 
 def _check_numbers(message: Message, model: str) -> None:
-    """No infinities and no NaN: JSON, in which gateways hear of a model, has no form for them."""
+    """Refuses infinities and NaN: gateways get a model as JSON, which has no form for them."""
     for field, value in message.ListFields():
         of_map = field.message_type is not None and field.message_type.GetOptions().map_entry
         for element in value.values() if of_map else value if field.is_repeated else (value,):

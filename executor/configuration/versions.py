@@ -35,10 +35,10 @@ def find_versions(model_dir: Path) -> tuple[list[int], list[str]]:
 
 
 def choose_versions(config: ConfigMessage, existing: list[int]) -> tuple[tuple[int, ...], list[str]]:
-    """The versions that the policy asks for, rising, and notes on those that it names in vain.
+    """The versions that the policy asks for, rising, and notes on named versions that do not exist.
 
     existing  version directories, rising
-    raises    ConfigError when none is left
+    raises    ConfigError if none is left
     """
     policy, notes = config.version_policy, list[str]()
     chosen = existing

@@ -23,7 +23,7 @@ _SOURCES = {
 
 
 def check_warmup(config: ConfigMessage) -> list[str]:
-    """Every tensor of every sample that is not skipped; returns notes on what is odd but allowed.
+    """Checks every tensor of every sample that is not skipped; returns notes on odd but allowed values.
 
     raises  ConfigError for the first broken rule
     """

@@ -164,9 +164,12 @@ end
 -- A client may use the same request ids in each run, under the same correlation id, even with the same inputs. So:
 -- * A request that the gateway itself sends again is the very same request: every match is a repetition.
 -- * A match before the latest START belongs to an earlier run: the step is new.
--- * A match with the first step is a repetition only while no step has followed it, and only if the sequence is open,
---   or was closed by the END of that step itself. Otherwise a new run begins. A client that retries its first step
---   loses nothing by that: it has seen no answer of the sequence, so it repeats the steps that followed as well.
+-- * A match with the first step may be a retry or the first step of a new run, if the request can begin a sequence now
+--   (it has START; or START may be left out, and the sequence is closed or was idle for too long). It is a retry only
+--   if no step has followed the first one, and the sequence was not idle for too long, and is open or closed by the END
+--   of that step itself. Otherwise a new run begins. A client that retries its first step loses nothing by that: it has
+--   seen no answer of the sequence, so it repeats the steps that followed as well.
+-- * Every other match is a repetition.
 local function by_name(step, flags, record)
   local n = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
   if not n then return nil end
@@ -291,7 +294,8 @@ local function submit(step, flags)
   end
   -- With a step in flight a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
-    -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and slot.
+    -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and
+    -- slot.
     if not (begins or has(flags, IMPLICIT)) then return { -3, done, '' } end
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
