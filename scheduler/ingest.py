@@ -182,8 +182,8 @@ def offers(members: Iterable[Member], model: str) -> dict[ExecutorId, tuple[Offe
 def withdrawn(members: Iterable[Member], model: str, versions: Iterable[str]) -> tuple[str, ...]:
     """The unloaded ones among the versions: a living executor says so, and none serves or loads them."""
     living = [member.registration for member in members if member.alive]
-    offered = {served.version for one in living for served in one.models if served.model == model}
-    lines = [line for one in living for line in one.repository if line.model == model]
+    offered = {served.version for executor in living for served in executor.models if served.model == model}
+    lines = [line for executor in living for line in executor.repository if line.model == model]
     coming = {line.version for line in lines if line.state in ("READY", "LOADING", "UNLOADING")}
     gone = {line.version for line in lines if line.state == "UNAVAILABLE" and line.reason == "unloaded"}
     if ANY_VERSION in coming:

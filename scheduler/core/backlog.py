@@ -59,9 +59,9 @@ class Backlog:
 
     def add(self, sequence: SequenceId, entry: Entry, *, moving: bool) -> None:
         assert sequence not in self._members
-        waiting = BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
-        self._members[sequence] = waiting
-        heappush(self._line, waiting)
+        queued = BacklogEntry(MOVING_RANK if moving else WAITING_RANK, entry, sequence)
+        self._members[sequence] = queued
+        heappush(self._line, queued)
 
     def withdraw(self, sequence: SequenceId) -> None:
         """Takes a sequence out, wherever it stands."""

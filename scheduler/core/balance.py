@@ -87,8 +87,12 @@ def chosen(state: LeaderState, ring: Ring, surplus: dict[ExecutorId, int]) -> li
     taken: list[Sequence] = []
     for executor, count in surplus.items():
         held = [state.sequences[name] for _, name in ring.tables[executor].holders()]
-        ready = [one for one in held if one.phase is SequencePhase.LIVE and state.now_ms >= one.ask_after_ms]
-        ready.sort(key=lambda one: ring.prefers(one.sequence) == executor)
+        ready = [
+            sequence
+            for sequence in held
+            if sequence.phase is SequencePhase.LIVE and state.now_ms >= sequence.ask_after_ms
+        ]
+        ready.sort(key=lambda sequence: ring.prefers(sequence.sequence) == executor)
         taken += ready[:count]
     return taken
 

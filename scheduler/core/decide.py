@@ -230,12 +230,12 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Gives free slots to waiting sequences, in their order, until there are no slots or no sequences left."""
     actions: list[Action] = []
     backlog = state.backlog(version)
-    while (waiting := backlog.first()) is not None:
-        table, ended_wish = balance.placement(state, state.sequences[waiting])
+    while (sequence := backlog.first()) is not None:
+        table, ended_wish = balance.placement(state, state.sequences[sequence])
         if table is None:
             return actions + paging.make_room(state, version, cause)
-        backlog.withdraw(waiting)
-        actions += [place(state, state.sequences[waiting], table, cause), *ended_wish]
+        backlog.withdraw(sequence)
+        actions += [place(state, state.sequences[sequence], table, cause), *ended_wish]
     return actions
 
 
