@@ -30,6 +30,9 @@ know the others. Model code may rely on it.
 """
 
 
+LARGEST_SINGLE = float.fromhex("0x1.fffffep+127")
+
+
 def to_json(config: ConfigMessage) -> str:
     """Triton's JSON of a configuration, compact; the dialect's fields stand in it where they were given."""
     return json.dumps(_members(config), separators=(",", ":"), ensure_ascii=False)
@@ -76,7 +79,5 @@ def _number(value: float, *, single: bool) -> float | str:
 
 
 def _packs_to(number: float, packed: bytes) -> bool:
-    try:
-        return struct.pack("<f", number) == packed
-    except OverflowError:  # the largest single, rounded up
-        return False
+    # The largest single, rounded up, would pack to itself, but protobuf's JSON parser refuses it as too large.
+    return abs(number) <= LARGEST_SINGLE and struct.pack("<f", number) == packed

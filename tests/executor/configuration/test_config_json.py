@@ -74,6 +74,16 @@ def test_json_prints_every_default_in_order_with_numbers(load_text: LoadText) ->
     assert expected == loaded.json
 
 
+@pytest.mark.parametrize("number", ["3.4028234663852886e+38", "-3.4028235e38", "1e-45", "0.1"])
+def test_a_single_reads_back_the_same(number: str) -> None:
+    """The largest one too: rounded up, as digits, it would be refused as too large."""
+    config = parse_text(
+        f'name: "m" sequence_batching {{ direct {{ minimum_slot_utilization: {number} }} }}', "config.pbtxt"
+    )
+
+    assert config == parse_json(to_json(config))
+
+
 def test_numbers_that_triton_forgets_stay_strings() -> None:
     """64-bit integers beside those that its fix-up knows: what a client of Triton sees in the config endpoint."""
     config = parse_json(
