@@ -15,7 +15,7 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   -- Parked steps without a record: the record was removed, not ended.
   if got[1] and not is_sound(got[1], tonumber(got[8]), tonumber(got[3]), 0, got[4])
     or not got[1] and redis.call('EXISTS', parked) == 1 then
-    error('the record of a sequence cannot be read')
+    error(NOT_SOUND)
   end
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0

@@ -147,7 +147,7 @@ local function commit(keys, step)
   local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
     'ow', 'ck', 'pg', 'vr', 'og')
   local accepted, committed = number(got[3]), number(got[4])
-  if is_unreadable(keys, step, got) then error('the record of a sequence cannot be read') end
+  if is_unreadable(keys, step, got) then error(NOT_SOUND) end
   -- Only the owner of an epoch commits in it, so what is committed in this epoch was committed by this executor. The
   -- record of a one-request sequence may be removed as soon as it is over.
   local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)

@@ -158,7 +158,20 @@ local LOST_REPLY = cmsgpack.pack({ '', {}, 'INVALID_ARG', 'what the mesh held of
 local UNREADABLE_REPLY = cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it ' ..
   'was not run' })
 local UNREADABLE_TOMBSTONE_MS = 600000
+local NOT_SOUND = 'the record of a sequence cannot be read'
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
+
+-- A stream entry's fields as a table.
+local function fields_of(entry)
+  local fields, flat = {}, entry[2]
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+  return fields
+end
+
+-- The model of a sequence id.
+local function model_of(sid)
+  return string.match(sid, '^[^|]*')
+end
 
 -- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
 local function is_sound(state, accepted, committed, start, version)
@@ -186,8 +199,7 @@ local function tell_lost(base, record, parked)
     end
   end
   for _, entry in ipairs(redis.call('XRANGE', parked, '-', '+')) do
-    local fields = {}
-    for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+    local fields = fields_of(entry)
     tell(fields.g, fields.t)
   end
   return told
@@ -198,8 +210,8 @@ end
 local function lose(record, cause)
   count_unreadable(record, cause)
   local base, sid = string.match(record, '^(.-}:)seq:(.*)$')
-  local model, parked = string.match(sid, '^[^|]*'), base .. 'parked:' .. sid
-  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm', 'st')
+  local model, parked = model_of(sid), base .. 'parked:' .. sid
+  local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
   local told = tell_lost(base, record, parked)
   -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
   -- steps.
@@ -317,8 +329,7 @@ local function refuse_waiting(keys, replies_prefix, reply, refused)
     end
   end
   for _, entry in ipairs(redis.call('XRANGE', keys.parked, '-', '+')) do
-    local fields = {}
-    for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+    local fields = fields_of(entry)
     if fields.g and fields.t and number(fields.n) > number(got[4]) then refuse(fields, tonumber(string.match(entry[1], '^%d+'))) end
   end
   leave_line(keys.line, got[5], got[3], number(got[6]), number(got[4]))

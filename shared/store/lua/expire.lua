@@ -16,7 +16,7 @@ local function expire(keys, sid)
   local state = got[1]
   if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6])
     or state == 'l' and redis.call('SISMEMBER', ARGV[4] .. (got[2] or '') .. ':' .. ARGV[5], sid) == 0 then
-    error('the record of a sequence cannot be read')
+    error(NOT_SOUND)
   end
   if (state ~= 'l' and state ~= 'p' and state ~= 'm') or got[4] ~= got[5] then
     redis.call('ZREM', keys.deadlines, sid)

@@ -42,7 +42,7 @@ local function reclaim(sid)
     return
   end
   if got[2] ~= ARGV[2] or not is_sound(got[1], tonumber(got[4]), tonumber(got[5]), tonumber(got[6]), got[8]) then
-    error('the record of a sequence cannot be read')
+    error(NOT_SOUND)
   end
   local accepted, committed, start = number(got[4]), number(got[5]), number(got[6])
   -- A state that only the dead executor held is lost, unless the next step is a START, which needs none.

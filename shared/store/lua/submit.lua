@@ -41,7 +41,7 @@ local function deliver(step, record, n, flags)
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
-  local owned = base_of(step.record) .. 'owned:' .. record.ow .. ':' .. string.match(step.sid, '^[^|]*')
+  local owned = base_of(step.record) .. 'owned:' .. record.ow .. ':' .. model_of(step.sid)
   if redis.call('SISMEMBER', owned, step.sid) == 0 then error('the owner of a sequence cannot be read') end
   -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
   redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
@@ -268,7 +268,7 @@ local function submit(step, flags)
     birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
   if not is_sound(state, record.nx, record.cm, record.start, record.version)
     or state == 'l' and not (record.ow and tonumber(record.ep) and tonumber(record.instance) and tonumber(record.slot)) then
-    error('the record of a sequence cannot be read')
+    error(NOT_SOUND)
   end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent

@@ -19,8 +19,7 @@ local function steps_in(stream)
   if streams[stream] then return streams[stream] end
   local found = {}
   for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
-    local fields = {}
-    for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+    local fields = fields_of(entry)
     if fields.q and fields.n then found[fields.n .. ' ' .. fields.q] = true end
   end
   streams[stream] = found
@@ -32,7 +31,7 @@ local function look_over(record, sid)
   local state = got[1]
   if state ~= 'l' and state ~= 'w' and state ~= 'm' and state ~= 'p' then return 0 end
   local accepted, committed = tonumber(got[3]), tonumber(got[4])
-  if not is_sound(state, accepted, committed, 0, got[5]) then error('the record of a sequence cannot be read') end
+  if not is_sound(state, accepted, committed, 0, got[5]) then error(NOT_SOUND) end
   local step = string.format('%.0f', committed + 1) .. ' ' .. sid
   if state == 'l' then
     redis.call('SADD', BASE .. 'owned:' .. got[2] .. ':' .. ARGV[2], sid)
