@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run unit test sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -55,6 +55,9 @@ unit: install  ## the tests that need no server and start no process, in about a
 
 test: install  ## all tests that need no Docker, on a real embedded server
 	$(BIN)/python -m pytest $(ARGS)
+
+coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage
+	$(BIN)/python -m pytest -q -m unit --cov --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)
 
 sim: install  ## whole meshes on virtual time, with faults; SEEDS=1000 FROM=1, a failing seed prints its story
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),1000) --from $(or $(FROM),1) $(SIM)
