@@ -235,9 +235,9 @@ class InboxExpired(msgspec.Struct, frozen=True):
 
 
 class InboxCancelled(msgspec.Struct, frozen=True):
-    """Control message: the caller of a delivered step has gone. Unless the step is already running, neither it nor the
-       later
-    steps are run (triton-spec 1.8).
+    """Control message: the caller of a delivered step has gone.
+
+    Unless the step is already running, neither it nor the later steps are run (triton-spec 1.8).
     """
 
     entry: str
@@ -247,9 +247,9 @@ class InboxCancelled(msgspec.Struct, frozen=True):
 
 
 class InboxVacated(msgspec.Struct, frozen=True):
-    """Control message: the sequence of that epoch has given up its slot between two steps. The owner of its next step
-       restores
-    its state.
+    """Control message: the sequence of that epoch has given up its slot between two steps.
+
+    The owner of its next step restores its state.
     """
 
     entry: str
@@ -258,9 +258,9 @@ class InboxVacated(msgspec.Struct, frozen=True):
 
 
 class InboxOwned(msgspec.Struct, frozen=True):
-    """Control message: this executor owns a sequence now that has no step in flight. It is only a hint, so that the
-       state is
-    loaded before the next step comes; that step says the same.
+    """Control message: this executor owns a sequence now that has no open step.
+
+    It is only a hint, so that the state is loaded before the next step comes; that step says the same.
 
     committed  its last committed step
     version    the version that it is pinned to
@@ -340,9 +340,9 @@ decode_reply = _reply_decoder.decode
 
 
 def read_reply(raw: bytes) -> ReplyMessage:
-    """Decodes a reply that a gateway can pass on. Raises what decoding raises, and ValueError for a reply that no
-       client could
-    read.
+    """Decodes a reply that a gateway can pass on.
+
+    Raises what decoding raises, and ValueError for a reply that no client could read.
     """
     reply = decode_reply(raw)
     if reply.reason and not REASON.fullmatch(reply.reason):

@@ -256,9 +256,9 @@ def first_response_of(counts: Counts, buckets: int) -> tuple[list[int], float]:
 
 
 def _duration(name: str, counts: Counts) -> Duration:
-    """The count follows from others where it has no field: every request that succeeded was queued, and it was computed
-       unless
-    the cache had its answer.
+    """The times of one stage. A count that has no field follows from others.
+
+    Every request that succeeded was queued, and it was computed unless the cache had its answer.
     """
     ns = counts.get(f"{name}_ns", 0)
     if name == "queue":

@@ -329,9 +329,9 @@ ACCEPTING = frozenset({"submit", "work_enqueue"})
 """Scripts that a Redis without memory refuses before they do anything: they bring in new requests."""
 
 FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
-"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory. (`total`
-   can
-wait.)
+"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory.
+
+`total` is not among them: it can wait.
 """
 
 
@@ -466,10 +466,9 @@ class Scripts:
         return Call("submit", keys, args, _read_submitted)
 
     def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, term: Term) -> Call[list[Epoch]]:
-        """Gives sequences of one model and shard their owners. Returns the new epochs; 0 for a sequence that does not
-           wait any
-        more.
+        """Gives sequences of one model and shard their owners.
 
+        Returns the new epochs; 0 for a sequence that does not wait any more.
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
         model = assignments[0].model
@@ -635,9 +634,9 @@ class Scripts:
         mark: str,
         tombstone_ms: int,
     ) -> Call[list[bool]]:
-        """Ends the sequences that the executor holds between two steps with a state of another mark; True for each that
-           was
-        ended.
+        """Ends the sequences that the executor holds between two steps with a state of another mark.
+
+        Returns True for each that was ended.
         """
         keys = [
             self._keys.owned(shard, executor, model),
@@ -742,9 +741,9 @@ class Scripts:
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
     ) -> Call[list[Term | ResponseError]]:
-        """Takes the lead of models (term 0) or keeps it. Returns for each model the term, 0 if another scheduler leads
-           it, or the
-        error that Redis has for it.
+        """Takes the lead of models (term 0) or keeps it.
+
+        Returns for each model the term, 0 if another scheduler leads it, or the error that Redis has for it.
         """
         keys = [self._keys.terms, *map(self._keys.leader, terms)]
         args = [scheduler, lease_ms, *(each for place in terms.items() for each in place)]

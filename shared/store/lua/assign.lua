@@ -2,8 +2,10 @@
 -- sequence has no parked step, its owner is told of it all the same, so that the state is loaded before the next step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 counts of the waiting
---        line per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
--- ARGV   1 term of the leader   per sequence: sequence id, entry id of its wait, executor, instance, slot
+--        line
+--        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
+-- ARGV   1 term of the leader
+--        per sequence: sequence id, entry id of its wait, executor, instance, slot
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
 -- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
 

@@ -1,7 +1,8 @@
 -- Prelude of the scripts that answer from the response cache (`work_enqueue`) or fill it (`work_finish`).
 --
 -- A shard has one cache for all models whose work lies there:
--- entries  hash: name -> encoded answer   used  sorted set: name -> last use, us
+-- entries  hash: name -> encoded answer
+-- used     sorted set: name -> last use, us
 -- about    hash: `bytes` of all entries, `evicted`: how many had to make room
 -- They end together, at most a day after the last use of any entry.
 

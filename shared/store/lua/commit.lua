@@ -8,9 +8,11 @@
 --        6 bytes of all kept replies but the newest, which is kept whatever its size
 --        7 model version   8 mark of the load that ran the steps, '' if there is none
 --        9 number of executions' packed counts, and these counts (counted by the first call that commits any of the
---        steps) per step: sequence id, epoch, step, flags (1 START, 2 END, 16 the sequence consists of this one
---                  request), outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up, 5 the
---                  state is lost: the later steps are void until a START),
+--          steps)
+--        per step: sequence id, epoch, step,
+--                  flags (1 START, 2 END, 16 the sequence consists of this one request),
+--                  outcome (0 done, 1 the model failed, 2 void, 3 cancelled before it ran, 4 given up,
+--                  5 the state is lost: the later steps are void until a START),
 --                  gateway, token, reply, 1 to keep the reply for a retry, packed counts,
 --                  base: the step after which a takeover replays from now on (0: as before),
 --                  1 a takeover finds the state from now on, 0 it does not any more, '' as before,

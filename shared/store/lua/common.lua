@@ -20,7 +20,7 @@ local function base_of(key)
   return string.match(key, '^(.-}:)')
 end
 
--- Counts an unreadable value by the kind of its key (shared/store/keyspace.py), and logs it.
+-- Counts an unreadable value by the kind of its key (shared/store/key_kinds.py), and logs it.
 local function count_unreadable(key, cause)
   local base = base_of(key)
   if not base then return end

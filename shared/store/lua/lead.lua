@@ -1,7 +1,9 @@
 -- Takes or keeps the lead of models.
 --
--- KEYS   1 counters of terms   per model: lease of its leader
--- ARGV   1 scheduler   2 lease ms   per model: its name, the term that is to be kept, 0 to take the lead if it is free
+-- KEYS   1 counters of terms
+--        per model: lease of its leader
+-- ARGV   1 scheduler   2 lease ms
+--        per model: its name, the term that is to be kept, 0 to take the lead if it is free
 -- reply  per model: the term; 0: another scheduler leads; or the error of Redis for this model
 -- atomic a term is given together with its lease. Terms only grow, whatever becomes of the leases.
 

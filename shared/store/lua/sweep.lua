@@ -2,8 +2,10 @@
 -- records say is written again: which executor owns them, that they wait, when to look at their idle markers. A
 -- sequence whose next step lies in no stream any more is lost.
 --
--- KEYS   1 fence of the model   2 starts stream   3 deadlines   per sequence: record
--- ARGV   1 term   2 model   3 prefix of every key of this shard   per sequence: sequence id
+-- KEYS   1 fence of the model   2 starts stream   3 deadlines
+--        per sequence: record
+-- ARGV   1 term   2 model   3 prefix of every key of this shard
+--        per sequence: sequence id
 -- reply  per sequence: 1 repaired or sound, 0 lost, or over before
 -- The owner's inbox and owned set, parked steps and idle marker follow from the record; they carry the same hash tag.
 -- Safe to repeat.

@@ -2,8 +2,9 @@
 -- is not accepted twice. A request whose answer is in the response cache is answered at once and enters no queue; where
 -- answers leave in the order of arrival, its answer waits for the answers before it.
 --
--- KEYS   per queue: the ten keys of shared/store/lua/work.lua; then per queue: tally of the model version; then the
---        cache
+-- KEYS   per queue: the ten keys of shared/store/lua/work.lua
+--        then per queue: tally of the model version
+--        then the cache
 -- ARGV   1 bound of a queue, with the answers that it holds back (0: none)   2 prefix of this shard's reply streams
 --        3 base of the summaries' buckets (0: no summaries)   4 the last bucket
 --        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),

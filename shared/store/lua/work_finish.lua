@@ -6,8 +6,8 @@
 --        12.. the cache (shared/store/lua/cache.lua)
 -- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
 --        per request: id, reply, packed counts, name in the cache ('': it is not stored), bytes that the cache may hold
--- reply  { requests left in the queue, per request: 1 answered, 0 another executor holds it, or it was answered before
---        }
+-- reply  { requests left in the queue, per request: 1 answered, 0 another executor holds it, or it was answered
+--        before }
 -- atomic answers and counts: each request counts once, and the execution if it answered any. An answer is stored in the
 -- cache in the call that sends it.
 
