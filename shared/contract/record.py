@@ -113,8 +113,8 @@ FIELDS: tuple[Field, ...] = (
     Field(
         EPOCH,
         "integer",
-        "Epoch of the ownership. A commit in another epoch is refused. A sequence that is taken from its owner gets a "
-        "new epoch at once.",
+        "Epoch of the ownership. A commit in another epoch is refused. A sequence gets a new epoch at once when it "
+        "moves. A paged one keeps its epoch until `assign`; commits of its last owner are refused by `st`.",
         ("assign", "reclaim", "vacate"),
         "before the sequence has its first slot",
     ),

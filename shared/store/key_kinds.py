@@ -61,7 +61,7 @@ KINDS: dict[str, KeyKind] = {
     "fence": KeyKind(
         "string",
         "Newest term of a model's leader that acted in the shard.",
-        "every script of schedulers",
+        "the scripts of schedulers, all but `drain`, which takes no term",
         "the same scripts: one with an older term is refused",
     ),
     "starts": KeyKind(
@@ -107,7 +107,7 @@ KINDS: dict[str, KeyKind] = {
     "owned": KeyKind(
         "set",
         "Sequences of one model that an executor owns.",
-        "schedulers (`assign`, `reclaim`, `vacate`, `expire`, `sweep`), executors (`commit`, `reload`)",
+        "schedulers (`assign`, `reclaim`, `vacate`, `expire`, `sweep`), executors (`commit`, `reload`, `lose`)",
         "schedulers; an executor that is to leave; `seqmesh drain`",
     ),
     "replies": KeyKind(
