@@ -280,7 +280,7 @@ InboxEntry = InboxStep | InboxExpired | InboxCancelled | InboxVacated | InboxOwn
 
 
 def inbox_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> InboxEntry:
-    """Reads an inbox entry (see `submit.lua` for a step's fields). Raises one of `shared.store.reading.FAILURES`."""
+    """Reads an inbox entry (fields: docs/reference/keys.md). Raises one of `shared.store.reading.FAILURES`."""
     sequence, epoch = SequenceId(fields[b"q"].decode()), Epoch(int(fields[b"e"]))
     match fields.get(b"k"):
         case b"expired":

@@ -251,3 +251,87 @@ KINDS: dict[str, KeyKind] = {
     ),
 }
 """By the kind's name (`keyspace.kind_of`)."""
+
+
+class EntryField(NamedTuple):
+    """One field of a stream's entries. absent: when an entry lacks it; "" for a field that every entry has."""
+
+    name: str
+    meaning: str
+    absent: str = ""
+
+
+STEP_ONLY = "in a control message"
+
+INBOX_FIELDS = (
+    EntryField(
+        "k", "Kind of a control message: `expired`, `vacated`, `cancelled` or `owned`; the next table.", "in a step"
+    ),
+    EntryField("q", "Sequence id."),
+    EntryField("n", "Number of the step.", STEP_ONLY),
+    EntryField("f", "Flags of the step (`shared.contract.messages.StepFlag`), added up.", STEP_ONLY),
+    EntryField("e", "Epoch of the ownership for which the entry was written."),
+    EntryField("i", "Index of the instance.", "unless the entry is a step, or `owned`"),
+    EntryField("l", "Index of the slot in the instance.", "unless the entry is a step, or `owned`"),
+    EntryField("c", "Last committed step when the entry was written.", "unless the entry is a step, or `owned`"),
+    EntryField("v", "Version that the sequence runs on.", "unless the entry is a step, or `owned`"),
+    EntryField("g", "Gateway of the first caller.", STEP_ONLY),
+    EntryField("t", "The gateway's token for that caller.", STEP_ONLY),
+    EntryField("m", "The request: an encoded `shared.contract.messages.InferMessage`.", STEP_ONLY),
+    EntryField("s", "Number of the step whose caller has gone.", "unless the entry is `cancelled`"),
+    EntryField(
+        "x",
+        "The step is not run: `1` its caller has gone, `2` it is given up. `assign` and `drain` write it.",
+        "when the step is to run, and from `submit`",
+    ),
+    EntryField(
+        "y",
+        "How many owners were lost with the sequence's next step, if they are enough to suspect it. `assign` and "
+        "`drain` write it.",
+        "when there is no suspicion, and from `submit`",
+    ),
+)
+"""Fields of an inbox's entry. A parked step has `q`, `n`, `f`, `g`, `t` and `m` of them."""
+
+INBOX_KINDS = {
+    "owned": "the executor owns the sequence now, which has no open step (`assign`)",
+    "cancelled": "the caller of a delivered step has gone (`cancel`)",
+    "vacated": "the sequence has given up its slot between two steps (`vacate`)",
+    "expired": "the sequence was idle for too long and is over (`expire`)",
+}
+
+STARTS_FIELDS = (
+    EntryField("k", "Kind of the entry: the next table."),
+    EntryField("q", "Sequence id."),
+    EntryField("v", "Version that the sequence runs on.", "when the kind is `v`"),
+    EntryField("u", "Timeout of the first step, us; `0`: none.", "when the kind is `d` or `v`"),
+    EntryField("b", "Entry by which the sequence waits (`be` of the record).", "unless the kind is `d`"),
+    EntryField("d", "The lowered deadline, ms.", "unless the kind is `d`"),
+    EntryField("x", "Executor that the operator wants; empty: any other one.", "unless the kind is `v`"),
+)
+
+STARTS_KINDS = {
+    "w": "a new sequence waits for its first slot (`submit`, `sweep`)",
+    "m": "a sequence that moves waits for its next slot (`reclaim`, `vacate`, `sweep`)",
+    "r": "a paged sequence has a step again and waits for a slot (`submit`)",
+    "d": "a waiting sequence got a step whose timeout ends earlier (`submit`)",
+    "v": "an operator wishes that a sequence moves (`seqmesh move`)",
+}
+
+FEED_FIELDS = (
+    EntryField("k", "Kind of the entry: the next table."),
+    EntryField("q", "Sequence id."),
+    EntryField("e", "Epoch of the ownership that is over; `0` if the sequence had no slot."),
+    EntryField("b", "Entry by which the sequence waited.", "unless the sequence waited for a slot"),
+)
+
+FEED_KINDS = {
+    "e": "ended: the step with END is committed (`commit`)",
+    "x": "expired: the sequence was idle for too long (`expire`)",
+    "f": "failed: the step with START failed in the model (`commit`)",
+    "o": "lost: the sequence's state is gone (`commit`, `reclaim`, `reload`)",
+    "c": "cancelled: the callers of a step have gone (`commit`, `cancel`)",
+    "p": "paged: the sequence has given up its slot, and lives (`commit`)",
+    "u": "unreadable: the record could not be read, so every epoch so far is over (`lose`, and any script that meets "
+    "such a record)",
+}

@@ -9,7 +9,7 @@ import pytest
 
 from executor.configuration.parameter_rules import PARAMETERS
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
-from shared.store.key_kinds import KINDS
+from shared.store.key_kinds import FEED_KINDS, INBOX_KINDS, KINDS, STARTS_KINDS
 from tests.docs.reference.pages import FOLDER, PAGES
 
 SCRIPTS = {path.stem for path in (Path(__file__).resolve().parents[2] / "shared" / "store" / "lua").glob("*.lua")}
@@ -45,3 +45,11 @@ def test_the_scripts_that_are_said_to_write_and_read_keys_exist() -> None:
 
     assert named
     assert set() == named - SCRIPTS
+
+
+def test_every_kind_of_entry_that_a_script_writes_is_explained() -> None:
+    folder = Path(__file__).resolve().parents[2] / "shared" / "store" / "lua"
+    written = {kind for path in folder.glob("*.lua") for kind in re.findall(r"'k',\s*'(\w+)'", path.read_text())}
+
+    assert {"w", "owned", "p"} <= written
+    assert set() == written - {*INBOX_KINDS, *STARTS_KINDS, *FEED_KINDS}

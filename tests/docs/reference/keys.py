@@ -1,13 +1,22 @@
-"""keys.md: every key in Redis, and every field of a sequence's record."""
+"""keys.md: every key in Redis, every field of a sequence's record, and of the entries of its streams."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.contract.record import FIELDS, STATES, Field
-from shared.store.key_kinds import KINDS
+from shared.store.key_kinds import (
+    FEED_FIELDS,
+    FEED_KINDS,
+    INBOX_FIELDS,
+    INBOX_KINDS,
+    KINDS,
+    STARTS_FIELDS,
+    STARTS_KINDS,
+    EntryField,
+)
 from shared.store.keyspace import DEFAULT_PREFIX, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND, Keyspace, kind_of
 from tests.docs.reference.markdown import code, page, table, text
 from tests.every_key import every_key
@@ -35,6 +44,10 @@ The record of a sequence is the hash `seq:<sequence>`. Only scripts write it. Fi
 once for each of several steps. Of a record that could not be read the tombstone has `st`, `cl`, `nx`, `cm`, `sn` and
 `vr` only.
 """
+ENTRIES = """
+What the scripts must read of a step, a control message or a message to the leader is a field of the stream entry. A
+step's entry in an inbox has no `k`. A parked step has `q`, `n`, `f`, `g`, `t` and `m` of the fields of an inbox entry.
+"""
 
 
 def keys() -> str:
@@ -55,6 +68,14 @@ def keys() -> str:
         table(("State", "Meaning"), [[code(state.decode()), text(said)] for state, said in STATES.items()]),
         "Fields:",
         record(FIELDS),
+        "## The entries of streams",
+        ENTRIES,
+        "### Inboxes",
+        *entries(INBOX_FIELDS, INBOX_KINDS),
+        "### The starts streams",
+        *entries(STARTS_FIELDS, STARTS_KINDS),
+        "### The feeds",
+        *entries(FEED_FIELDS, FEED_KINDS),
     )
 
 
@@ -87,3 +108,13 @@ def record(fields: Sequence[Field]) -> str:
         for one in fields
     ]
     return table(("Field", "Type", "Meaning", "Written by", "Absent"), rows)
+
+
+def entries(fields: Sequence[EntryField], kinds: Mapping[str, str]) -> list[str]:
+    """The fields and the kinds of one stream's entries."""
+    return [
+        table(
+            ("Field", "Meaning", "Absent"), [[code(f.name), text(f.meaning), text(f.absent) or "never"] for f in fields]
+        ),
+        table(("Kind (`k`)", "Meaning"), [[code(kind), text(said)] for kind, said in kinds.items()]),
+    ]
