@@ -230,6 +230,10 @@ class ReleasesSequences(Protocol):
 class LoadRequest:
     """All that a backend needs to make one instance.
 
+    config  the configuration, checked and complete
+    config_json  Triton's canonical JSON of the same configuration, as `model.py` gets it
+    model_dir  the model's folder in the repository; the model's file lies in the folder of the version in it
+    instance_name  name of this one instance, for logs and for `model.py`
     device  "cpu" or "cuda:<n>"
     slots   rows of the state arena (0 for a stateless model)
     state_bytes_max  largest state tensor of one sequence: a step that leaves a larger one fails
