@@ -51,7 +51,7 @@ LOST_OWNERS_MAX = 5
 
 RETRY_IDS = 64
 """Steps of a sequence whose request ids and contents are remembered, so that they do not run twice: 16 bytes each, and
-only for clients that give ids. Steps in flight are remembered beyond this number.
+only for clients that give ids. Open steps are remembered beyond this number.
 """
 
 RETRY_REPLIES = 8

@@ -225,7 +225,7 @@ FIELDS: tuple[Field, ...] = (
         "`<step> <count>`",
         "How many owners in a row were lost while this was the next step.",
         ("reclaim",),
-        "when no owner was lost with a step under way, and " + OVER,
+        "when no owner was lost with an open step, and " + OVER,
     ),
     Field(
         TRIED,
@@ -251,7 +251,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         ORPHANED,
         "ms",
-        "The connection that used the sequence last is gone. With steps in flight: how long the sequence may be idle "
+        "The connection that used the sequence last is gone. With open steps: how long the sequence may be idle "
         "after them. Without: when its idle time would have ended if the connection had stayed.",
         ("orphan", "commit"),
         "unless the sequence is an orphan",
@@ -267,7 +267,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         OLDER_IDS,
         "16 bytes per step",
-        "The same of the steps before those: all that are in flight and the last ones at least.",
+        "The same of the steps before those: all open ones and the last ones at least.",
         ("submit",),
         "when no more than eight steps had a request id",
     ),

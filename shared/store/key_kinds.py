@@ -39,7 +39,7 @@ KINDS: dict[str, KeyKind] = {
         "Marker of a sequence that is idle. Its TTL is the idle time: when it is gone, the sequence has expired.",
         "gateways (`submit`, `orphan`), executors (`commit`)",
         "schedulers (`expire`)",
-        "TTL while no step is in flight",
+        "TTL while no step is open",
     ),
     "parked": KeyKind(
         "stream",

@@ -117,7 +117,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Vacation(msgspec.Struct, frozen=True):
-    """A live sequence that shall give up its slot, if no step of it is in flight.
+    """A live sequence that shall give up its slot, if it has no open step.
 
     epoch   in which the scheduler saw it in that slot; 0: it has no slot, because it is paged
     moving  True: it gets another slot at once; False: it is paged until its next step
@@ -131,7 +131,7 @@ class Vacation(msgspec.Struct, frozen=True):
 class VacateCode(IntEnum):
     """What became of a `Vacation`.
 
-    KEPT       it keeps its slot: the scheduler's view of it is outdated, or a step of it is in flight
+    KEPT       it keeps its slot: the scheduler's view of it is outdated, or it has an open step
     VACATED    its slot is free
     UNDRAINED  its slot is free, but its owner's inbox holds steps since its checkpoint: the inbox must be drained
     """

@@ -5,7 +5,7 @@
 -- KEYS   per sequence: record, idle marker, deadlines of the model
 -- ARGV   1 gateway
 --        per sequence: sequence id, token of the latest step that came over the connection, grace ms
--- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its steps in flight
+-- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its open steps
 --        0 nothing changed: it was used by another connection, is closed, over or orphaned already, or has less idle
 --        time left than the grace
 -- Safe to repeat.

@@ -1,6 +1,6 @@
 -- Takes sequences away from an executor that is dead or leaving: from here on its commits are refused.
 -- Each sequence goes to the starts stream with kind m, which is served before new sequences, and `assign` gives it a
--- new owner. A sequence that may be paged and has nothing in flight is paged: it needs no owner before its next step.
+-- new owner. A sequence that may be paged and has no open step is paged: it needs no owner before its next step.
 --
 -- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream   4 owned sequences of (executor, model)
 --        5 deadlines   6 feed   7 counts of the waiting line

@@ -1,11 +1,11 @@
 -- Ends the sequences whose state comes from an earlier load of the model than the served one. Only a sequence between
--- two steps is ended here. A sequence with a step in flight is ended by the new load, which refuses the state.
+-- two steps is ended here. A sequence with an open step is ended by the new load, which refuses the state.
 --
 -- KEYS   1 owned sequences   2 deadlines   3 feed
 --        per sequence: record, idle marker, parked steps, checkpoint
 -- ARGV   1 executor   2 model version   3 mark of the load that is served now   4 tombstone ms
 --        per sequence: sequence id
--- reply  per sequence: 1 ended, 0 it goes on: it has the mark of this load, a step in flight, or another owner
+-- reply  per sequence: 1 ended, 0 it goes on: it has the mark of this load, an open step, or another owner
 -- Safe to repeat.
 
 local function is_outdated(record)

@@ -3,7 +3,7 @@
 -- KEYS   per model: its starts stream, counts of its waiting line, its deadlines
 --        per step: record, idle marker, parked steps
 -- ARGV   1 prefix of this shard's inboxes   2 most sequences of a model that wait for their first slot
---        3 most steps in flight per sequence   4 steps of a sequence whose digests are remembered
+--        3 most open steps per sequence   4 steps of a sequence whose digests are remembered
 --        5 most live sequences of a model   6 number of models   7 prefix of this shard's reply streams
 --        8 most callers that wait for one step by a retry
 --        9 encoded reply for the oldest of these callers when there is one too many
@@ -18,10 +18,10 @@
 --         0 accepted, delivered to the owner; extra is the sequence's birth
 --         1 accepted, waits for a slot; extra is the birth
 --         2 repeated; extra is the stored reply
---         3 repeated while in flight: the reply will come to this caller too; extra is the birth
+--         3 repeated while the step is open: the reply will come to this caller too; extra is the birth
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost
 --        -6 too many sequences; extra says which: `waiting` or `live`
---        -7 too many steps in flight  -8 wrong step; extra is the expected step  -9 cancelled
+--        -7 too many open steps  -8 wrong step; extra is the expected step  -9 cancelled
 --       -11 late: other steps were accepted since it was first sent, so it may have been accepted and forgotten
 --       -12 it was answered, and its reply is kept no longer
 --       -13 the sequence exists, and is beyond its first step

@@ -7,7 +7,7 @@
 -- ARGV   1 term   2 prefix of this shard's inboxes   3 prefix of the owned sets (executor, model follow)   4 model
 --        per sequence: sequence id, epoch in which it was seen (0: paged), p (page it) or m (move it)
 -- reply  per sequence:
---        0 it keeps its slot: it has a step in flight, another epoch, or a state that only its owner holds
+--        0 it keeps its slot: it has an open step, another epoch, or a state that only its owner holds
 --        1 it has no slot any more
 --        2 it has no slot any more, and its owner's inbox holds steps since its checkpoint: `drain` the inbox
 -- The owner's inbox and owned set follow from the record; they carry the hash tag of the declared keys.
