@@ -1,6 +1,6 @@
 -- Moves the entries of an executor's inbox to the places that their sequences' records name. Owners order steps by
--- number, not by their place in a stream, so this may run in pieces, twice, and while new steps arrive. It takes no term
--- for the same reason: whoever calls it, and however late, entries go only to where the records say they belong.
+-- number, not by their place in a stream, so this may run in pieces, twice, and while new steps arrive. For the same
+-- reason it takes no term: whoever calls it, and however late, entries go only to where the records say they belong.
 --
 -- KEYS   1 the executor's inbox
 -- ARGV   1 executor   2 after this entry id   3 how many at most   4 prefix of every key of this shard
