@@ -179,7 +179,7 @@ async def running_core(
             tasks.start(RestartRecovery(open_client, run, replies, dispatch).run(), name="recovery"),
             tasks.start(orphans.run(), name="orphans"),
             tasks.start(catalog.run(), name="catalog"),
-            tasks.start(Unserved(catalog, lambda: replies.waiting, dispatch.withdraw).run(), name="unserved"),
+            tasks.start(Unserved(catalog, lambda: replies.unanswered, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),
             tasks.start(tell(redis, keys), name="unreadable values"),
             tasks.start(Company(redis, keys, "gateway", name).run(), name="company"),
@@ -312,13 +312,13 @@ def gauges_of(core: Core, http: Share) -> list[Gauge]:
         Gauge(
             "seqmesh_gateway_submitted_total",
             "counter",
-            "Requests that this gateway has sent to Redis",
+            "Requests, and withdrawals of requests, in the round trips of seqmesh_gateway_round_trips_total",
             lambda: core.dispatch.sent,
         ),
         Gauge(
             "seqmesh_gateway_round_trips_total",
             "counter",
-            "Round trips to Redis in which this gateway sent requests",
+            "Round trips in which this gateway sent requests or withdrawals, and Redis answered",
             lambda: core.dispatch.round_trips,
         ),
         Gauge(

@@ -1,14 +1,14 @@
 """Sends admitted requests to Redis: everything that gathered during one round trip goes with the next.
 
-Order. One round trip is under way at a time, and it carries at most one `submit` and one `enqueue` per shard. So Redis
-accepts the steps of a sequence in the order in which `send` got them, even when a connection breaks or the server has
-forgotten its scripts.
+Order. One round trip is under way at a time, and it carries at most one `submit` and one `work_enqueue` per shard. So
+Redis accepts the steps of a sequence in the order in which `send` got them, even when a connection breaks or the server
+has forgotten its scripts.
 
 Lost connections. When the connection breaks during a round trip, its outcome is unknown. A repeatable request
 (`PendingRequest.repeatable`) is sent again, before everything newer; any other request fails, with an error that says
 that the outcome is unknown. A step that is sent again carries the time of its first attempt. If Redis has accepted
-other steps of that sequence since then, the record of the first attempt may be overwritten; Redis then refuses the
-step, because it could otherwise run twice.
+other steps of that sequence since then, what the record says of the first attempt may be overwritten; Redis then
+refuses the step, because it could otherwise run twice.
 
 Requests whose client has left are withdrawn in the same round trips, after the requests to be sent.
 """
@@ -61,7 +61,8 @@ class Bounds:
     """How much may wait in Redis; requests beyond these bounds are refused.
 
     in_flight_max  accepted, unanswered steps of one sequence
-    backlog_max    sequences of one model and shard that wait for their first slot; requests in one work stream
+    backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
+                   one model version
     live_max       sequences of one model and shard that have had a slot, and are not over
     """
 
@@ -79,7 +80,8 @@ class CallKind(IntEnum):
     WITHDRAW_WORK = auto()
 
 
-WITHDRAWALS = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
+WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
+"""Which call takes back what a call has sent."""
 CANCELLED = encode(ReplyMessage("", error_code=Code.CANCELLED))
 """Triton has no message for it (triton-spec 1.8)."""
 CANCELLED_STEP = encode(ReplyMessage("", error_code=Code.CANCELLED, reason=Reason.CANCELLED))
@@ -90,7 +92,7 @@ class CallBatch(msgspec.Struct, frozen=True):
 
     shard: ShardId
     kind: CallKind
-    waiting: list[PendingRequest]
+    requests: list[PendingRequest]
 
 
 class Dispatch:
@@ -157,7 +159,7 @@ class Dispatch:
 
     def withdraw(self, pending: PendingRequest) -> None:
         """Takes an accepted request back from Redis, with the next round trip."""
-        self._queues[pending.shard, WITHDRAWALS[kind_of(pending)]].append(pending)
+        self._queues[pending.shard, WITHDRAWAL_OF[kind_of(pending)]].append(pending)
         self._trips.due()
 
     async def run(self) -> None:
@@ -170,7 +172,7 @@ class Dispatch:
         for (shard, kind), queue in self._queues.items():
             if not queue:
                 continue
-            taken = _take_unsent(queue) if kind in WITHDRAWALS else _take_of_one_load(queue)
+            taken = _take_of_one_load(queue) if is_withdrawal(kind) else _take_unsent(queue)
             if queue:
                 # One script call carries no more: the rest goes with the next round trip.
                 self._trips.due()
@@ -204,7 +206,7 @@ class Dispatch:
             outcomes = await self._scripts.run_all([self._call(batch) for batch in batches], self._link)
         except CONNECTION_LOST as lost:
             for batch in batches:
-                for pending in batch.waiting:
+                for pending in batch.requests:
                     # The first of several lost attempts counts: any of them may have been carried out.
                     if pending.first_sent is None:
                         pending.first_sent = began
@@ -216,8 +218,8 @@ class Dispatch:
         again: list[CallBatch] = []
         unfit: UnfitServerError | None = None
         for batch, outcome in zip(batches, outcomes, strict=True):
-            self.sent += len(batch.waiting)
-            for pending in batch.waiting:
+            self.sent += len(batch.requests)
+            for pending in batch.requests:
                 pending.sent = began
             if isinstance(outcome, UnfitServerError):
                 # For instance a primary that was demoted. It did nothing, so even requests that are not repeatable may
@@ -244,7 +246,7 @@ class Dispatch:
         raises  one of CONNECTION_LOST; then `ask_again` must be called again
         """
         requests = [
-            pending for pending in self._replies.waiting if pending.accepted is not None and not pending.withdrawn
+            pending for pending in self._replies.unanswered if pending.accepted is not None and not pending.withdrawn
         ]
         link = Link(redis)
         try:
@@ -288,25 +290,25 @@ class Dispatch:
             if not known or pending.shard in lost:
                 pending.failed(unknown_outcome(pending, "Redis was restarted and has lost data"))
 
-    def _refused(self, batch: CallBatch, refusal: Exception) -> None:
+    def _refused(self, batch: CallBatch, error: Exception) -> None:
         """Fails a batch that Redis answered with an error. A full Redis is logged once, not with every batch."""
-        if not isinstance(refusal, OutOfMemoryError):
-            logs.error("redis refused a script", error=str(refusal))
-            _fail(batch, f"Redis refused the request: {refusal}")
+        if not isinstance(error, OutOfMemoryError):
+            logs.error("redis refused a script", error=str(error))
+            _fail(batch, f"Redis refused the request: {error}")
             return
         if self._full_since is None:
             self._full_since = time.monotonic()
-            logs.error("redis is full, new requests are refused: raise its maxmemory", error=str(refusal))
+            logs.error("redis is full, new requests are refused: raise its maxmemory", error=str(error))
         _fail(batch, "Redis, which holds every sequence, is full: try again later")
 
     def _settle(self, batch: CallBatch, outcomes: Sequence[Any]) -> None:
-        if batch.kind not in WITHDRAWALS:
-            # This batch was a withdrawal itself. Its clients have left, so nobody needs the outcome.
+        if is_withdrawal(batch.kind):
+            # Its clients have left, so nobody needs the outcome.
             return
         if self._full_since is not None:
             logs.info("redis has room again", full_s=round(time.monotonic() - self._full_since, 3))
             self._full_since = None
-        for pending, outcome in zip(batch.waiting, outcomes, strict=True):
+        for pending, outcome in zip(batch.requests, outcomes, strict=True):
             if batch.kind is CallKind.STEPS:
                 self._settle_step(pending, outcome)
             elif isinstance(outcome, bytes):
@@ -350,7 +352,7 @@ class Dispatch:
         The answer is a moment old when it arrives, so a time computed from it is slightly too early, never too late.
         That errs on the safe side: no step that came in since the first attempt is overlooked.
         """
-        if any(pending.first_sent is not None for batch in batches for pending in batch.waiting):
+        if any(pending.first_sent is not None for batch in batches for pending in batch.requests):
             ((seconds, microseconds),) = await link.exchange([("TIME",)])
             self._redis_ahead_ms = int(seconds) * 1000 + int(microseconds) // 1000 - time.monotonic() * 1000
 
@@ -370,14 +372,14 @@ class Dispatch:
 
     def _still_wanted(self, batch: CallBatch) -> list[PendingRequest]:
         """The batch's requests that still need an answer. Requests whose client has left are withdrawn or dropped."""
-        if batch.kind not in WITHDRAWALS:
-            return batch.waiting
-        for pending in batch.waiting:
+        if is_withdrawal(batch.kind):
+            return batch.requests
+        for pending in batch.requests:
             # The lost attempt may have put a stateless request into its queue. A withdrawal needs no more than its
             # token, so it is sent on suspicion. A step could not be named without its birth and number.
             if pending.withdrawn and pending.first_sent is not None and batch.kind is CallKind.WORK:
                 self.withdraw(pending)
-        return [pending for pending in batch.waiting if not pending.future.done()]
+        return [pending for pending in batch.requests if not pending.future.done()]
 
     def _back(self) -> None:
         if self._down_since is not None:
@@ -388,7 +390,7 @@ class Dispatch:
         match batch.kind:
             case CallKind.STEPS:
                 return self._scripts.submit(
-                    [self._submission(pending) for pending in batch.waiting],
+                    [self._submission(pending) for pending in batch.requests],
                     shard=batch.shard,
                     backlog_max=self._bounds.backlog_max,
                     in_flight_max=self._bounds.in_flight_max,
@@ -396,20 +398,21 @@ class Dispatch:
                 )
             case CallKind.WORK:
                 return self._stateless.enqueue(
-                    [self._item(pending) for pending in batch.waiting],
+                    [self._item(pending) for pending in batch.requests],
                     bound=self._bounds.backlog_max,
                     summaries=self._summaries,
                 )
             case CallKind.WITHDRAW_STEPS:
                 return self._scripts.cancel(
-                    [self._withdrawn(pending) for pending in batch.waiting],
+                    [self._withdrawn(pending) for pending in batch.requests],
                     shard=batch.shard,
                     reply=CANCELLED_STEP,
+                    # The feed has no bound of its own. A leader that is not told finds out when it assigns.
                     feed_max=self._bounds.backlog_max,
                 )
             case CallKind.WITHDRAW_WORK:
-                tokens = [pending.token for pending in batch.waiting]
-                return self._stateless.withdraw(model_load(batch.waiting[0]), self._gateway, tokens, reply=CANCELLED)
+                tokens = [pending.token for pending in batch.requests]
+                return self._stateless.withdraw(model_load(batch.requests[0]), self._gateway, tokens, reply=CANCELLED)
 
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
         assert pending.accepted is not None
@@ -455,8 +458,13 @@ class Dispatch:
         )
 
 
+def is_withdrawal(kind: CallKind) -> bool:
+    """Whether a call takes requests back."""
+    return kind in WITHDRAWAL_OF.values()
+
+
 def kind_of(pending: PendingRequest) -> CallKind:
-    """Which script a request is sent by: stateless requests by `enqueue`, steps by `submit`."""
+    """Which script a request is sent by: stateless requests by `work_enqueue`, steps by `submit`."""
     return CallKind.WORK if pending.admitted.sequence is None else CallKind.STEPS
 
 
@@ -491,5 +499,5 @@ def _take_of_one_load(queue: deque[PendingRequest]) -> list[PendingRequest]:
 
 
 def _fail(batch: CallBatch, message: str) -> None:
-    for pending in batch.waiting:
+    for pending in batch.requests:
         pending.failed(UnavailableError(message))

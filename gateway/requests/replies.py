@@ -61,7 +61,7 @@ class Replies:
         return len(self._waiting)
 
     @property
-    def waiting(self) -> list[PendingRequest]:
+    def unanswered(self) -> list[PendingRequest]:
         """The requests that wait for a reply."""
         return list(self._waiting.values())
 
@@ -83,7 +83,7 @@ class Replies:
 
     def give_up(self, cause: str) -> None:
         """Fails every waiting request: its outcome is not known. cause: begins the error's text."""
-        for pending in self.waiting:
+        for pending in self.unanswered:
             pending.failed(unknown_outcome(pending, cause))
 
     async def open(self) -> None:

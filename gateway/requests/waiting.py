@@ -44,7 +44,7 @@ class Accepted(NamedTuple):
     """What Redis said when it accepted a request; empty for a stateless one.
 
     birth  tells the sequence from earlier and later ones under the same id
-    step   the step's number since START
+    step   the step's number in the record; it does not begin anew with START
     """
 
     birth: str = ""

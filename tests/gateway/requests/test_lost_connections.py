@@ -438,7 +438,7 @@ async def test_an_unnamed_step_is_told_lost_after_a_restart_only_if_its_record_d
     while not core.dispatch.sent > 1:
         await asyncio.sleep(0.005)
     if not survives:
-        (waiting,) = core.replies.waiting
+        (waiting,) = core.replies.unanswered
         record = keys.sequence(gateway.requests.dispatch.sequence_of(waiting)).record
         await executor.commands.hincrby(record, "nx", -1)
 

@@ -148,7 +148,7 @@ async def test_a_unary_caller_who_leaves_before_the_answer_counts_and_one_who_ha
     assert 2 == total(await core.inference.submit(left_step(2, 2, start=True)))
     await executor.pause()
     leaving = core.inference.submit(left_step(4, 2, request_id="second"))
-    while not core.replies.waiting[0].accepted:
+    while not core.replies.unanswered[0].accepted:
         await asyncio.sleep(0.005)
 
     leaving.cancel()
