@@ -26,10 +26,9 @@ Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
 STRINGS_BYTES_MAX = 1 << 18
 """Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
-START, END, IMPLICIT, DURABLE, PAGEABLE = map(
-    int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.PAGEABLE)
+START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = map(
+    int, (StepFlag.START, StepFlag.END, StepFlag.IMPLICIT, StepFlag.DURABLE, StepFlag.ALONE, StepFlag.PAGEABLE)
 )
-ALONE = int(StepFlag.ALONE)
 
 BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
@@ -97,7 +96,8 @@ class Admitted(msgspec.Struct, frozen=True):
     sequence     None for a stateless model
     session_id   the id that the gateway made, when the request begins a sequence and names none; else None
     queueing     how a stateless request waits; without meaning for a step of a sequence
-    served_late  the request's timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
+    timeout_is_ignored
+                 the request's timeout does not count while it waits for a slot (dialect: TIMEOUT_COMPLETE)
     """
 
     message: InferMessage
@@ -105,7 +105,7 @@ class Admitted(msgspec.Struct, frozen=True):
     flags: StepFlag = StepFlag.NONE
     session_id: str | None = None
     queueing: Queueing = Queueing()
-    served_late: bool = False
+    timeout_is_ignored: bool = False
 
 
 def admit(
@@ -424,7 +424,7 @@ def _step(
             )
         correlation_id = made = make_session()
     check_correlation_id(correlation_id)
-    correlation_id = _check_control(call, config, correlation_id)
+    correlation_id = _check_id_type(call, config, correlation_id)
     continues = call.expected_step is not None and call.expected_step > 1
     if continues and (call.start or made is not None):
         raise RequestError(
@@ -445,11 +445,12 @@ def _step(
     )
     requested = check_version_text(call.version)
     return Admitted(
+        # The END that is added above is the mesh's own: the model gets END only if the client sent one.
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=batching.iterative and not call.end),
         sequence=sequence_id(config.name, requested, correlation_id),
         flags=StepFlag(flags),
         session_id=None if made is None else str(made),
-        served_late=batching.timeout_action is TimeoutAction.DELAY,
+        timeout_is_ignored=batching.timeout_action is TimeoutAction.DELAY,
     )
 
 
@@ -496,7 +497,7 @@ def wants_integer_id(config: ModelConfig) -> bool:
     return control is not None and control.datatype != "BYTES"
 
 
-def _check_control(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> CorrelationId:
+def _check_id_type(call: InferCall, config: ModelConfig, correlation_id: CorrelationId) -> CorrelationId:
     """The id has the type that the model's CORRID control needs; without that control any type will do."""
     assert config.sequence_batching is not None
     control = config.sequence_batching.control(ControlKind.CORRID)

@@ -431,7 +431,7 @@ class Dispatch:
             version=message.version,
             gateway=self._gateway,
             token=pending.token,
-            timeout_us=0 if pending.admitted.served_late else call.timeout_us,
+            timeout_us=0 if pending.admitted.timeout_is_ignored else call.timeout_us,
             message=encode(message),
             since_ms=self._since_ms(pending),
         )
