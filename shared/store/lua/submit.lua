@@ -29,19 +29,25 @@
 -- The inbox's key follows from the record (its owner), and so does the reply stream of a retry. Both carry the same
 -- hash tag as the declared keys.
 
+-- The reply codes, by their names in `SubmitCode` (shared/store/scripts.py). -10 means nothing.
+local DELIVERED, WAITING, REPEATED, JOINED = 0, 1, 2, 3
+local NEVER_SEEN, ENDED, EXPIRED, FAILED, LOST = -1, -2, -3, -4, -5
+local BACKLOG_FULL, BUSY, WRONG_STEP, CANCELLED = -6, -7, -8, -9
+local LATE, ANSWERED, EXISTS = -11, -12, -13
+
 -- Reply code by the state of a tombstone.
-local GONE = { e = -2, x = -3, f = -4, o = -5, c = -9 }
+local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
 -- Puts a step into its owner's inbox.
 local function deliver(step, record, n, flags)
-  local inbox = ARGV[1] .. record.ow
-  local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.ep,
-    'i', record.instance, 'l', record.slot, 'c', record.cm, 'v', record.version, 'g', step.gateway, 't', step.token,
-    'm', step.message)
+  local inbox = ARGV[1] .. record.owner
+  local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.epoch,
+    'i', record.instance, 'l', record.slot, 'c', record.committed, 'v', record.version, 'g', step.gateway,
+    't', step.token, 'm', step.message)
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
-  local owned = base_of(step.record) .. 'owned:' .. record.ow .. ':' .. model_of(step.sid)
+  local owned = base_of(step.record) .. 'owned:' .. record.owner .. ':' .. model_of(step.sid)
   if redis.call('SISMEMBER', owned, step.sid) == 0 then error('the owner of a sequence cannot be read') end
   -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
   redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
@@ -68,7 +74,7 @@ local function use_again(step, record)
   redis.call('HSET', step.record, 'la', accepted .. ' ' .. step.gateway .. ' ' .. step.token)
   if not record.orphaned then return end
   redis.call('HDEL', step.record, 'og')
-  if record.nx == record.cm then
+  if record.accepted == record.committed then
     redis.call('PEXPIRE', step.idle, math.max(1, tonumber(record.orphaned) - clock_ms()))
   end
 end
@@ -133,20 +139,20 @@ end
 -- Answers a retry of step n, which was accepted before: with the stored reply, or with a place beside the caller that
 -- waits for it. unkept: the code if the reply is not kept any more
 local function repeated(step, n, record, unkept)
-  if n > record.cm and is_latest(step, record.latest) then return { 3, n, record.birth } end
+  if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth } end
   use_again(step, record)
-  if n > record.cm then
+  if n > record.committed then
     join(step, n)
-    return { 3, n, record.birth }
+    return { JOINED, n, record.birth }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)
-  if reply then return { 2, n, reply } end
-  return { unkept, record.done, '' }
+  if reply then return { REPEATED, n, reply } end
+  return { unkept, record.last_step, '' }
 end
 
 -- Whether the idle marker has run out, and only the scheduler has not ended the sequence yet.
 local function is_idle_for_too_long(step, record)
-  return not record.closed and record.nx == record.cm and redis.call('EXISTS', step.idle) == 0
+  return not record.closed and record.accepted == record.committed and redis.call('EXISTS', step.idle) == 0
 end
 
 -- Whether a step that its gateway sends again can have been accepted the first time. If it was, then the latest
@@ -171,13 +177,13 @@ end
 --   seen no answer of the sequence, so it repeats the steps that followed as well.
 -- * Every other match is a repetition.
 local function by_name(step, flags, record)
-  local n = step.digest ~= '' and step_named(record.ids, step.digest, record.nx)
+  local n = step.digest ~= '' and step_named(record.ids, step.digest, record.accepted)
   if not n then return nil end
   if record.may_have_come then return n end
   if n < record.start then return nil end
   local idle = n == record.start and is_idle_for_too_long(step, record)
   local first = has(flags, START) or n == record.start and has(flags, IMPLICIT) and (record.closed or idle)
-  if first and (n < record.nx or idle or record.closed and record.cause ~= 'e') then return nil end
+  if first and (n < record.accepted or idle or record.closed and record.cause ~= 'e') then return nil end
   return n
 end
 
@@ -191,14 +197,16 @@ local function by_number(step, begins, record)
   if first and not record.may_have_come and (over or is_idle_for_too_long(step, record)) then return nil end
   -- The step is new, or it comes to a closed sequence. The rest of `submit` then says why that is closed, which tells
   -- the client more than the number that was expected.
-  if n == record.nx + 1 or n > record.nx and (record.closed or is_idle_for_too_long(step, record)) then return nil end
-  if n < record.start or n > record.nx then return { -8, record.done, record.nx - record.start + 2 } end
+  local is_next = n == record.accepted + 1
+  if is_next or n > record.accepted and (record.closed or is_idle_for_too_long(step, record)) then return nil end
+  local wrong = { WRONG_STEP, record.last_step, record.accepted - record.start + 2 }
+  if n < record.start or n > record.accepted then return wrong end
   local exists = first and not record.closed
   -- The number was given before, but to a request with another id or content: this is no retry.
-  if step.digest ~= '' and (digest_of(record.ids, n, record.nx) or step.digest) ~= step.digest then
-    return exists and { -13, record.done, '' } or { -8, record.done, record.nx - record.start + 2 }
+  if step.digest ~= '' and (digest_of(record.ids, n, record.accepted) or step.digest) ~= step.digest then
+    return exists and { EXISTS, record.last_step, '' } or wrong
   end
-  return repeated(step, n, record, exists and -13 or -12)
+  return repeated(step, n, record, exists and EXISTS or ANSWERED)
 end
 
 -- Whether the digests of all steps since this one was first sent are remembered. If so, a step whose digest is not
@@ -206,7 +214,7 @@ end
 -- have had the step.
 local function remembers_all_since(step, record)
   local born_ms = tonumber(string.match(record.birth, '^%d+'))
-  return step.digest ~= '' and record.nx <= tonumber(ARGV[4]) and born_ms and born_ms < step.since
+  return step.digest ~= '' and record.accepted <= tonumber(ARGV[4]) and born_ms and born_ms < step.since
 end
 
 local function accepted_now(step)
@@ -228,10 +236,14 @@ local function lower_deadline(step, record)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
--- Begins a new record, with this step as its first. done: committed steps of the old one, for a refusal
-local function create(step, flags, done)
-  if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then return { -6, done, 'waiting' } end
-  if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { -6, done, 'live' } end
+-- Begins a new record, with this step as its first. last_step: of the old one, for a refusal
+local function create(step, flags, last_step)
+  if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then
+    return { BACKLOG_FULL, last_step, 'waiting' }
+  end
+  -- A sequence has an entry among the deadlines from its first commit until it is over, also while it is paged:
+  -- so their number is that of the live sequences.
+  if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { BACKLOG_FULL, last_step, 'live' } end
   redis.call('DEL', step.record)
   local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout,
     'k', 'w')
@@ -244,7 +256,7 @@ local function create(step, flags, done)
   if step.digest ~= '' then redis.call('HSET', step.record, 'rd', step.digest .. four_bytes(1)) end
   redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START), step.version)
-  return { 1, 1, entry }
+  return { WAITING, 1, entry }
 end
 
 -- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
@@ -261,50 +273,51 @@ local function submit(step, flags)
   local begins = has(flags, START)
   if not state then
     if begins or has(flags, IMPLICIT) then return create(step, flags, 0) end
-    return { -1, 0, '' }
+    return { NEVER_SEEN, 0, '' }
   end
-  local record = { state = state, ow = got[2], instance = got[3], slot = got[4], ep = got[5], nx = tonumber(got[6]),
-    cm = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]), version = got[11],
-    birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
-  if not is_sound(state, record.nx, record.cm, record.start, record.version)
-    or state == 'l' and not (record.ow and tonumber(record.ep) and tonumber(record.instance) and tonumber(record.slot)) then
+  local record = { state = state, owner = got[2], instance = got[3], slot = got[4], epoch = got[5],
+    accepted = tonumber(got[6]), committed = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]),
+    version = got[11], birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
+  local is_placed = record.owner and tonumber(record.epoch) and tonumber(record.instance) and tonumber(record.slot)
+  if not is_sound(state, record.accepted, record.committed, record.start, record.version)
+    or state == 'l' and not is_placed then
     error(NOT_SOUND)
   end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent
   -- Committed steps since START. While the START itself is in flight there are none, whatever was committed before it.
-  local done = math.max(0, record.cm - record.start + 1)
-  record.done = done
+  local last_step = math.max(0, record.committed - record.start + 1)
+  record.last_step = last_step
   -- Why a closed sequence is closed: as a tombstone, because its state is void, or by its END.
   record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'
   record.may_have_come = may_have_come(step, record.latest)
   -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
-  if named then return repeated(step, named, record, -12) end
+  if named then return repeated(step, named, record, ANSWERED) end
   local known = step.expected ~= '' and by_number(step, begins, record)
   if known then return known end
   -- To accept it now could run it twice.
-  if record.may_have_come and not remembers_all_since(step, record) then return { -11, done, '' } end
+  if record.may_have_come and not remembers_all_since(step, record) then return { LATE, last_step, '' } end
   if GONE[state] then
-    if begins or has(flags, IMPLICIT) then return create(step, flags, done) end
-    return { GONE[state], done, '' }
+    if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
+    return { GONE[state], last_step, '' }
   end
-  if record.nx - record.cm >= tonumber(ARGV[3]) then
-    return { -7, done, '' }
+  if record.accepted - record.committed >= tonumber(ARGV[3]) then
+    return { BUSY, last_step, '' }
   end
   -- With a step in flight a sequence is not idle, so its marker gets no end until `commit` sets it again.
-  if record.nx == record.cm and redis.call('PERSIST', step.idle) == 0 then
+  if record.accepted == record.committed and redis.call('PERSIST', step.idle) == 0 then
     -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and
     -- slot.
-    if not (begins or has(flags, IMPLICIT)) then return { -3, done, '' } end
+    if not (begins or has(flags, IMPLICIT)) then return { EXPIRED, last_step, '' } end
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
   end
   if record.closed and not begins then
-    if not has(flags, IMPLICIT) then return { GONE[record.cause], done, '' } end
+    if not has(flags, IMPLICIT) then return { GONE[record.cause], last_step, '' } end
     flags, begins = bit.bor(flags, START), true
   end
-  local n = record.nx + 1
+  local n = record.accepted + 1
   local change = { 'nx', n, 'la', accepted_now(step) }
   local function set(field, value)
     change[#change + 1] = field
@@ -314,7 +327,7 @@ local function submit(step, flags)
   if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
   if step.digest ~= '' then
     if #recent >= RECENT * ENTRY then
-      set('ro', with_recent(record.ids, n, record.cm))
+      set('ro', with_recent(record.ids, n, record.committed))
       recent = ''
     end
     set('rd', recent .. step.digest .. four_bytes(n))
@@ -323,12 +336,12 @@ local function submit(step, flags)
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
   if state == 'l' then
     deliver(step, record, n, flags)
-    return { 0, n, record.birth }
+    return { DELIVERED, n, record.birth }
   end
   if state == 'p' then return_to_line(step, record) end
   park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
-  return { 1, n, record.birth }
+  return { WAITING, n, record.birth }
 end
 
 local models = {}
