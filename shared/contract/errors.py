@@ -53,7 +53,10 @@ class Code(Explained):
     UNSUPPORTED = "UNSUPPORTED", "The mesh does not do what is asked for."
     ALREADY_EXISTS = "ALREADY_EXISTS", "What the request would begin or run was begun or run before."
     CANCELLED = "CANCELLED", "The request was cancelled before it ran."
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED", "This caller asks for too much at once. Wait for an answer first."
+    RESOURCE_EXHAUSTED = (
+        "RESOURCE_EXHAUSTED",
+        "The caller asks for too much at once: wait for an answer first. Or one request is too large: the text says so.",
+    )
     FORBIDDEN = "FORBIDDEN", "The operator has not allowed this here."
 
 
@@ -85,7 +88,7 @@ CODES = frozenset(Code)
 class Retry(Explained):
     """What a client can do about a step that was not done."""
 
-    SAME = "same", "Nothing was changed. The same request may be sent again after a while."
+    SAME = "same", "The same request may be sent again after a while."
     START = "start", "The sequence is not there. Begin it again with START."
     NO = "no", "Sending the request again does not help."
 
