@@ -19,7 +19,7 @@ from shared.store.reading import text_of
 from shared.store.redis_client import CONNECTION_LOST
 
 
-async def bound_models(redis: Redis, keys: Keyspace, executor: ExecutorId, models: Iterable[str]) -> set[str]:
+async def models_that_stay(redis: Redis, keys: Keyspace, executor: ExecutorId, models: Iterable[str]) -> set[str]:
     """The models of which an executor owns a sequence whose state is nowhere else.
 
     Raises one of `CONNECTION_LOST`.

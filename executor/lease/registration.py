@@ -21,7 +21,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
-from executor.lease.draining import bound_models
+from executor.lease.draining import models_that_stay
 from executor.lease.hung_calls import HungCallError, place_of, watch
 from executor.lease.serving import Serving
 from executor.lease.watchdog import Watchdog
@@ -76,7 +76,10 @@ class OlderDataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of control messages. position: the last one that was carried out, or failed"""
+    """What became of control messages.
+
+    position  the last one that was carried out, or failed: its place in the control stream
+    """
 
     position: str = BEGINNING
     failures: tuple[LoadFailure, ...] = ()
@@ -165,7 +168,7 @@ class Registration:
         """
         patience = asyncio.create_task(enough, name="patience")
         try:
-            staying = await self._bound(self._repository.loaded)
+            staying = await self._models_that_stay(self._repository.loaded)
             if staying:
                 await self.serving.close(staying)
                 await self._committer.drained()
@@ -174,16 +177,16 @@ class Registration:
             left = staying
             while left and not patience.done():
                 await asyncio.wait({patience}, timeout=SETTLE_POLL_S)
-                left = await self._bound(staying)
+                left = await self._models_that_stay(staying)
         finally:
             patience.cancel()
         if left:
             logs.warning("sequences are lost with their executor", executor=self.executor, models=sorted(left))
         return bool(staying)
 
-    async def _bound(self, models: Iterable[str]) -> set[str]:
+    async def _models_that_stay(self, models: Iterable[str]) -> set[str]:
         redis, keys = self._connections.commands, self._connections.keys
-        return await insist("look for bound sequences", lambda: bound_models(redis, keys, self.executor, models))
+        return await insist("look for bound sequences", lambda: models_that_stay(redis, keys, self.executor, models))
 
     async def leave(self) -> None:
         """Finishes the running batches, commits them, and hands all sequences over at once."""
