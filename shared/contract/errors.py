@@ -55,7 +55,7 @@ class Code(Explained):
     CANCELLED = "CANCELLED", "The request was cancelled before it ran."
     RESOURCE_EXHAUSTED = (
         "RESOURCE_EXHAUSTED",
-        "This caller asks too much at once: wait for an answer first. Or a request is too large: the text says so.",
+        "This caller asks for too much at once: wait for an answer first. Or a request is too large: the text says so.",
     )
     FORBIDDEN = "FORBIDDEN", "The operator has not allowed this here."
 
