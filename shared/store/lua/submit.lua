@@ -241,8 +241,8 @@ local function create(step, flags, last_step)
   if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then
     return { BACKLOG_FULL, last_step, 'waiting' }
   end
-  -- A sequence has an entry among the deadlines from its first commit until it is over, also while it is paged:
-  -- so their number is that of the live sequences.
+  -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
+  -- is paged. So the number of entries bounds the live sequences.
   if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { BACKLOG_FULL, last_step, 'live' } end
   redis.call('DEL', step.record)
   local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout,
