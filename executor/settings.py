@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shared.settings import MetricsSettings, setting
+from shared.settings import MetricsSettings, lease_setting, setting
 
 ModelControlMode = Literal["none", "explicit", "poll"]
 
@@ -79,13 +79,7 @@ class ExecutorSettings(MetricsSettings):
         help="auto: a GPU where there is one. none: CPU only. Or the indexes to use, for instance 0,1.",
         group="Models",
     )
-    lease_ms: int = setting(
-        3000,
-        help="Lease of this process: others take over when it has not been renewed for so long.",
-        unit="ms",
-        group="Leases",
-        minimum=100,
-    )
+    lease_ms: int = lease_setting()
     inbox_read_count: int = setting(
         512, help="Most entries taken from an inbox in one read.", group="Step loop", minimum=1
     )

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.settings import CommonSettings, setting
+from shared.settings import CommonSettings, lease_setting, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings(CommonSettings):
     """Leadership and placement."""
 
-    lease_ms: int = setting(
-        3000,
-        help="Lease of this process: others take over when it has not been renewed for so long.",
-        unit="ms",
-        group="Leases",
-        minimum=100,
-    )
+    lease_ms: int = lease_setting()
     tick_ms: int = setting(
         100,
         help="Pause between two looks at the clock. Expiry, leases and the backlog are late by at most this.",

@@ -86,6 +86,17 @@ def setting(
     return dataclasses.field(default=default, repr=not secret, metadata={"meaning": meaning})
 
 
+def lease_setting() -> Any:
+    """The field `lease_ms` of each service that holds a lease."""
+    return setting(
+        3000,
+        help="Lease of this process: others take over when it has not been renewed for so long.",
+        unit="ms",
+        group="Leases",
+        minimum=100,
+    )
+
+
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 

@@ -120,6 +120,8 @@ class Registration:
             take=self._take,
             holder=self.serving,
         )
+        # Each needs the other: the inbox asks `serving` how much it holds, and `serving` has the inbox read again after
+        # a reload.
         self.serving.inbox = self._inbox = inbox
         self._tallies = Tallies(connections.scripts, connections.keys)
         self._reporter = Reporter(
@@ -161,12 +163,12 @@ class Registration:
         finally:
             self.serving.forget_all()
 
-    async def settle(self, enough: Coroutine[Any, Any, None]) -> bool:
+    async def settle(self, until: Coroutine[Any, Any, None]) -> bool:
         """Hands over the sequences that can be moved. Sequences whose state is in this process alone go on here, and
-        their models take no other sequence. Returns when these have ended, or `enough` has returned; False if there
+        their models take no other sequence. Returns when these have ended, or `until` has returned; False if there
         were none.
         """
-        patience = asyncio.create_task(enough, name="patience")
+        patience = asyncio.create_task(until, name="patience")
         try:
             staying = await self._models_that_stay(self._repository.loaded)
             if staying:

@@ -37,7 +37,12 @@ nor for the engine, which takes them in one by one.
 
 
 class SequenceModel:
-    """The sequences of one model version on this executor."""
+    """The sequences of one model version on this executor.
+
+    A sequence leaves in three steps. It is *dropped* from the table (`forget`), because it is over, has another owner
+    or has given up its slot (`vacated`). Its model is told (`_part_with`), and releases what it keeps of it. Its ready
+    step leaves the slot (`_leave_slot`), unless another sequence has the slot by then.
+    """
 
     def __init__(
         self,
