@@ -43,7 +43,7 @@ def sum_code(*, bonus: int = 0, batch_s: float = 0.0, gate: Path | None = None, 
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of models of the explicit mesh."""
     folder = tmp_path_factory.mktemp("control-models")
-    for name in ("running_sum", "slow_sum", "overridden_sum", "gated_sum"):
+    for name in ("running_sum", "slow_sum", "overridden_sum", "gated_sum", "plain_sum"):
         add_sum_model(folder, name)
     add_sum_model(folder, "narrow_sum", slots=1, virtual_slots=False)
     for name in ("slow_sum", "narrow_sum"):
@@ -350,12 +350,12 @@ async def test_what_was_asked_of_a_model_and_cannot_be_read_is_that_models_matte
         mesh.redis.xadd(keys.control, {"odd": garbage})
     await mesh.kill_executor(mesh.names("executor")[0])
 
-    for model in ("overridden_sum", "gated_sum"):
+    for model in ("overridden_sum", "plain_sum"):
         load(mesh, model)
         await until_ready(mesh, model)
 
     caller = GrpcCaller(mesh.grpc())
-    for model in ("overridden_sum", "gated_sum", "running_sum"):
+    for model in ("overridden_sum", "plain_sum", "running_sum"):
         assert 1 == await caller(model, Step("beside garbage", 1, start=True, end=True))
     for words in (keys.wanted, keys.kept):
         mesh.redis.hdel(words, b"\xff")
