@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.symbols import parsed
+
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).parent / "table"
 KINDS = (
@@ -68,39 +70,6 @@ def subjects() -> dict[str, Subject]:
 def all_rows() -> tuple[Row, ...]:
     """The rows of all subjects."""
     return tuple(row for subject in subjects().values() for row in subject.row)
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    """A Python file."""
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def symbols(path: str) -> frozenset[str]:
-    """What a file of the repository defines: functions, classes, `Class.method`, names that are assigned at the top or
-    in a class; of a file that is not Python (Lua, proto, TOML): its `function` names."""
-    if not path.endswith(".py"):
-        return frozenset(re.findall(r"function\s+([A-Za-z_][\w.]*)", (ROOT / path).read_text()))
-    found: set[str] = set()
-    _collect(parsed(ROOT / path).body, "", found)
-    return frozenset(found)
-
-
-def _collect(body: list[ast.stmt], prefix: str, found: set[str]) -> None:
-    for node in body:
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.add(prefix + name)
-            case ast.ClassDef(name=name, body=inner):
-                found.add(prefix + name)
-                _collect(inner, f"{prefix}{name}.", found)
-            case ast.Assign(targets=targets):
-                found.update(prefix + t.id for t in targets if isinstance(t, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                found.add(prefix + name)
-            case _:
-                pass
 
 
 @functools.cache

@@ -18,8 +18,9 @@ from gateway.rest.app import build_app
 from gateway.settings import GatewaySettings
 from shared.settings import settings_fields
 from tests.conformance import readme
-from tests.conformance.rows import KINDS, ROOT, Row, all_rows, is_compared, literals, pieces, symbols, unsaid
+from tests.conformance.rows import KINDS, ROOT, Row, all_rows, is_compared, literals, pieces, unsaid
 from tests.markdown_pages import headings_of, table_rows
+from tests.symbols import symbols
 
 service_pb2: Any = untyped_service_pb2
 model_config_pb2: Any = untyped_model_config_pb2

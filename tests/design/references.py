@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from pathlib import Path
 
@@ -12,38 +10,11 @@ PAGES = sorted((*(ROOT / "docs" / "design").glob("*.md"), *(ROOT / "docs" / "dec
 NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|lua|toml|yaml|md|svg))(?:::([\w.]+(?:::\w+)?))?`")
 """`path/file.py` or `path/file.py::name`."""
 FOLDERS = re.compile(r"`((?:gateway|scheduler|executor|shared|deploy|tests|benchmarks|docs)(?:/[\w-]+)*/)`")
-FUNCTION = re.compile(r"^\s*(?:local )?function ([\w.]+)\(", re.MULTILINE)
 
 
 def named(page: Path) -> list[tuple[str, str]]:
     """(file, symbol or "") of each reference on a page."""
     return [(path, symbol) for path, symbol in NAMED.findall(page.read_text())]
-
-
-@functools.cache
-def symbols(path: Path) -> frozenset[str]:
-    """What a file defines: functions, classes, their methods and attributes (with a dot), and constants."""
-    text = path.read_text()
-    if path.suffix == ".lua":
-        return frozenset(FUNCTION.findall(text))
-    return frozenset(_defined(ast.parse(text).body, "")) if path.suffix == ".py" else frozenset()
-
-
-def _defined(body: list[ast.stmt], prefix: str) -> list[str]:
-    found: list[str] = []
-    for statement in body:
-        match statement:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.append(prefix + name)
-            case ast.ClassDef(name=name, body=inner):
-                found += [prefix + name, *_defined(inner, f"{prefix}{name}.")]
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                found.append(prefix + name)
-            case ast.Assign(targets=[ast.Name(id=name)]):
-                found.append(prefix + name)
-            case _:
-                pass
-    return found
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:

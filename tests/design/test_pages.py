@@ -12,9 +12,11 @@ import pytest
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
 from shared.store import scripts
 from shared.store.keyspace import TYPES
-from tests.design.references import FOLDERS, PAGES, ROOT, named, rows, symbols
+from tests.design.references import FOLDERS, PAGES, ROOT, named, rows
 from tests.design.states import OWNED_MOVES, RECORD_MOVES, table_moves
 from tests.design.step import LEGS
+from tests.docs.blocks import anchors_of
+from tests.symbols import symbols
 
 DESIGN, DECISIONS = ROOT / "docs" / "design", ROOT / "docs" / "decisions"
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -34,10 +36,9 @@ def words(cell: str) -> tuple[str, ...]:
 def test_every_file_and_symbol_that_a_page_names_exists(page: Path) -> None:
     missing: list[str] = []
     for path, symbol in named(page):
-        file = ROOT / path
-        if not file.is_file():
+        if not (ROOT / path).is_file():
             missing.append(path)
-        elif symbol and symbol.replace("::", ".") not in symbols(file):
+        elif symbol and symbol.replace("::", ".") not in symbols(path):
             missing.append(f"{path}::{symbol}")
     missing += [folder for folder in FOLDERS.findall(page.read_text()) if not (ROOT / folder).is_dir()]
 
@@ -52,15 +53,10 @@ def test_every_link_and_diagram_leads_to_a_file_and_a_heading(page: Path) -> Non
         if path.startswith("http"):
             continue
         file = (page.parent / path).resolve() if path else page
-        if not file.is_file() or (anchor and anchor not in anchors(file)):
+        if not file.is_file() or (anchor and anchor not in anchors_of(file)):
             broken.append(target)
 
     assert [] == broken
-
-
-def anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 # -- architecture ---------------------------------------------------------------------------------------------------

@@ -122,3 +122,9 @@ def code_spans(page: Path) -> list[str]:
     for token in tokens_of(page):
         spans += [child.content for child in token.children or () if child.type == "code_inline"]
     return spans
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names by which headings of a page are linked to."""
+    titles = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

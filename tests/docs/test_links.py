@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import DOCS, ROOT, code_spans, name_of, pages, prose_of, tokens_of
+from tests.docs.blocks import DOCS, ROOT, anchors_of, code_spans, name_of, pages, tokens_of
 
 FOLDERS = "benchmarks|deploy|docs|examples|executor|gateway|scheduler|shared|tests"
 PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)
@@ -68,7 +68,7 @@ def test_links_of_pages_beside_the_site_lead_somewhere(page: Path) -> None:
         name, _, heading = target.partition("#")
         leads_to = (page.parent / name) if name else page
         assert leads_to.exists(), target
-        assert not heading or heading in headings_of(leads_to), target
+        assert not heading or heading in anchors_of(leads_to), target
 
 
 def test_the_readme_is_short() -> None:
@@ -85,12 +85,6 @@ def links_of(page: Path) -> list[str]:
         if child.type in ("link_open", "image")
     ]
     return [target for target in found if not re.match(r"\w+:", target)]
-
-
-def headings_of(page: Path) -> set[str]:
-    """The names by which headings of a page are linked to."""
-    titles = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @PAGES
