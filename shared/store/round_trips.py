@@ -1,8 +1,8 @@
-"""Round trips to Redis, one at a time: what gathers during one goes with the next.
+"""Round trips to Redis, one at a time. Calls that gather during one round trip go with the next.
 
-After one that failed, wholly or in part, its user sends again what is still to be sent: after a pause that grows with
-each failure in a row, and has a random length, because many processes lose a server at once. What may be sent again, in
-which order with what has gathered meanwhile, and what becomes of a refusal is for the user to know.
+If a round trip failed, wholly or in part, its calls go again after a pause. The pause grows with each failure in a row.
+Its length is random, because many processes lose a server at the same moment. The user of this class decides which
+calls may go again, in which order with newer calls, and what becomes of a refusal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class RoundTrips:
-    """Those of one user.
+    """The round trips of one user.
 
-    link  the user's own, closed at the end; None: what is sent goes over the scripts' pool
-    what  is sent, for the log
-    made  how many `send` has begun
+    link  the user's own connection, closed at the end; None: calls go over the pool of the scripts
+    what  names the calls in the log
+    made  number of round trips that `send` has begun
     """
 
     def __init__(self, scripts: Scripts, link: Link | None, what: str) -> None:
