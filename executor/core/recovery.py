@@ -16,14 +16,13 @@ Source: docs/design/step.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from executor.core.sequences import OwnedSequence, QueuedStep
 from shared.contract.ids import StepNumber
-from shared.contract.messages import StepFlag
+from shared.contract.messages import InboxStep, StepFlag
 from shared.contract.model_config import ModelConfig
 
 
@@ -40,20 +39,53 @@ class Change(msgspec.Struct, frozen=True):
     recoverable: bool | None = None
 
 
+@dataclass(slots=True)
+class KeptSteps:
+    """The steps of a sequence that a takeover would replay: those since the base, with the running one.
+
+    entries  their inbox entries, in order
+    size     bytes of their messages
+    dropped  there were too many, or too large ones, to keep them all (see `Log`)
+    """
+
+    entries: list[str] = field(default_factory=list[str])
+    size: int = 0
+    dropped: bool = False
+
+    def add(self, step: InboxStep) -> None:
+        """A step begins to run."""
+        self.entries.append(step.entry)
+        self.size += len(step.message)
+
+    def close(self) -> list[str]:
+        """No takeover will need any of them: takes their entries out."""
+        entries, self.entries, self.size = self.entries, [], 0
+        return entries
+
+    def close_before(self, step: InboxStep) -> list[str]:
+        """Takes the entries out, without that of the latest step."""
+        entries = self.close()[:-1]
+        self.add(step)
+        return entries
+
+    def pass_over(self, step: InboxStep) -> str:
+        """Takes the entry of the latest step out, because no replay may run that step again."""
+        self.size -= len(step.message)
+        return self.entries.pop()
+
+
 class Recovery(Protocol):
     """How a model's sequences survive their executor."""
 
-    def is_due(self, owned: OwnedSequence) -> bool:
-        """Whether the state after the running step goes to Redis with its commit.
-        (For an END the caller does not ask.)
-        """
+    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
+        """Whether the state after the running step goes to Redis with its commit. (Never asked for a replayed step.)"""
         ...
 
-    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
-        """The change by a running step that has succeeded. Its state, if it was due, is in the commit."""
+    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        """The change by a running step that has succeeded. saved: its state is in the commit"""
         ...
 
-    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         """The change by a running step that has failed. saved: the state that it left is in the commit nevertheless"""
         ...
 
@@ -71,14 +103,14 @@ def recovery_of(config: ModelConfig) -> Recovery:
 class Nothing:
     """A takeover needs nothing: each step's entry goes with its commit."""
 
-    def is_due(self, owned: OwnedSequence) -> bool:
+    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         return False
 
-    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
-        return closed(owned, queued)
+    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        return closed(kept, step)
 
-    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
-        return closed(owned, queued)
+    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        return closed(kept, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +119,26 @@ class Checkpoints:
 
     interval: int
 
-    def is_due(self, owned: OwnedSequence) -> bool:
-        return not owned.replays and len(owned.open_entries) >= self.interval
+    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
+        return StepFlag.END not in step.flags and len(kept.entries) >= self.interval
 
-    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
-        if self.is_due(owned) or StepFlag.END in queued.step.flags:
-            return closed(owned, queued)
-        if StepFlag.START in queued.step.flags:
+    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        if saved or StepFlag.END in step.flags:
+            return closed(kept, step)
+        if StepFlag.START in step.flags:
             # A replay can begin with this START, whatever state came before. (The owner may not even have fetched that
             # state.)
-            return Change(owned.closed_before(queued), StepNumber(queued.step.step - 1))
+            return Change(kept.close_before(step), StepNumber(step.step - 1))
         return Change()
 
-    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
+    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
         """A failed step did not change the state. If the step before it was checkpointed, what Redis holds is the state
         after this step too, and nothing needs replaying. Else the entries before it stay, and only its own goes.
         """
-        # One open entry is this step's own: the step before it was checkpointed.
-        if saved or _voids(queued) or len(owned.open_entries) == 1:
-            return closed(owned, queued)
-        return Change([owned.passed_over(queued)])
+        # One kept entry is this step's own: the step before it was checkpointed.
+        if saved or _voids(step) or len(kept.entries) == 1:
+            return closed(kept, step)
+        return Change([kept.pass_over(step)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,38 +150,38 @@ class Log:
     steps: int
     payload_bytes: int
 
-    def is_due(self, owned: OwnedSequence) -> bool:
+    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
         return False
 
-    def succeeded(self, owned: OwnedSequence, queued: QueuedStep) -> Change:
-        if StepFlag.END in queued.step.flags:
-            return closed(owned, queued)
-        if StepFlag.START in queued.step.flags:
-            owned.log_dropped = False
-            change = Change(owned.closed_before(queued), StepNumber(queued.step.step - 1), recoverable=True)
-            return change if self._has_room(owned) else self._dropped(owned, queued, change.entries)
-        if owned.log_dropped:
-            return closed(owned, queued)
-        return Change() if self._has_room(owned) else self._dropped(owned, queued)
+    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        if StepFlag.END in step.flags:
+            return closed(kept, step)
+        if StepFlag.START in step.flags:
+            kept.dropped = False
+            change = Change(kept.close_before(step), StepNumber(step.step - 1), recoverable=True)
+            return change if self._has_room(kept) else self._dropped(kept, step, change.entries)
+        if kept.dropped:
+            return closed(kept, step)
+        return Change() if self._has_room(kept) else self._dropped(kept, step)
 
-    def failed(self, owned: OwnedSequence, queued: QueuedStep, *, saved: bool) -> Change:
-        if owned.log_dropped or _voids(queued):
-            return closed(owned, queued)
-        return Change([owned.passed_over(queued)])
+    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        if kept.dropped or _voids(step):
+            return closed(kept, step)
+        return Change([kept.pass_over(step)])
 
-    def _has_room(self, owned: OwnedSequence) -> bool:
-        return len(owned.open_entries) <= self.steps and owned.open_bytes <= self.payload_bytes
+    def _has_room(self, kept: KeptSteps) -> bool:
+        return len(kept.entries) <= self.steps and kept.size <= self.payload_bytes
 
-    def _dropped(self, owned: OwnedSequence, queued: QueuedStep, before: Sequence[str] = ()) -> Change:
-        owned.log_dropped = True
-        return Change([*before, *owned.closed()], queued.step.step, recoverable=False)
+    def _dropped(self, kept: KeptSteps, step: InboxStep, before: Sequence[str] = ()) -> Change:
+        kept.dropped = True
+        return Change([*before, *kept.close()], step.step, recoverable=False)
 
 
-def closed(owned: OwnedSequence, queued: QueuedStep) -> Change:
+def closed(kept: KeptSteps, step: InboxStep) -> Change:
     """No step up to this one will be replayed."""
-    return Change(owned.closed(), queued.step.step)
+    return Change(kept.close(), step.step)
 
 
-def _voids(queued: QueuedStep) -> bool:
+def _voids(step: InboxStep) -> bool:
     """Whether no state is left if this step fails (START), or none is needed any more (END)."""
-    return bool(queued.step.flags & (StepFlag.START | StepFlag.END))
+    return bool(step.flags & (StepFlag.START | StepFlag.END))

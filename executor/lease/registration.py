@@ -12,17 +12,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from redis.exceptions import ResponseError
 
 from executor.connections import RETRY_DELAY_S, RedisConnections, insist
 from executor.lease.draining import models_that_stay
 from executor.lease.hung_calls import HungCallError, place_of, watch
+from executor.lease.intake import take_in
 from executor.lease.serving import Serving
 from executor.lease.watchdog import Watchdog
 from executor.models.repository import ModelRepository
@@ -35,23 +35,14 @@ from executor.sequences.inbox import BEGINNING, Inbox
 from executor.settings import ExecutorSettings
 from executor.workers.devices import DeviceLostError
 from executor.workers.worker import EngineWorker
-from shared.contract.ids import ExecutorId, correlation_id_of, model_of
+from shared.contract.ids import ExecutorId
 from shared.contract.messages import (
     ExecutorRegistration,
-    InboxCancelled,
-    InboxExpired,
-    InboxOwned,
-    InboxStep,
-    InboxVacated,
-    InferMessage,
     LoadFailure,
-    decode_infer,
-    inbox_entry,
 )
 from shared.process import logs
 from shared.store.link import Link
 from shared.store.membership import Membership
-from shared.store.reading import FAILURES, UnreadableError, noted
 from shared.store.redis_client import CONNECTION_LOST
 from shared.store.reporting import Reports
 from shared.store.totals import Tallies
@@ -109,20 +100,17 @@ class Registration:
         self._committer = Committer(
             connections.scripts, Link(connections.commands), connections.keys, self.executor, tombstone_ms
         )
+        self._inbox = Inbox(connections, self.executor, count_max=settings.inbox_read_count)
         self.serving = Serving(
-            self.executor, connections, self._committer, tracing, repository, changed, tombstone_ms=tombstone_ms
-        )
-        inbox = Inbox(
-            connections,
             self.executor,
-            count_max=settings.inbox_read_count,
-            bytes_max=settings.inbox_bytes_max,
-            take=self._take,
-            holder=self.serving,
+            connections,
+            self._inbox,
+            self._committer,
+            tracing,
+            repository,
+            changed,
+            tombstone_ms=tombstone_ms,
         )
-        # Each needs the other: the inbox asks `serving` how much it holds, and `serving` has the inbox read again after
-        # a reload.
-        self.serving.inbox = self._inbox = inbox
         self._tallies = Tallies(connections.scripts, connections.keys)
         self._reporter = Reporter(
             Reports(connections.commands, connections.keys),
@@ -150,7 +138,9 @@ class Registration:
                 group.create_task(self._renew(), name="lease")
                 group.create_task(self._stay_known(), name="registration")
                 group.create_task(self._committer.run(time.time_ns), name="commits")
-                group.create_task(self._inbox.run(), name="inbox")
+                group.create_task(
+                    take_in(self._inbox, self.serving, bytes_max=self._settings.inbox_bytes_max), name="inbox"
+                )
                 group.create_task(self._add_up_counts(), name="counts")
                 group.create_task(self._reporter.run(), name="reports")
                 if self._settings.batch_limit_s:
@@ -321,43 +311,6 @@ class Registration:
             self._inbox.read_again()
             self._connections.run.agree(run.bound)
             logs.info("redis holds what was known", executor=self.executor)
-
-    async def _take(self, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
-        """Takes an inbox entry in (see `inbox.Take`)."""
-        try:
-            item = inbox_entry(entry, fields)
-        except FAILURES as failure:
-            raise UnreadableError(stream, failure) from failure
-        if isinstance(item, InboxStep):
-            try:
-                message = decode_infer(item.message)
-            except FAILURES as failure:
-                item, message = self._unreadable(stream, item, failure)
-            return self.serving.accept(item, message)
-        gone = [item.entry]
-        if isinstance(item, InboxOwned):
-            self.serving.expect(item)
-            return gone
-        for model in self.serving.models_of(item.sequence):
-            match item:
-                case InboxCancelled():
-                    model.cancelled(item)
-                case InboxVacated():
-                    model.vacated(item)
-                case InboxExpired():
-                    gone += await model.expired(item)
-        return gone
-
-    def _unreadable(self, stream: str, step: InboxStep, failure: Exception) -> tuple[InboxStep, InferMessage]:
-        """A step whose message cannot be read, with an empty message in its place: the step fails in its turn."""
-        model = model_of(step.sequence)
-        try:
-            correlation_id = correlation_id_of(step.sequence)
-        except FAILURES:
-            raise UnreadableError(stream, failure) from failure
-        noted(stream, failure, field=step.entry)
-        message = InferMessage(model, step.version, "", correlation_id, (), arrived_ns=time.time_ns())
-        return msgspec.structs.replace(step, unreadable=True), message
 
     async def _add_up_counts(self) -> None:
         """Adds up the tallies of the models served here, which keeps them short and renews the counts' TTL."""

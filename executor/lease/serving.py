@@ -23,9 +23,8 @@ from functools import partial
 import msgspec
 
 from executor.connections import RedisConnections, insist
-from executor.core.sequences import OwnedSequence
 from executor.models.repository import ModelRepository, ServedVersion
-from executor.sequences.checkpoints import read_checkpoints
+from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.inbox import Inbox, Marks, entry_key
@@ -35,8 +34,16 @@ from executor.stateless.work_model import WorkModel
 from executor.stateless.work_source import refuse_waiting
 from executor.workers.answers import unloaded_answer
 from executor.workers.first_batch import backlog_requests
-from shared.contract.ids import ExecutorId, SequenceId, StepNumber, model_of
-from shared.contract.messages import InboxOwned, InboxStep, InferMessage, ServedModel
+from shared.contract.ids import ExecutorId, model_of
+from shared.contract.messages import (
+    InboxCancelled,
+    InboxExpired,
+    InboxOwned,
+    InboxStep,
+    InboxVacated,
+    InferMessage,
+    ServedModel,
+)
 from shared.process import logs
 from shared.statistics.reports import ModelReport
 from shared.statistics.tally import ModelLoad
@@ -51,7 +58,6 @@ FINISH_S = 60.0
 FINISH_POLL_S = 0.01
 CLAIM_INTERVAL_S = 1.0
 READINESS_INTERVAL_S = 1.0
-ATTEMPT_POLL_S = 0.01
 
 Place = tuple[str, str]
 Model = SequenceModel | WorkModel
@@ -66,19 +72,17 @@ class Replaced:
 
     def holds(self, entry: InboxStep | InboxOwned) -> bool:
         """Whether the old engines still own the sequence of an inbox entry."""
-        owned = self.model.table.get(entry.sequence)
-        return owned is not None and owned.epoch == entry.epoch
+        return self.model.state.get(entry.sequence, entry.epoch) is not None
 
 
 class Serving:
-    """The models of one registration. `inbox` must be set before anything is started."""
-
-    inbox: Inbox
+    """The models of one registration."""
 
     def __init__(
         self,
         executor: ExecutorId,
         connections: RedisConnections,
+        inbox: Inbox,
         committer: Committer,
         tracing: Tracing,
         repository: ModelRepository,
@@ -89,6 +93,7 @@ class Serving:
         self._executor = executor
         self._tombstone_ms = tombstone_ms
         self._connections = connections
+        self._inbox = inbox
         self._keys = connections.keys
         self._committer = committer
         self._tracing = tracing
@@ -101,8 +106,7 @@ class Serving:
         self._unloaded: dict[Place, ModelLoad] = {}
         self._changing = asyncio.Lock()
         self._staying: frozenset[str] | None = None
-        self._restore = asyncio.Event()
-        self._suspected = asyncio.Event()
+        self._trial = asyncio.Lock()
         self._group: asyncio.TaskGroup | None = None
 
     async def begin(self, group: asyncio.TaskGroup) -> None:
@@ -110,8 +114,6 @@ class Serving:
         self._group = group
         for place, version in self._served().items():
             await self._start(place, version)
-        group.create_task(self._restore_sequences(), name="restore")
-        group.create_task(self._try_suspects(), name="suspects")
         group.create_task(self._claim_work(), name="claims")
         group.create_task(self._watch_readiness(), name="readiness")
 
@@ -139,19 +141,19 @@ class Serving:
     def reports(self) -> list[ModelReport]:
         """What this executor reports of each version. (Stateless requests wait in Redis, where gateways count them.)"""
         return [
-            model.serves.report(pending=model.table.waiting if isinstance(model, SequenceModel) else 0)
+            model.serves.report(pending=model.state.waiting if isinstance(model, SequenceModel) else 0)
             for model in self._models.values()
         ]
 
     @property
     def held_bytes(self) -> int:
-        """See `inbox.Holder`."""
-        return sum(model.table.queued_bytes for model in self._all() if isinstance(model, SequenceModel))
+        """Bytes of the requests of steps that wait here for their turn, or run."""
+        return sum(model.state.queued_bytes for model in self._all() if isinstance(model, SequenceModel))
 
     @property
     def is_busy(self) -> bool:
-        """See `inbox.Holder`."""
-        return any(model.table.busy for model in self._all() if isinstance(model, SequenceModel))
+        """Whether any of these steps runs, or can run."""
+        return any(model.state.is_busy for model in self._all() if isinstance(model, SequenceModel))
 
     @property
     def holdings(self) -> list[Holding]:
@@ -187,19 +189,15 @@ class Serving:
         if model is None:
             logs.debug("step left to the scheduler", sequence=step.sequence, step=step.step, epoch=step.epoch)
             return ()
-        gone = model.accept(step, message)
-        if model.restoring:
-            self._restore.set()
-        if step.suspicion:
-            self._suspected.set()
-        return gone
+        return model.take(step, message)
 
-    def expect(self, told: InboxOwned) -> None:
-        """Has the state of a sequence fetched that came here without a step, if its model takes it."""
-        model = self._taker((model_of(told.sequence), told.version), told)
-        if model is not None:
-            model.expect(told)
-            self._restore.set()
+    def tell(self, entry: InboxOwned | InboxCancelled | InboxVacated | InboxExpired) -> Sequence[str]:
+        """Takes a control message from the inbox. Returns further inbox entries that may be removed."""
+        if isinstance(entry, InboxOwned):
+            # Its state is fetched at once, if its model takes it.
+            model = self._taker((model_of(entry.sequence), entry.version), entry)
+            return model.take(entry) if model is not None else ()
+        return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.take(entry)]
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
         replaced = self._replaced.get(place)
@@ -220,10 +218,6 @@ class Serving:
     def sequence_models(self, model: str) -> list[SequenceModel]:
         """Every version of a model that may hold sequences."""
         return [one for one in self._all() if isinstance(one, SequenceModel) and one.model == model]
-
-    def models_of(self, sequence: SequenceId) -> list[SequenceModel]:
-        """The versions that may hold a sequence."""
-        return self.sequence_models(model_of(sequence))
 
     # -- change -----------------------------------------------------------------------------------------------------
 
@@ -256,7 +250,7 @@ class Serving:
                 executor=self._executor,
                 committer=self._committer,
                 tracing=self._tracing,
-                backlog=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
+                count_waiting=partial(backlog_requests, self._connections.commands, self._keys, served.config.name),
                 answer_bytes_max=self._connections.value_bytes_max,
             )
         else:
@@ -272,16 +266,24 @@ class Serving:
             )
         self._models[place] = model
         self._unloaded.pop(place, None)
-        self._loops[place] = self._group.create_task(model.run(), name=f"{place[0]} {place[1]}")
+        self._loops[place] = self._group.create_task(self._run(model), name=f"{place[0]} {place[1]}")
+
+    async def _run(self, model: Model) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(model.run(), name=f"{model.model} instances")
+            if isinstance(model, SequenceModel):
+                arriving = fetch_checkpoints(model, self._connections, self._inbox, self._executor)
+                group.create_task(arriving, name=f"{model.model} checkpoints")
+                group.create_task(try_suspects(model, self._connections, self._trial), name=f"{model.model} suspects")
 
     async def _replace(self, place: Place, model: Model, wanted: ServedVersion) -> None:
         if isinstance(model, WorkModel) or model.serves.fingerprint.content == wanted.fingerprint.content:
             await self._end(model, self._loops.pop(place))
             await self._start(place, wanted)
-            self.inbox.read_again()
+            self._inbox.read_again()
             return
         # Taken before the new load starts: entries up to the marks belong to the old engines.
-        marks = await insist("reload", self.inbox.marks)
+        marks = await insist("reload", self._inbox.marks)
         loop = self._loops.pop(place)
         self._replaced[place] = Replaced(model, marks)
         await self._start(place, wanted)
@@ -297,7 +299,7 @@ class Serving:
             ended = partial(end_outdated, self._connections, self._executor, model, tombstone_ms=self._tombstone_ms)
             if count := await insist("reload", ended):
                 logs.info("idle sequences ended by a reload", model=place[0], version=place[1], sequences=count)
-            self.inbox.read_again()
+            self._inbox.read_again()
 
     def _withdraw_soon(self, place: Place, model: Model) -> None:
         assert self._group is not None
@@ -330,10 +332,10 @@ class Serving:
             logs.warning("model ends with steps unfinished", model=model.model, seconds=FINISH_S)
 
     async def _has_more(self, model: Model, marks: Marks) -> bool:
-        if not self.inbox.has_passed(marks):
+        if not self._inbox.has_passed(marks):
             return True
         if isinstance(model, SequenceModel):
-            return model.table.busy
+            return model.state.is_busy
         return await insist("end of a model", model.has_work)
 
     async def _end(self, model: Model, loop: asyncio.Task[None]) -> None:
@@ -343,58 +345,6 @@ class Serving:
         loop.cancel()
 
     # -- loops ------------------------------------------------------------------------------------------------------
-
-    async def _restore_sequences(self) -> None:
-        """Fetches the checkpoints of sequences that came from other executors, many in one round trip."""
-        while True:
-            await self._restore.wait()
-            self._restore.clear()
-            while waiting := [model for model in self._all() if isinstance(model, SequenceModel) and model.restoring]:
-                for model in waiting:
-                    await self._restore_all(model, model.next_restores())
-
-    async def _restore_all(self, model: SequenceModel, wanted: Sequence[OwnedSequence]) -> None:
-        names = [owned.sequence for owned in wanted]
-        found = await insist("restore", lambda: read_checkpoints(self._connections.commands, self._keys, names))
-        for owned in wanted:
-            if owned.sequence not in found:
-                # Another executor owns it by now (then `lose` does nothing), or its record cannot be read.
-                lost = self._connections.scripts.lose(owned.sequence, self._executor, owned.epoch)
-                await insist("restore", partial(self._connections.scripts.run, lost))
-            if over := model.restored(owned, found.get(owned.sequence)):
-                shard = self._keys.shard_of(owned.sequence)
-                await insist("restore", partial(self.inbox.remove, shard, over))
-        logs.debug("sequences restored", model=model.model, sequences=len(wanted))
-
-    async def _try_suspects(self) -> None:
-        """Tries suspected sequences, with which several owners in a row were lost. Only one is tried at a time, from
-        loading its state to the commit of its step, and Redis is told before. If this owner is lost too, only that
-        sequence can be the cause.
-        """
-        while True:
-            await self._suspected.wait()
-            self._suspected.clear()
-            while (suspect := self._next_suspect()) is not None:
-                model, owned = suspect
-                before = owned.committed
-                attempt = self._connections.scripts.attempt(owned.sequence, owned.epoch)
-                await insist("attempt", partial(self._connections.scripts.run, attempt))
-                logs.warning("suspected sequence tried", sequence=owned.sequence, owners_lost=owned.suspicion)
-                model.attempt(owned)
-                if model.restoring:
-                    self._restore.set()
-                while self._is_tried(model, owned, before):  # noqa: ASYNC110 - rare, and it has many ways to end
-                    await asyncio.sleep(ATTEMPT_POLL_S)
-
-    def _next_suspect(self) -> tuple[SequenceModel, OwnedSequence] | None:
-        """The sequence that is suspected least comes first, because it is the most likely to succeed."""
-        models = [model for model in self._all() if isinstance(model, SequenceModel)]
-        suspects = [(model, owned) for model in models for owned in model.suspects]
-        return min(suspects, key=lambda suspect: suspect[1].suspicion, default=None)
-
-    def _is_tried(self, model: SequenceModel, owned: OwnedSequence, before: StepNumber) -> bool:
-        is_here = model in self._all() and model.table.get(owned.sequence) is owned
-        return is_here and owned.committed <= before
 
     async def _claim_work(self) -> None:
         """Takes back stateless requests that executors without a lease hold, every second."""

@@ -13,10 +13,9 @@ whole state. Were the state's own tensors fields, those of an earlier step with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from executor.core.sequences import Restored, VoidCause
+from executor.core.state import Checkpoint, StepRange, VoidCause
 from shared.contract.ids import Epoch, SequenceId, StepNumber
 from shared.contract.messages import STATE_FIELD, checkpointed_states, encode
 from shared.contract.record import (
@@ -49,27 +48,6 @@ FIELDS_READ = [
 ]
 """Fields that are read of a record, in the order in which `_read` takes them."""
 VOID_CAUSES = {cause.encode(): cause for cause in VoidCause}
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What Redis holds of one sequence.
-
-    states       by state input name, without batch dimension; empty before the first checkpoint
-    model_state  what the model's own method gave; None if it gave nothing yet
-    mark         of the load that ran the latest START, "" if the record names none
-    is_over      the record is a tombstone
-    """
-
-    restored: Restored
-    states: Mapping[str, Tensor]
-    model_state: bytes | None = None
-    mark: str = ""
-    is_over: bool = False
-
-    def is_of_another(self, mark: str) -> bool:
-        """Whether its state belongs to another load than the one of this mark (triton-spec 1.11)."""
-        return bool(mark and self.mark) and mark != self.mark
 
 
 def checkpoint_fields(states: Mapping[str, Tensor], model_state: bytes, traceparent: str) -> list[tuple[str, bytes]]:
@@ -109,7 +87,7 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
     if void is None:
         states = value_of(key, fields, checkpointed_states)
         void = VoidCause.LOST if states is None else None
-    restored = Restored(
+    return Checkpoint(
         Epoch(int(epoch or 0)),
         StepNumber(int(checkpointed or 0)),
         StepNumber(last),
@@ -118,17 +96,14 @@ def _read(record: Sequence[bytes | None], fields: Mapping[bytes, bytes], key: st
         traceparent=text_of(fields.get(TRACE_FIELD.encode(), b"")),
         cancelled=frozenset(StepNumber(int(step)) for step in (cancelled or b"").split()),
         failed=tuple(_range(text) for text in (failed or b"").split()),
-    )
-    return Checkpoint(
-        restored,
-        states or {},
-        fields.get(MODEL_FIELD.encode()),
-        text_of(mark or b""),
+        states=states or {},
+        model_state=fields.get(MODEL_FIELD.encode()),
+        mark=text_of(mark or b""),
         is_over=state != LIVE,
     )
 
 
-def _range(text: bytes) -> tuple[StepNumber, StepNumber]:
+def _range(text: bytes) -> StepRange:
     first, _, last = text.partition(b"-")
     return StepNumber(int(first)), StepNumber(int(last))
 

@@ -42,8 +42,8 @@ class CommitOwner(Protocol):
     def kept_replies(self) -> KeptReplies: ...
     @property
     def mark(self) -> str: ...
-    def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        """Called once per step, in commit order; times are wall clock, ns."""
+    def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
+        """Called once for each step, in commit order; times are wall clock, ns."""
         ...
 
 
@@ -55,11 +55,6 @@ class _Group:
     shard: ShardId
     steps: list[StepCommit] = field(default_factory=list[StepCommit])
     size: int = 0
-
-    @property
-    def place(self) -> tuple[CommitOwner, ShardId]:
-        """Only groups of the same place can hold steps of the same sequence."""
-        return self.owner, self.shard
 
 
 def size_of(step: StepCommit) -> int:
@@ -142,14 +137,12 @@ class Committer:
                 # The call for the step before was not run, or ran after this one: a server that has just been
                 # restarted does not know the script until it is loaded. If there is no such call, this process has
                 # lost count. It must end then, so that other executors restore the sequences from Redis.
-                assert any(before.place == group.place for before in self._groups[:index]), (
-                    f"{group.owner.load}, shard {group.shard}: out of order"
-                )
+                earlier = [(before.owner, before.shard) for before in self._groups[:index]]
+                assert (group.owner, group.shard) in earlier, f"{group.owner.load}, {group.shard}: out of order"
                 failed.append(group)
             else:
                 self._open_bytes -= group.size
-                for step, code in zip(group.steps, outcome, strict=True):
-                    group.owner.committed(step, code, self._sent_ns, done_ns)
+                group.owner.committed(group.steps, outcome, self._sent_ns, done_ns)
         self._groups = failed
         if not failed:
             self._all_final()
@@ -171,10 +164,10 @@ class Committer:
         open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
         groups: list[_Group] = []
         for owner, step in taken:
-            place = (owner, self._keys.shard_of(step.sequence))
-            group = open_groups.get(place)
+            shard = self._keys.shard_of(step.sequence)
+            group = open_groups.get((owner, shard))
             if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
-                group = open_groups[place] = _Group(owner, place[1])
+                group = open_groups[owner, shard] = _Group(owner, shard)
                 groups.append(group)
             group.steps.append(step)
             group.size += size_of(step)

@@ -3,21 +3,14 @@
 Entries stay in Redis until their effect is final. So a position only says where to read on: reading again from the
 beginning brings everything once more that is not finished.
 
-Reads are bounded in bytes:
-* A read asks for no more entries than bring READ_BYTES, if they are as large as the largest entry of the read before.
-* While the requests that wait here take more than a bound, nothing is read, and the rest waits in Redis. But that holds
-  only while any of these requests can run. After a takeover steps may come out of order, so the step that lets all the
-  others run may be one that was not read yet.
-* For the same reason, and because control messages come the same way, no pause is longer than PATIENCE_S, even if a
-  model hangs.
+A read asks for no more entries than bring READ_BYTES, if they are as large as the largest entry of the read before.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Protocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
@@ -25,7 +18,6 @@ from executor.connections import RETRY_DELAY_S, RedisConnections
 from shared.contract.ids import ExecutorId, ShardId
 from shared.process import logs
 from shared.store.link import Link
-from shared.store.reading import UnreadableError, note
 from shared.store.redis_client import CONNECTION_LOST
 
 INBOX_BLOCK_MS = 1000
@@ -35,62 +27,31 @@ READ_BYTES = 32 << 20
 FIRST_COUNT = 16
 """Entries of the first read, when their size is unknown."""
 GROWTH = 4
-PATIENCE_S = 5.0
-"""Longest time without a read."""
-ROOM_POLL_S = 0.01
-
-Take = Callable[[str, bytes, Mapping[bytes, bytes]], Awaitable[Sequence[str]]]
-"""Takes an entry in: (key of the stream, id, fields) -> the entries that may be removed now; the entry itself, if
-nothing more is to be done for it. Raises UnreadableError for an entry that means nothing: it is removed.
-"""
-
-
-class Holder(Protocol):
-    """Keeps the requests that were taken in until they are done."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the requests that wait for their turn, or run."""
-        ...
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any of these requests runs, or can run."""
-        ...
-
 
 Marks = Mapping[ShardId, str]
 """The last entry of each shard's inbox at one moment."""
 
 
+@dataclass(frozen=True, slots=True)
+class InboxItem:
+    """An entry as it was read. stream: key of the inbox"""
+
+    stream: str
+    entry: bytes
+    fields: Mapping[bytes, bytes]
+
+
 class Inbox:
-    """Reads every entry once, in the order of its shard, unless told to read again.
+    """Reads every entry once, in the order of its shard, unless told to read again. count_max: of a shard, per read"""
 
-    count_max  entries of a shard per read
-    bytes_max  bytes of the holder's requests beyond which nothing is read while they can run
-    """
-
-    def __init__(
-        self,
-        connections: RedisConnections,
-        executor: ExecutorId,
-        *,
-        count_max: int,
-        bytes_max: int,
-        take: Take,
-        holder: Holder,
-    ) -> None:
+    def __init__(self, connections: RedisConnections, executor: ExecutorId, *, count_max: int) -> None:
         self._connections = connections
         self._names = {shard: connections.keys.inbox(shard, executor) for shard in connections.keys.shard_ids()}
         self._positions = dict.fromkeys(self._names.values(), BEGINNING)
         self._executor = executor
         self._count_max = count_max
         self._count = min(FIRST_COUNT, count_max)
-        self._bytes_max = bytes_max
-        self._holder = holder
-        self._held_at_most = 0
-        self._take = take
-        self._done: dict[bytes, list[str]] = {}
+        self._done: dict[str, list[str]] = {name: [] for name in self._names.values()}
         self._again = False
 
     def read_again(self) -> None:
@@ -118,33 +79,29 @@ class Inbox:
             entry_key(self._positions[self._names[shard]]) >= entry_key(mark) for shard, mark in marks.items()
         )
 
-    async def run(self) -> None:
-        """Reads for ever."""
+    def done(self, stream: str, entries: Sequence[str]) -> None:
+        """Has entries of an inbox removed after the present read: nothing more is to be done for them."""
+        self._done[stream] += entries
+
+    async def reads(self) -> AsyncGenerator[Sequence[InboxItem]]:
+        """Reads for ever. When the next read is asked for, the last one has been taken in."""
         link = Link(self._connections.blocking)
         try:
             while True:
                 try:
-                    await self._room()
                     await link.connect()
-                    await self._read(link)
+                    read = await self._read(link)
+                    if items := [item for found in read.values() for item in found]:
+                        yield items
+                    await self._taken(link, read)
                 except (*CONNECTION_LOST, ResponseError) as error:
                     logs.warning("inbox reading delayed", executor=self._executor, cause=str(error))
                     await asyncio.sleep(RETRY_DELAY_S)
         finally:
             await link.close()
 
-    async def _room(self) -> None:
-        """Returns when the next read may begin (see the module)."""
-        if self._held_at_most <= self._bytes_max:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                while self._holder.held_bytes > self._bytes_max and self._holder.is_busy:  # noqa: ASYNC110 - it ends in many ways
-                    await asyncio.sleep(ROOM_POLL_S)
-        self._held_at_most = self._holder.held_bytes
-
-    async def _read(self, link: Link) -> None:
-        """One blocking read of all inboxes. A position moves on only when the entries before it were taken in."""
+    async def _read(self, link: Link) -> Mapping[str, Sequence[InboxItem]]:
+        """One blocking read of all inboxes."""
         if self._again:
             self._positions = dict.fromkeys(self._positions, BEGINNING)
             self._count = min(FIRST_COUNT, self._count_max)
@@ -156,29 +113,29 @@ class Inbox:
             raise read
         sizes = [sum(map(len, flat)) for _, entries in read or () for _, flat in entries]
         if sizes:
-            # An upper bound, without asking the holder after each read: only when it is exceeded, the holder is asked
-            # (`_room`).
-            self._held_at_most += sum(sizes)
             self._count = next_count(self._count, max(sizes), self._count_max)
+        found: dict[str, list[InboxItem]] = {}
         for stream, entries in read or ():
-            # A step leaves the inbox with its checkpoint, a control message as soon as it was taken in. Entries to be
-            # removed are remembered until Redis has removed them: `_take` names entries that go along with one only the
-            # first time.
-            done = self._done.setdefault(stream, [])
             name = stream.decode()
-            for entry, flat in entries:
-                try:
-                    done += await self._take(name, entry, dict(zip(flat[::2], flat[1::2], strict=True)))
-                except UnreadableError as unreadable:
-                    note(unreadable)
-                    done.append(entry.decode())
-            if done:
-                (removed,) = await link.exchange([("XDEL", stream, *done)])
+            found[name] = [
+                InboxItem(name, entry, dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in entries
+            ]
+        return found
+
+    async def _taken(self, link: Link, read: Mapping[str, Sequence[InboxItem]]) -> None:
+        """Removes what is done. A position moves on only when the entries before it were taken in.
+
+        A step leaves the inbox with its checkpoint, a control message as soon as it was taken in. Entries to be removed
+        are remembered until Redis has removed them, because they may be named only once.
+        """
+        for name, items in read.items():
+            if done := self._done[name]:
+                (removed,) = await link.exchange([("XDEL", name, *done)])
                 if isinstance(removed, Exception):
                     raise removed
                 done.clear()
             # After the removal: if that fails, the same entries are read, and removed, again.
-            self._positions[name] = entries[-1][0].decode()
+            self._positions[name] = items[-1].entry.decode()
 
 
 def next_count(count: int, largest: int, count_max: int) -> int:

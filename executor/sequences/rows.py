@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from executor.core.actions import BatchMember
 from executor.core.controls import ControlTensors
-from executor.core.sequences import QueuedStep
 from executor.engine.base import Row, RowError
 from shared.contract.errors import Code
-from shared.contract.ids import SlotIndex
-from shared.contract.messages import UNREADABLE, StepFlag
+from shared.contract.messages import UNREADABLE, InboxStep, InferMessage, StepFlag
 from shared.contract.model_config import ModelConfig
 
 
@@ -20,27 +19,27 @@ class RowMaker:
         """Row of a slot without a step in this batch: READY is false, no correlation id; the engine fills its inputs.
         """
 
-    def problem(self, queued: QueuedStep) -> RowError | None:
+    def problem(self, step: InboxStep, message: InferMessage) -> RowError | None:
         """Why no row can be made of a step; None if one can. A gateway refuses a wrong correlation id already, unless
         it knows an older configuration of the model than the one that is loaded here.
         """
-        if queued.step.unreadable:
+        if step.unreadable:
             return RowError(Code.INTERNAL, UNREADABLE)
-        problem = self._controls.problem(queued.message.correlation_id)
+        problem = self._controls.problem(message.correlation_id)
         return RowError(Code.INVALID_ARG, problem) if problem else None
 
-    def of(self, queued: QueuedStep, slot: SlotIndex, *, passes: int) -> Row:
-        """The row of a step. passes: how often it was run before without being answered
+    def of(self, member: BatchMember) -> Row:
+        """The row of a step.
 
         The model gets a step's flags with its first pass. It does not get the end of a request's own sequence.
         """
-        message = queued.message
-        flags = StepFlag.NONE if passes else queued.step.flags
+        step, message = member.queued.step, member.queued.message
+        flags = StepFlag.NONE if member.passes else step.flags
         start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
         return Row(
             inputs={tensor.name: tensor for tensor in message.inputs},
             controls=self._controls.of(start=start, end=end, correlation_id=message.correlation_id),
-            slot=slot,
+            slot=member.owned.slot,
             start=start,
             end=end,
             correlation_id=message.correlation_id,

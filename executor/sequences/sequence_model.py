@@ -1,47 +1,107 @@
-"""The sequences of one model version on this executor: steps are taken in, checkpoints restored, slots freed.
+"""The sequences of one model version on this executor: carries out what `executor.core.decide` decides.
 
-There is one `SequenceModel` per model version and executor registration, and in it one `InstanceLoop` per engine,
-because a sequence stays with its instance. All of it runs on the event loop; only engines have threads
-(`EngineWorker`).
+There is one `SequenceModel` per model version and executor registration, and in it one `Instance` per engine, because a
+sequence stays with its instance. All of it runs on the event loop; only engines have threads (`EngineWorker`). The loop
+of an instance is `_run`; everything else that happens comes in by `handle`, and both do the same: decide, then act.
+
+Order of effects: run, then commit (checkpoint, step number and reply together), then forget. The next step of a
+sequence may run while the commit of the step before is on its way. Commits go out in order, and if one is refused, the
+whole sequence is dropped with its later commits.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from executor.clock import monotonic_us
-from executor.core.batching import ShapeKeys
-from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
+from executor.core.actions import (
+    Commit,
+    Describe,
+    ExecutorAction,
+    Load,
+    Release,
+    Remove,
+    RunBatch,
+    StepAnswer,
+    Tell,
+)
+from executor.core.batching import ShapeKeys, Wait
+from executor.core.decide import decide
+from executor.core.events import (
+    BatchDone,
+    ExecutorEvent,
+    InstanceFree,
+    OwnershipOver,
+    RowEnd,
+    StateLoaded,
+    StepFinal,
+)
+from executor.core.recovery import recovery_of
+from executor.core.sequence_batches import slot_steps
+from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
+from executor.engine.base import RowError, RowResult
 from executor.models.repository import ServedVersion
-from executor.sequences.checkpoints import Checkpoint
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
-from executor.sequences.instance_loop import InstanceLoop, Lane
+from executor.sequences.rows import RowMaker
+from executor.sequences.step_commits import FinishedBatch, StepCommits
 from executor.workers.devices import DeviceLostError
-from executor.workers.first_batch import Backlog
-from shared.contract.ids import ExecutorId, correlation_id_of
+from executor.workers.first_batch import CountWaiting
+from executor.workers.worker import EngineWorker
+from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, InferMessage
-from shared.contract.model_config import Direct
+from shared.contract.messages import InboxEntry, InboxStep, InferMessage
+from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
 from shared.store.scripts import CommitCode, KeptReplies, StepCommit
-from shared.traces.tracing import SpanName, Tracing
+from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
-RESTORES_PER_READ, PREFETCHES_PER_READ = 64, 16
-"""How many checkpoints one read fetches: for sequences with a step that waits, and for sequences without. After a
-takeover thousands may have to be fetched, and running sequences must not wait for all of them: neither for the read,
-nor for the engine, which takes them in one by one.
-"""
+
+class Instance:
+    """One engine's place in the loop.
+
+    wake      there may be a batch to be run
+    idle      no batch runs
+    answered  steps that this instance has handed to the committer, and those before them
+    """
+
+    def __init__(self, worker: EngineWorker, commits: StepCommits) -> None:
+        self.worker = worker
+        self.commits = commits
+        self.wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.answered = 0
+        self.failure: Exception | None = None
+
+    def fail(self, failure: Exception) -> None:
+        """The engine cannot go on: the loop raises the failure."""
+        self.failure = failure
+        self.wake.set()
+
+    async def sleep(self, wait: Wait) -> None:
+        """Returns when there is something new to be decided, or the time for it has come."""
+        # No await lies between the decision and this line, so no wake-up is lost.
+        self.wake.clear()
+        if wait.until_us is None:
+            await self.wake.wait()
+            return
+        delay_s = max(0, wait.until_us - monotonic_us()) / 1e6
+        timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            timer.cancel()
 
 
 class SequenceModel:
     """The sequences of one model version on this executor.
 
-    A sequence leaves in three steps. It is *dropped* from the table (`forget`), because it is over, has another owner
-    or has given up its slot (`vacated`). Its model is told (`_part_with`), and releases what it keeps of it. Its ready
-    step leaves the slot (`_leave_slot`), unless another sequence has the slot by then.
+    to_fetch  set while checkpoints are to be fetched (`executor.sequences.arrivals`)
+    held      set when a suspected sequence has come
     """
 
     def __init__(
@@ -51,244 +111,256 @@ class SequenceModel:
         executor: ExecutorId,
         committer: Committer,
         tracing: Tracing,
-        backlog: Backlog | None = None,
+        count_waiting: CountWaiting | None = None,
         answer_bytes_max: int = VALUE_BYTES_MAX,
     ) -> None:
         """Beside the version that it serves and the services it uses:
 
-        backlog           counts the requests of sequences that wait for a slot (see `first_batch`)
+        count_waiting     counts the requests of sequences that wait for a slot (see `first_batch`)
         answer_bytes_max  largest value that Redis takes
         """
-        assert served.config.sequence_batching is not None
+        config, batching = served.config, served.config.sequence_batching
+        assert batching is not None
         self.serves = served
-        self.model = served.config.name
+        self.model = config.name
         self.load = served.statistics.load
         self.mark = served.mark
-        self.idle_ms = served.config.idle_ms
-        self.kept_replies = KeptReplies(served.config.retry_replies, served.config.retry_reply_bytes)
-        self.table = SequenceTable()
-        self.restoring: list[OwnedSequence] = []
-        """Sequences whose checkpoint must be fetched; the restore loop takes them out (`next_restores`)."""
+        self.idle_ms = config.idle_ms
+        self.kept_replies = KeptReplies(config.retry_replies, config.retry_reply_bytes)
+        self.state = OwnedSequences(
+            recovery_of(config), [slot_steps(batching, config.max_batch_size) for _ in served.workers], served.mark
+        )
+        self.to_fetch = asyncio.Event()
+        self.held = asyncio.Event()
+        self._committer = committer
         self._tracing = tracing
-        self._shape_keys = ShapeKeys(served.config)
+        self._count_waiting = count_waiting
+        self._shape_keys = ShapeKeys(config)
+        self._rows = RowMaker(config)
+        self._strategy = batching.strategy
+        self._describes = batching.describe_on_expiry
+        self._stopping = False
+        commits = partial(
+            StepCommits, served.statistics, config, self._rows, served.version, executor, answer_bytes_max
+        )
+        self._instances = [Instance(worker, commits()) for worker in served.workers]
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs every instance, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for instance in self._instances:
+                group.create_task(self._run(instance), name=f"{instance.worker.name} loop")
+
+    async def _run(self, instance: Instance) -> None:
+        await self._first_batch(instance)
+        was_busy = False
+        while True:
+            if instance.failure is not None:
+                raise instance.failure
+            free = InstanceFree(instance.worker.index, was_busy)
+            match [Wait()] if self._stopping else decide(self.state, free, monotonic_us()):
+                case [RunBatch() as batch]:
+                    instance.idle.clear()
+                    try:
+                        await self._run_batch(instance, batch)
+                    finally:
+                        instance.idle.set()
+                    # Computing waits here while too many commits are open.
+                    await self._committer.room()
+                    was_busy = True
+                case [Wait() as wait]:
+                    await instance.sleep(wait)
+                    was_busy = False
+                case actions:
+                    raise AssertionError(f"an instance that is free can do nothing with {actions}")
+
+    async def _run_batch(self, instance: Instance, batch: RunBatch) -> None:
+        rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
+        began_ns = time.time_ns()
+        result = await instance.worker.run(rows, [member is not None and member.save for member in batch.members])
+        finished = FinishedBatch(result, began_ns, time.time_ns())
+        if isinstance(self._strategy, Oldest) and self._strategy.preserve_ordering:
+            # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
+            # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
+            await self._committer.final(instance.answered)
+        done = BatchDone(batch, [_end_of(row) for row in result.rows])
+        self._act(decide(self.state, done, monotonic_us()), finished)
+
+    async def _first_batch(self, instance: Instance) -> None:
         # The direct strategy holds the first batch back for all instances together; each oldest instance has its own
         # batcher.
-        is_direct = isinstance(served.config.sequence_batching.strategy, Direct)
-        lane = Lane(
-            owner=self,
-            config=served.config,
-            version=served.version,
-            executor=executor,
-            table=self.table,
-            committer=committer,
-            statistics=served.statistics,
-            tracing=tracing,
-            first_batch=served.workers[0].first_batch if is_direct else None,
-            backlog=backlog,
-            answer_bytes_max=answer_bytes_max,
-        )
-        self._loops = [InstanceLoop(lane, worker) for worker in served.workers]
-        self._describes = served.config.sequence_batching.describe_on_expiry
+        if isinstance(self._strategy, Direct):
+            await self._instances[0].worker.first_batch.opened(lambda: self.state.queued, self._count_waiting)
+        else:
+            ready = self.state.ready[instance.worker.index]
+            await instance.worker.first_batch.opened(lambda: len(ready))
 
-    def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
-        """Takes a step from the inbox. Returns inbox entries that may be removed at once."""
-        queued = QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs))
-        known = self.table.get(step.sequence)
-        owned = self.table.accept(queued)
-        if owned is None:
-            logs.debug("stale step ignored", sequence=step.sequence, step=step.step, epoch=step.epoch)
-            return self.table.overtaken(step)
-        # A new ownership, even if the sequence was here before.
-        if owned is not known:
-            self._adopted(owned, known)
-        self._loops[owned.instance].offer(owned)
-        return ()
+    async def quiet(self) -> None:
+        """Returns when no batch is running; nothing new is started afterwards."""
+        self._stopping = True
+        for instance in self._instances:
+            await instance.idle.wait()
 
-    def expect(self, told: InboxOwned) -> None:
-        """A sequence has come here before its next step: its state is fetched at once."""
-        known = self.table.get(told.sequence)
-        owned = self.table.expect(told)
-        if owned is not None:
-            self._adopted(owned, known)
+    # -- what comes in ------------------------------------------------------------------------------------------------
 
-    def _adopted(self, owned: OwnedSequence, known: OwnedSequence | None) -> None:
-        """A sequence is new here. known: the same sequence in an earlier ownership, if it was still here"""
-        if known is not None:
-            self._part_with(known)
-            self._leave_slot(known, owned)
-        if owned.restoring and not owned.held:
-            self.restoring.append(owned)
-
-    def next_restores(self) -> list[OwnedSequence]:
-        """Takes out the sequences whose checkpoints are fetched next, as many as one read should fetch. Sequences with
-        a step that waits come first; the others only when there are none of these.
+    def take(self, entry: InboxEntry, message: InferMessage | None = None) -> Sequence[str]:
+        """Takes an entry of the inbox in. Returns inbox entries that may be removed at once.
+        message: of a step
         """
-        waited_for = [owned for owned in self.restoring if owned.steps]
-        wanted = waited_for[:RESTORES_PER_READ] or self.restoring[:PREFETCHES_PER_READ]
-        taken = set(map(id, wanted))
-        self.restoring = [owned for owned in self.restoring if id(owned) not in taken]
-        return wanted
+        if not isinstance(entry, InboxStep):
+            return self.handle(entry)
+        assert message is not None
+        refused = self._rows.problem(entry, message) is not None
+        return self.handle(QueuedStep(entry, message, monotonic_us(), self._shape_keys.of(message.inputs), refused))
+
+    def handle(self, event: ExecutorEvent) -> Sequence[str]:
+        """Takes an event in and acts. Returns inbox entries that may be removed."""
+        gone = self._act(decide(self.state, event, monotonic_us()))
+        for instance, ready in zip(self._instances, self.state.ready, strict=True):
+            if len(ready):
+                instance.wake.set()
+        if self.state.to_fetch:
+            self.to_fetch.set()
+        if isinstance(event, QueuedStep) and event.step.suspicion:
+            self.held.set()
+        return gone
+
+    def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
+        """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
+        for step, code in zip(steps, codes, strict=True):
+            if step.traceparent:
+                self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
+                if code is CommitCode.OVER:
+                    root = self._tracing.root_of(step.sequence)
+                    self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
+            if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
+                self.handle(StepFinal(step.sequence, step.epoch, step.step))
+                continue
+            if code is CommitCode.PAGED:
+                logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
+            if code is CommitCode.REFUSED:
+                logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
+            self.handle(OwnershipOver(step.sequence, step.epoch))
+
+    def forget_all(self) -> None:
+        """The lease is over, and with it every ownership. The engines stay for the next registration."""
+        for instance in self._instances:
+            instance.worker.release_all()
 
     @property
-    def suspects(self) -> list[OwnedSequence]:
-        """Suspected sequences that wait for their turn to be tried."""
-        return [owned for owned in self.table.all if owned.held]
+    def holdings(self) -> list[Holding]:
+        """What is known of every sequence that is owned here."""
+        owned = self.state.by_id.values()
+        return [Holding(one.sequence, one.epoch, one.committed, one.newest) for one in owned]
 
-    def attempt(self, owned: OwnedSequence) -> None:
-        """A suspected sequence's turn has come."""
-        owned.held = False
-        if self.table.get(owned.sequence) is not owned:
-            return
-        if owned.restoring:
-            self.restoring.append(owned)
-        self._loops[owned.instance].offer(owned)
+    # -- what goes out ------------------------------------------------------------------------------------------------
 
-    def restored(self, owned: OwnedSequence, checkpoint: Checkpoint | None) -> Sequence[str]:
-        """Takes what Redis holds of a sequence that another executor ran before. Does nothing if the sequence has been
-        dropped or replaced meanwhile.
-
-        returns  inbox entries that were kept for a replay and may be removed, because the sequence was over already
+    def _act(self, actions: Iterable[ExecutorAction], finished: FinishedBatch | None = None) -> list[str]:
+        """Carries actions out. finished: the batch of which they are the conclusion
+        returns  inbox entries that may be removed
         """
-        if self.table.get(owned.sequence) is not owned:
-            return ()
-        if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
-            # Another executor owns it now, and has its steps.
-            self.forget(owned)
-            return ()
-        if checkpoint.is_over:
-            self.forget(owned)
-            return owned.entries
-        loop = self._loops[owned.instance]
-        # The record has just named this slot for the sequence, so the sequence that sits in it is over here.
-        sitting = self.table.seat(owned)
-        if sitting is not None:
-            self._part_with(sitting)
-            loop.vacate(owned.slot)
-        found = checkpoint.restored
-        if found.void is None and checkpoint.is_of_another(self.mark):
-            logs.info("sequence ended by a reload", sequence=owned.sequence, last_step=found.committed)
-            found = replace(found, void=VoidCause.LOST)
-        # The sequence stays `restoring` until its state is loaded, so none of its steps runs before.
-        if found.void is None and checkpoint.states:
-            loading = loop.worker.load_state(owned.slot, checkpoint.states)
-        elif found.void is None and checkpoint.model_state is not None:
-            loading = loop.worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state)
-        else:
-            self._resume(owned, found)
-            return ()
-        loading.add_done_callback(lambda future: self._loaded(owned, found, future))
-        return ()
+        gone: list[str] = []
+        for action in actions:
+            match action:
+                case Commit():
+                    self._commit(action, finished)
+                case Load():
+                    self._load(action.owned, action.checkpoint)
+                case Release():
+                    self._instances[action.instance].worker.release(action.sequence)
+                case Describe():
+                    self._describe(action)
+                case Remove():
+                    gone += action.entries
+                case Tell():
+                    logs.log(
+                        logs.Level[action.level],
+                        action.what,
+                        sequence=action.owned.sequence,
+                        step=action.step,
+                        epoch=action.owned.epoch,
+                        slot=action.owned.slot,
+                    )
+                case RunBatch() | Wait():
+                    raise AssertionError("batches are run by `_run`")
+        return gone
 
-    def _loaded(self, owned: OwnedSequence, found: Restored, loading: asyncio.Future[None]) -> None:
+    def _commit(self, commit: Commit, finished: FinishedBatch | None) -> None:
+        instance = self._instances[commit.instance]
+        if commit.batch and finished is not None:
+            for answer in commit.answers:
+                self._trace(answer, finished)
+        steps = instance.commits.of(commit, finished if commit.batch else None)
+        if steps:
+            instance.answered = self._committer.put(self, steps)
+
+    def _load(self, owned: OwnedSequence, checkpoint: Checkpoint) -> None:
+        worker = self._instances[owned.instance].worker
+        if checkpoint.states:
+            loading = worker.load_state(owned.slot, checkpoint.states)
+        else:
+            loading = worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state or b"")
+        loading.add_done_callback(lambda future: self._loaded(owned, future))
+
+    def _loaded(self, owned: OwnedSequence, loading: asyncio.Future[None]) -> None:
         # The engine's thread has ended, and this registration with it.
         if loading.cancelled():
             return
         failure = loading.exception()
         if isinstance(failure, DeviceLostError):
             # The checkpoint is sound: the next owner, on another GPU or in another process, can load it.
-            self._loops[owned.instance].fail(failure)
+            self._instances[owned.instance].fail(failure)
             return
         if failure is not None:
             logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(failure))
-            found = replace(found, void=VoidCause.LOST)
-        self._resume(owned, found)
+        self.handle(StateLoaded(owned, is_usable=failure is None))
 
-    def _resume(self, owned: OwnedSequence, found: Restored) -> None:
-        # It may have been dropped while its state was loaded.
-        if self.table.get(owned.sequence) is not owned or self.table.restored(owned.sequence, found) is None:
+    def _describe(self, action: Describe) -> None:
+        if not self._describes:
             return
-        logs.debug(
-            "sequence restored",
-            sequence=owned.sequence,
-            epoch=owned.epoch,
-            slot=owned.slot,
-            checkpoint=found.checkpointed,
-            committed=found.committed,
+        owned, sequence, last_step = action.owned, action.owned.sequence, action.last_step
+        described = self._instances[owned.instance].worker.describe_state(owned.slot)
+        described.add_done_callback(lambda future: _tell_of_expiry(sequence, last_step, future))
+
+    def _trace(self, answer: StepAnswer, finished: FinishedBatch) -> None:
+        """Records a step's spans up to here; the span `checkpoint` follows when its commit comes back."""
+        step, message = answer.queued.step, answer.queued.message
+        if not message.traceparent:
+            return
+        links: list[str] = []
+        if answer.predecessor is not None:
+            links = [takeover_traceparent(step.sequence, step.epoch), answer.predecessor]
+        record, parent = self._tracing.record, message.traceparent
+        delivered_ns = entry_time_ns(step.entry)
+        record(parent, SpanName.SCHEDULE, message.arrived_ns, delivered_ns)
+        record(parent, SpanName.QUEUE, delivered_ns, finished.began_ns)
+        record(
+            parent,
+            SpanName.COMPUTE,
+            finished.began_ns,
+            finished.ended_ns,
+            links,
+            batch_size=len(finished.result.rows),
+            slot=step.slot,
+            step=step.step,
         )
-        self._loops[owned.instance].offer(owned)
 
-    async def expired(self, message: InboxExpired) -> list[str]:
-        """The scheduler has ended an idle sequence: its state is described, if the model asks for that, and then
-        forgotten.
 
-        returns  inbox entries that were kept for a replay
-        """
-        owned = self.table.get(message.sequence)
-        if owned is None or owned.epoch != message.epoch:
-            return []
-        worker = self._loops[owned.instance].worker
-        if self._describes:
-            state = await worker.describe_state(owned.slot)
-            logs.info("sequence expired", sequence=message.sequence, last_step=owned.next_step - 1, state=state)
-        self.forget(owned)
-        return owned.entries
+def _end_of(row: RowResult | RowError | None) -> RowEnd | None:
+    match row:
+        case None:
+            return None
+        case RowResult():
+            return RowEnd.AGAIN if row.again else RowEnd.DONE
+        case RowError():
+            return RowEnd.LOST if row.lost else RowEnd.SAVED if row.model_state else RowEnd.FAILED
 
-    def cancelled(self, message: InboxCancelled) -> None:
-        owned = self.table.cancel(message.sequence, message.epoch, message.step)
-        if owned is not None:
-            self._loops[owned.instance].cancel(owned)
 
-    def vacated(self, message: InboxVacated) -> None:
-        """A sequence has given up its slot between two steps."""
-        owned = self.table.get(message.sequence)
-        if owned is not None and owned.epoch == message.epoch:
-            logs.debug("sequence vacated", sequence=owned.sequence, epoch=owned.epoch, last_step=owned.next_step - 1)
-            self.forget(owned)
-
-    def forget(self, owned: OwnedSequence) -> None:
-        """Drops a sequence that is over or has another owner."""
-        if self.table.drop(owned.sequence, owned.epoch) is not None:
-            self._part_with(owned)
-            self._leave_slot(owned)
-
-    def forget_all(self) -> None:
-        """The lease is over, and with it every ownership. The engines stay for the next registration."""
-        for loop in self._loops:
-            loop.worker.release_all()
-
-    def _part_with(self, gone: OwnedSequence) -> None:
-        """Tells the model that it may forget a dropped sequence."""
-        self._loops[gone.instance].worker.release(gone.sequence)
-
-    def _leave_slot(self, gone: OwnedSequence, successor: OwnedSequence | None = None) -> None:
-        """Withdraws the ready step of a dropped sequence from its slot.
-
-        If the slot is another sequence's, the ready step there is that sequence's and stays. That is so if the dropped
-        sequence never got its slot. successor: a later ownership of the same sequence, which may have got the slot at
-        once; it has not offered a step yet
-        """
-        if self.table.at(gone.instance, gone.slot) in (None, successor):
-            self._loops[gone.instance].vacate(gone.slot)
-
-    def committed(self, step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        if step.traceparent:
-            self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
-            if code is CommitCode.OVER:
-                root = self._tracing.root_of(step.sequence)
-                self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
-        if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
-            self.table.committed(step.sequence, step.epoch, step.step)
-            return
-        owned = self.table.get(step.sequence)
-        if code is CommitCode.PAGED:
-            logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
-        if code is CommitCode.REFUSED:
-            logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
-        if owned is not None and owned.epoch == step.epoch:
-            self.forget(owned)
-
-    @property
-    def holdings(self) -> list[Holding]:
-        """What is known of every sequence that is owned here."""
-        return [Holding(owned.sequence, owned.epoch, owned.committed, owned.newest) for owned in self.table.all]
-
-    async def run(self) -> None:
-        """Runs every instance's loop, for ever."""
-        async with asyncio.TaskGroup() as group:
-            for loop in self._loops:
-                group.create_task(loop.run(), name=f"{loop.worker.name} loop")
-
-    async def quiet(self) -> None:
-        """Returns when no batch is running; nothing new is started afterwards."""
-        for loop in self._loops:
-            await loop.stop()
+def _tell_of_expiry(sequence: SequenceId, last_step: int, described: asyncio.Future[str]) -> None:
+    if described.cancelled():
+        return
+    failure = described.exception()
+    state = described.result() if failure is None else f"not known: {failure}"
+    logs.info("sequence expired", sequence=sequence, last_step=last_step, state=state)

@@ -1,20 +1,33 @@
-"""Makes a commit from a step and its result: reply, checkpoint, counts."""
+"""Makes commits from answers: reply, checkpoint, counts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from executor.core.recovery import Change
-from executor.core.sequences import OwnedSequence, QueuedStep, VoidCause
+from executor.core.actions import Commit, HowAnswered, StepAnswer
+from executor.core.state import QueuedStep, VoidCause
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.checkpoints import checkpoint_fields
+from executor.sequences.rows import RowMaker
 from executor.workers.answers import answer, cancelled_answer, given_up_answer, void_answer
-from shared.contract.ids import ExecutorId, StepNumber
+from shared.contract.ids import ExecutorId
+from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor
+from shared.process import logs
 from shared.statistics.tally import FailureReason, added, packed, unpacked
 from shared.store.scripts import StepCommit, StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """A batch that has run. Times are wall clock, ns."""
+
+    result: BatchResult
+    began_ns: int
+    ended_ns: int
 
 
 class StepCommits:
@@ -27,125 +40,121 @@ class StepCommits:
     def __init__(
         self,
         statistics: StatisticsRecorder,
+        config: ModelConfig,
+        rows: RowMaker,
         version: str,
         executor: ExecutorId,
         answer_bytes_max: int,
-        loss_remedy: str,
     ) -> None:
-        """loss_remedy: advice in the answer when a state is lost"""
         self._statistics = statistics
+        self._config = config
+        self._rows = rows
         self._version = version
         self._executor = executor
         self._answer_bytes_max = answer_bytes_max
-        self._loss_remedy = loss_remedy
         self._executed = b""
 
-    def executed(self, result: BatchResult, *, batch_size: int, ended_ns: int) -> None:
-        """Counts one run of the model. batch_size: with null rows"""
-        counts = self._statistics.execution(batch_size=batch_size, timings=result.timings, ended_ns=ended_ns)
+    def of(self, commit: Commit, batch: FinishedBatch | None) -> list[StepCommit]:
+        """The commits of answered steps. batch: if the model ran them"""
+        if batch is not None:
+            self._count(batch)
+            return [self._ran(given, batch) for given in commit.answers]
+        return [self._not_run(given) for given in commit.answers]
+
+    def _count(self, batch: FinishedBatch) -> None:
+        """Counts one run of the model, null rows included."""
+        size, timings = len(batch.result.rows), batch.result.timings
+        counts = self._statistics.execution(batch_size=size, timings=timings, ended_ns=batch.ended_ns)
         left = self._executed
         self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
 
-    def run(
-        self,
-        owned: OwnedSequence,
-        queued: QueuedStep,
-        row: RowResult | RowError,
-        counts: bytes,
-        change: Change,
-    ) -> StepCommit:
-        """The commit of a step that the model ran, or could not take."""
-        # A request that is a sequence of its own has no step number for its caller.
-        counted = owned.start_step and not queued.message.own_sequence
-        since_start = queued.step.step - owned.start_step + 1 if counted else 0
+    def _ran(self, given: StepAnswer, batch: FinishedBatch) -> StepCommit:
+        """The commit of a step that the model ran."""
+        row = batch.result.rows[given.row]
+        assert row is not None, "a null row has no answer"
+        counts = self._statistics.answered(
+            row,
+            rows=1,
+            arrived_ns=given.queued.message.arrived_ns,
+            began_ns=batch.began_ns,
+            ended_ns=batch.ended_ns,
+            timings=batch.result.timings,
+        )
+        if given.change.recoverable is False:
+            step = given.queued.step
+            remedy = self._config.loss_remedy
+            logs.warning(
+                "sequence not recoverable: its log is full", sequence=step.sequence, step=step.step, remedy=remedy
+            )
+            counts = self._statistics.with_full_log(counts)
+        return self._answered(given, row, counts)
+
+    def _answered(self, given: StepAnswer, row: RowResult | RowError, counts: bytes) -> StepCommit:
+        message = given.queued.message
+        reply = answer(
+            row,
+            version=self._version,
+            executor=self._executor,
+            # A request that is a sequence of its own has no step number for its caller.
+            step=0 if message.own_sequence else given.number,
+            bytes_max=self._answer_bytes_max,
+        )
+        states: Mapping[str, Tensor] = {}
+        if isinstance(row, RowResult):
+            outcome, states = StepOutcome.DONE, row.states
+        else:
+            outcome = StepOutcome.LOST if row.lost else StepOutcome.FAILED
         execution, self._executed = self._executed, b""
         return _commit(
-            queued,
-            _outcome(row),
-            answer(
-                row,
-                version=self._version,
-                executor=self._executor,
-                step=since_start,
-                bytes_max=self._answer_bytes_max,
-            ),
-            entries=change.entries,
-            base=change.base,
-            recoverable=change.recoverable,
-            checkpoint=_checkpoint(row, queued.message.traceparent),
-            traceparent=queued.message.traceparent,
-            counts=counts,
+            given,
+            outcome,
+            reply,
+            counts,
+            checkpoint=checkpoint_fields(states, row.model_state, message.traceparent),
+            traceparent=message.traceparent,
             execution=execution,
         )
 
-    def void(self, owned: OwnedSequence, queued: QueuedStep, cause: VoidCause, entries: Sequence[str]) -> StepCommit:
-        """The commit of a step that was not run, because its sequence has no state."""
-        reply = void_answer(
-            cause,
-            queued.step.sequence,
-            version=self._version,
-            executor=self._executor,
-            last_step=_last_step(owned, queued),
-            loss_remedy=self._loss_remedy,
-        )
-        reason = FailureReason.CANCELED if cause is VoidCause.CANCELLED else FailureReason.OTHER
-        # If this executor found that the state is lost, the record must say so, for the next owner.
-        outcome = StepOutcome.LOST if cause is VoidCause.LOST else StepOutcome.VOID
-        return _commit(queued, outcome, reply, entries=entries, counts=self.refused(queued, reason))
+    def _not_run(self, given: StepAnswer) -> StepCommit:
+        """The commit of a step that was answered without the model."""
+        queued, sequence = given.queued, given.queued.step.sequence
+        version, executor, last_step = self._version, self._executor, max(0, given.number - 1)
+        match given.how:
+            case HowAnswered.GIVEN_UP:
+                outcome, reason = StepOutcome.GIVEN_UP, FailureReason.BACKEND
+                reply = given_up_answer(sequence, version=version, executor=executor, last_step=last_step)
+            case HowAnswered.CANCELLED:
+                outcome, reason = StepOutcome.CANCELLED, FailureReason.CANCELED
+                reply = cancelled_answer(version=version, executor=executor, last_step=last_step)
+            case HowAnswered.VOID:
+                cause, remedy = given.cause or VoidCause.LOST, self._config.loss_remedy
+                # If this executor found that the state is lost, the record must say so, for the next owner.
+                outcome = StepOutcome.LOST if cause is VoidCause.LOST else StepOutcome.VOID
+                reason = FailureReason.CANCELED if cause is VoidCause.CANCELLED else FailureReason.OTHER
+                reply = void_answer(
+                    cause, sequence, version=version, executor=executor, last_step=last_step, loss_remedy=remedy
+                )
+            case HowAnswered.REFUSED | HowAnswered.RAN:
+                problem = self._rows.problem(queued.step, queued.message)
+                assert problem is not None, f"{sequence}: nothing is wrong with step {queued.step.step}"
+                return self._answered(given, problem, self._refused(queued, FailureReason.OTHER))
+        return _commit(given, outcome, reply, self._refused(queued, reason))
 
-    def cancelled(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
-        """The commit of a step that was not run, because its caller has gone."""
-        last_step = _last_step(owned, queued)
-        reply = cancelled_answer(version=self._version, executor=self._executor, last_step=last_step)
-        counts = self.refused(queued, FailureReason.CANCELED)
-        return _commit(queued, StepOutcome.CANCELLED, reply, entries=entries, counts=counts)
-
-    def given_up(self, owned: OwnedSequence, queued: QueuedStep, entries: Sequence[str]) -> StepCommit:
-        """The commit of a step that was not run, because it is likely to kill its executor."""
-        reply = given_up_answer(
-            queued.step.sequence,
-            version=self._version,
-            executor=self._executor,
-            last_step=_last_step(owned, queued),
-        )
-        counts = self.refused(queued, FailureReason.BACKEND)
-        return _commit(queued, StepOutcome.GIVEN_UP, reply, entries=entries, counts=counts)
-
-    def refused(self, queued: QueuedStep, reason: FailureReason) -> bytes:
-        """The counts of a step that is answered without the model."""
+    def _refused(self, queued: QueuedStep, reason: FailureReason) -> bytes:
         return self._statistics.refused(reason, arrived_ns=queued.message.arrived_ns, now_ns=time.time_ns())
 
 
-def _last_step(owned: OwnedSequence, queued: QueuedStep) -> int:
-    """The number of the step before this one, counted since its START; 0 if the START is unknown."""
-    return queued.step.step - owned.start_step if owned.start_step else 0
-
-
-def _outcome(row: RowResult | RowError) -> StepOutcome:
-    if isinstance(row, RowResult):
-        return StepOutcome.DONE
-    return StepOutcome.LOST if row.lost else StepOutcome.FAILED
-
-
-def _checkpoint(row: RowResult | RowError, traceparent: str) -> Sequence[tuple[str, bytes]]:
-    states: Mapping[str, Tensor] = row.states if isinstance(row, RowResult) else {}
-    return checkpoint_fields(states, row.model_state, traceparent)
-
-
 def _commit(
-    queued: QueuedStep,
+    given: StepAnswer,
     outcome: StepOutcome,
     reply: bytes,
-    *,
-    entries: Sequence[str],
     counts: bytes,
-    base: StepNumber | None = None,
-    recoverable: bool | None = None,
+    *,
     checkpoint: Sequence[tuple[str, bytes]] = (),
     traceparent: str = "",
     execution: bytes = b"",
 ) -> StepCommit:
-    step, message = queued.step, queued.message
+    step, message, change = given.queued.step, given.queued.message, given.change
     return StepCommit(
         sequence=step.sequence,
         epoch=step.epoch,
@@ -156,9 +165,9 @@ def _commit(
         token=step.token,
         reply=reply,
         keep_reply=message.keep_reply,
-        entries=entries,
-        base=base,
-        recoverable=recoverable,
+        entries=change.entries,
+        base=change.base,
+        recoverable=change.recoverable,
         checkpoint=checkpoint,
         traceparent=traceparent,
         counts=counts,

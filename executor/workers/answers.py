@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.core.sequences import VoidCause
+from executor.core.state import VoidCause
 from executor.engine.base import RowError, RowResult
 from shared.contract.errors import Code, Reason, sendable
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of, model_of

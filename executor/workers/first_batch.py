@@ -27,7 +27,7 @@ REQUESTS_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 POLL_S = 0.01
 
-Backlog = Callable[[], Awaitable[int]]
+CountWaiting = Callable[[], Awaitable[int]]
 """Counts the requests of a model's sequences that wait for a slot."""
 
 
@@ -52,10 +52,10 @@ class FirstBatch:
             self.is_open = True
         return self.is_open
 
-    async def opened(self, queued: Callable[[], int], backlog: Backlog | None = None) -> None:
+    async def opened(self, queued: Callable[[], int], count_waiting: CountWaiting | None = None) -> None:
         """Returns when the first batch may run; at once if no variable is set."""
         while not self.is_open:
-            waiting = await backlog() if backlog is not None and self._backlog else None
+            waiting = await count_waiting() if count_waiting is not None and self._backlog else None
             if not self.look(queued(), waiting):
                 await asyncio.sleep(POLL_S)
 

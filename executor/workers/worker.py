@@ -127,9 +127,9 @@ class EngineWorker:
             self._took_s = time.monotonic() - began_s
             self.running = None
 
-    async def describe_state(self, slot: SlotIndex) -> str:
-        """A line for the log about a slot's state."""
-        return await self._thread.start(self._engine.describe_state, slot)
+    def describe_state(self, slot: SlotIndex) -> asyncio.Future[str]:
+        """A line for the log about a slot's state, before any batch that is run after this call."""
+        return self._thread.start(self._engine.describe_state, slot)
 
     def release(self, sequence: SequenceId) -> None:
         """Has the model forget a sequence, after what it runs now and before any batch that is run after this call."""

@@ -1,7 +1,7 @@
 """The states that docs/design/sequence-states.md draws: from the tables of the code where there is one.
 
-What the scripts and the executor do to a sequence stands in no table there, so it stands here, and tests hold it
-against the names in the code.
+What the scripts do to a record stands in no table there, so it stands here, and tests hold it against the names in the
+scripts.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from executor.core.state import OWNED_MOVES
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
+
+Phase = TypeVar("Phase", bound=str)
 
 Edges = Mapping[tuple[str, str], tuple[str, ...]]
 """(from, to) -> the moves that lead there, by name."""
@@ -25,8 +29,8 @@ def edges(moves: Iterable[tuple[str, str, str]]) -> Edges:
     return {ends: tuple(sorted(names)) for ends, names in found.items()}
 
 
-def table_moves(table: Mapping[tuple[str, str], str]) -> list[tuple[str, str, str]]:
-    """The moves of one of the scheduler's tables."""
+def table_moves(table: Mapping[tuple[Phase, str], Phase]) -> list[tuple[str, str, str]]:
+    """The moves of a table of one of the cores."""
     return [(str(before), move, str(after)) for (before, move), after in table.items()]
 
 
@@ -56,22 +60,6 @@ RECORD_MOVES = (
     (OVER, "TTL", NONE),
 )
 """(field `st` of a record, script, field `st` after it); OVER stands for each of the five tombstones."""
-
-OWNED_MOVES = (
-    ("new", "accept", "restoring"),
-    ("new", "expect", "restoring"),
-    ("new", "accept", "ready"),
-    ("new", "accept", "held"),
-    ("held", "attempt", "restoring"),
-    ("restoring", "restored", "ready"),
-    ("restoring", "restored", "void"),
-    ("ready", "begin", "running"),
-    ("running", "conclude", "ready"),
-    ("running", "repeat", "ready"),
-    ("running", "conclude", "void"),
-    ("void", "begin", "running"),
-)
-"""(how an executor holds a sequence, method, how it holds it then). From each of them `drop` leads to "new"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +110,9 @@ DRAWINGS = (
     ),
     Drawing(
         "owned-states",
-        "A sequence in its executor's table",
-        edges(OWNED_MOVES),
-        labels={"new": "not in the table"},
-        rankdir="LR",
+        "The phases of a sequence at the executor that owns it",
+        edges(table_moves(OWNED_MOVES)),
+        sinks=frozenset({"absent"}),
     ),
 )
 

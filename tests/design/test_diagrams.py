@@ -7,13 +7,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from executor.core.sequences import OwnedSequence, SequenceTable
-from executor.sequences.sequence_model import SequenceModel
+from executor.core.state import OwnedPhase
 from scheduler.core.state import ExecutorPhase, SequencePhase
 from shared.store import scripts
 from tests.design.draw import DESIGN, hand_laid
 from tests.design.references import PAGES, ROOT
-from tests.design.states import DRAWINGS, NONE, OVER, OWNED_MOVES, RECORD_MOVES, Drawing, read_edges
+from tests.design.states import DRAWINGS, NONE, OVER, RECORD_MOVES, Drawing, read_edges
 
 DIAGRAMS = sorted(DESIGN.glob("*.svg"))
 
@@ -42,6 +41,7 @@ def test_every_phase_is_in_its_diagram() -> None:
 
     assert set(SequencePhase) == drawn["sequence-states"]
     assert set(ExecutorPhase) == drawn["executor-states"]
+    assert set(OwnedPhase) == drawn["owned-states"]
 
 
 def test_the_states_and_scripts_of_a_record_are_those_of_the_scripts() -> None:
@@ -55,13 +55,6 @@ def test_the_states_and_scripts_of_a_record_are_those_of_the_scripts() -> None:
 
     assert states == drawn | tombstones
     assert {script for _, script, _ in RECORD_MOVES} <= {*scripts.NAMES, "TTL"}
-
-
-def test_what_moves_a_sequence_in_its_executor_are_methods() -> None:
-    methods = {move for _, move, _ in OWNED_MOVES}
-
-    assert methods <= {*dir(SequenceTable), *dir(SequenceModel)}
-    assert {"restoring", "held", "running", "void"} <= set(OwnedSequence.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.name)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from executor.core.state import OWNED_MOVES
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
 from shared.store import scripts
 from shared.store.keyspace import TYPES
 from tests.design.references import FOLDERS, PAGES, ROOT, named, rows
-from tests.design.states import OWNED_MOVES, RECORD_MOVES, table_moves
+from tests.design.states import RECORD_MOVES, table_moves
 from tests.design.step import LEGS
 from tests.docs.blocks import anchors_of
 from tests.symbols import symbols
@@ -119,7 +120,7 @@ def source_of(package: str) -> str:
         ("## In the leader state", table_moves(SEQUENCE_MOVES)),
         ("## An executor in the leader state", table_moves(EXECUTOR_MOVES)),
         ("## In Redis", RECORD_MOVES),
-        ("## At its executor", OWNED_MOVES),
+        ("## At its executor", table_moves(OWNED_MOVES)),
     ],
 )
 def test_every_move_has_its_cause(heading: str, moves: Any) -> None:

@@ -1,6 +1,6 @@
 """Cancellations in any order against submit, assign, commit and takeover, by the real scripts on a real server.
 
-The test plays gateway, scheduler and two executors (these with the real `SequenceTable`), by a seeded choice of moves.
+The test plays gateway, scheduler and two executors (these with the real `decide`), by a seeded choice of moves.
 Whatever the order: every accepted step is answered once; a step that was not cancelled runs once and in order, unless
 it stands behind a cancelled one; and nothing is left of a sequence that is over, neither a slot nor a key.
 SEEDS=n plays more games.
@@ -17,12 +17,24 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
+from executor.core.actions import Commit, ExecutorAction, HowAnswered, Load, RunBatch, StepAnswer
+from executor.core.decide import decide
+from executor.core.events import (
+    BatchDone,
+    CheckpointFetched,
+    ExecutorEvent,
+    InstanceFree,
+    OwnershipOver,
+    RowEnd,
+    StateLoaded,
+)
+from executor.core.recovery import Checkpoints
+from executor.core.sequence_batches import OldestSteps
+from executor.core.state import OwnedSequences, QueuedStep, VoidCause
 from executor.sequences.checkpoints import read_checkpoints
 from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import (
-    InboxCancelled,
     InboxStep,
     InferMessage,
     ReplyMessage,
@@ -31,6 +43,7 @@ from shared.contract.messages import (
     encode,
     inbox_entry,
 )
+from shared.contract.model_config import Oldest
 from shared.contract.tensors import from_numpy, to_numpy
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -75,15 +88,61 @@ class Accepted:
 
 @dataclass
 class Runner:
-    """An executor: the real table of sequences, a running sum of one per step, and commits that may wait."""
+    """An executor: the real decisions, a running sum of one per step, and commits that may wait."""
 
     name: ExecutorId
     positions: dict[str, str]
-    table: SequenceTable = field(default_factory=SequenceTable)
-    states: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
-    running: list[tuple[OwnedSequence, QueuedStep]] = field(default_factory=list[tuple[OwnedSequence, QueuedStep]])
+    state: OwnedSequences = field(
+        default_factory=lambda: OwnedSequences(Checkpoints(1), [OldestSteps[QueuedStep](Oldest(0), 4)])
+    )
+    sums: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
+    running: RunBatch | None = None
     commits: deque[StepCommit] = field(default_factory=deque[StepCommit])
-    seen: list[SequenceId] = field(default_factory=list[SequenceId])
+
+    def take(self, event: ExecutorEvent) -> list[ExecutorAction]:
+        """Takes an event in, and commits what is answered without the model; returns the other actions."""
+        left: list[ExecutorAction] = []
+        for action in decide(self.state, event, 0):
+            match action:
+                case Commit(batch=False):
+                    for answer in action.answers:
+                        assert answer.how is HowAnswered.CANCELLED or answer.cause is VoidCause.CANCELLED
+                        outcome = StepOutcome.VOID if answer.cause else StepOutcome.CANCELLED
+                        self.put(answer, outcome, ReplyMessage("1", error_code=Code.CANCELLED))
+                case Commit():
+                    for answer in action.answers:
+                        self.ran(answer)
+                case Load():
+                    self.sums[action.owned.sequence] = int(to_numpy(action.checkpoint.states["n"])[0])
+                    left += self.take(StateLoaded(action.owned))
+                case _:
+                    left.append(action)
+        return left
+
+    def ran(self, answer: StepAnswer) -> None:
+        """The model adds one to the sum of its sequence."""
+        step = answer.queued.step
+        total = 1 if StepFlag.START in step.flags else self.sums[step.sequence] + 1
+        self.sums[step.sequence] = total
+        states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
+        self.put(answer, StepOutcome.DONE, ReplyMessage("1", step=total), states)
+
+    def put(self, answer: StepAnswer, outcome: StepOutcome, reply: ReplyMessage, states: Any = ()) -> None:
+        step = answer.queued.step
+        self.commits.append(
+            StepCommit(
+                step.sequence,
+                step.epoch,
+                step.step,
+                step.flags,
+                outcome,
+                step.gateway,
+                step.token,
+                encode(reply),
+                entries=answer.change.entries,
+                checkpoint=states,
+            )
+        )
 
 
 class Game:
@@ -169,86 +228,26 @@ class Game:
 
     async def take(self, runner: Runner, stream: bytes, item: Any) -> None:
         if isinstance(item, InboxStep):
-            message = InferMessage(self.mesh.model, "1", "", 1, ())
-            owned = runner.table.accept(QueuedStep(item, message, 0, None))
-            if owned is not None and owned.sequence not in runner.seen:
-                runner.seen.append(owned.sequence)
+            runner.take(QueuedStep(item, InferMessage(self.mesh.model, "1", "", 1, ()), 0, None))
             return
-        if isinstance(item, InboxCancelled):
-            runner.table.cancel(item.sequence, item.epoch, item.step)
+        runner.take(item)
         await self.commands.xdel(stream, item.entry)
 
     async def restore(self) -> None:
         runner = self.chance.choice(self.runners)
-        wanted = [s for s in runner.seen if (owned := runner.table.get(s)) is not None and owned.restoring]
-        found = await read_checkpoints(self.mesh.redis, self.keys, wanted)
-        for sequence in wanted:
-            checkpoint = found.get(sequence)
-            owned = runner.table.get(sequence)
-            assert owned is not None
-            if checkpoint is None or checkpoint.restored.epoch != owned.epoch:
-                runner.table.drop(sequence, owned.epoch)
-            elif runner.table.restored(sequence, checkpoint.restored) is not None and checkpoint.states:
-                runner.states[sequence] = int(to_numpy(checkpoint.states["n"])[0])
+        wanted = runner.state.next_fetches(1000, 1000)
+        found = await read_checkpoints(self.mesh.redis, self.keys, [owned.sequence for owned in wanted])
+        for owned in wanted:
+            runner.take(CheckpointFetched(owned, found.get(owned.sequence)))
 
     async def run(self) -> None:
-        """A batch ends, and the next one begins: what is ready, or answers that need no model."""
+        """A batch ends, and the next one begins."""
         runner = self.chance.choice(self.runners)
-        for owned, queued in runner.running:
-            if runner.table.get(owned.sequence) is owned:
-                self.conclude(runner, owned, queued)
-        runner.running.clear()
-        for sequence in runner.seen:
-            owned = runner.table.get(sequence)
-            while owned is not None and (head := owned.head) is not None:
-                if owned.next_step in owned.cancelled:
-                    self.answer(runner, owned, StepOutcome.CANCELLED, cancelled=True)
-                elif owned.void is not None and StepFlag.START not in head.step.flags:
-                    self.answer(runner, owned, StepOutcome.VOID)
-                else:
-                    runner.running.append((owned, runner.table.begin(owned)))
-
-    def conclude(self, runner: Runner, owned: OwnedSequence, queued: QueuedStep) -> None:
-        begins = StepFlag.START in queued.step.flags
-        total = 1 if begins else runner.states[owned.sequence] + 1
-        runner.states[owned.sequence] = total
-        entries = owned.closed()
-        runner.table.conclude(owned, started=begins)
-        states = [("s:n", encode(from_numpy("n", np.array([total], np.int64))))]
-        self.put(runner, queued, StepOutcome.DONE, ReplyMessage("1", step=total), entries, states)
-
-    def answer(self, runner: Runner, owned: OwnedSequence, outcome: StepOutcome, *, cancelled: bool = False) -> None:
-        assert cancelled or owned.void is VoidCause.CANCELLED
-        queued = runner.table.begin(owned)
-        entries = owned.closed()
-        runner.table.conclude(owned)
-        owned.void = VoidCause.CANCELLED
-        self.put(runner, queued, outcome, ReplyMessage("1", error_code=Code.CANCELLED), entries)
-
-    def put(
-        self,
-        runner: Runner,
-        queued: QueuedStep,
-        outcome: StepOutcome,
-        reply: ReplyMessage,
-        entries: list[str],
-        states: Any = (),
-    ) -> None:
-        step = queued.step
-        runner.commits.append(
-            StepCommit(
-                step.sequence,
-                step.epoch,
-                step.step,
-                step.flags,
-                outcome,
-                step.gateway,
-                step.token,
-                encode(reply),
-                entries=entries,
-                checkpoint=states,
-            )
-        )
+        if (batch := runner.running) is not None:
+            runner.running = None
+            runner.take(BatchDone(batch, [RowEnd.DONE] * len(batch.members)))
+        (action,) = runner.take(InstanceFree(InstanceIndex(0)))
+        runner.running = action if isinstance(action, RunBatch) else None
 
     async def flush(self) -> None:
         runner = self.chance.choice(self.runners)
@@ -264,9 +263,8 @@ class Game:
             )
             (code,) = await self.mesh.scripts.run(call)
             assert code is not CommitCode.OUT_OF_ORDER
-            owned = runner.table.get(step.sequence)
-            if code in (CommitCode.OVER, CommitCode.REFUSED) and owned is not None and owned.epoch == step.epoch:
-                runner.table.drop(step.sequence, step.epoch)
+            if code in (CommitCode.OVER, CommitCode.REFUSED):
+                runner.take(OwnershipOver(step.sequence, step.epoch))
             if self.chance.random() < 0.3:
                 return
 

@@ -1,5 +1,5 @@
-"""An executor of the fuzz: the real `SequenceTable` and the real ways of recovery, with as little as possible around
-them. Each of its moves is one that the real one makes in a task of its own, so they may come in any order and late.
+"""An executor of the fuzz: the real `decide` and the real ways of recovery, with as little as possible around them.
+Each of its moves is one that the real one makes in a task of its own, so they may come in any order and late.
 """
 
 from __future__ import annotations
@@ -8,11 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from executor.core.recovery import Change, Checkpoints, Nothing
-from executor.core.sequences import OwnedSequence, QueuedStep, SequenceTable, VoidCause
-from executor.sequences.checkpoints import Checkpoint, read_checkpoints
-from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
-from shared.contract.messages import InboxCancelled, InboxExpired, InboxStep, InferMessage, StepFlag, inbox_entry
+from executor.core.actions import BatchMember, Commit, ExecutorAction, HowAnswered, Load, Remove, RunBatch, StepAnswer
+from executor.core.decide import decide
+from executor.core.events import (
+    BatchDone,
+    CheckpointFetched,
+    ExecutorEvent,
+    InstanceFree,
+    OwnershipOver,
+    RowEnd,
+    StateLoaded,
+    StepFinal,
+    SuspectTried,
+)
+from executor.core.recovery import Change, Checkpoints, KeptSteps, Nothing
+from executor.core.sequence_batches import OldestSteps
+from executor.core.state import Checkpoint, OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
+from executor.sequences.checkpoints import read_checkpoints
+from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, StepNumber
+from shared.contract.messages import InboxStep, InferMessage, StepFlag, inbox_entry
+from shared.contract.model_config import Oldest
 from shared.statistics.tally import Compute, ModelLoad, execution, packed, success
 from shared.store.commands import Redis
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome
@@ -29,8 +44,27 @@ EXECUTED = packed(execution(batch_size=1, compute=Compute(1, 1, 1), ended_ms=1))
 MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())
 
 
-Made = tuple[StepOutcome, "State | None", Change, "Sequence[tuple[str, bytes]]"]
-"""What became of a step: outcome, what the model gave, what the commit changes of its recovery, its checkpoint."""
+FREE = InstanceFree(InstanceIndex(0))
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The recovery of sequences of which the mesh holds the state of some."""
+
+    durable: frozenset[SequenceId]
+    checkpoints: Checkpoints
+
+    def _of(self, step: InboxStep) -> Checkpoints | Nothing:
+        return self.checkpoints if step.sequence in self.durable else Nothing()
+
+    def is_due(self, kept: KeptSteps, step: InboxStep) -> bool:
+        return self._of(step).is_due(kept, step)
+
+    def succeeded(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        return self._of(step).succeeded(kept, step, saved=saved)
+
+    def failed(self, kept: KeptSteps, step: InboxStep, *, saved: bool) -> Change:
+        return self._of(step).failed(kept, step, saved=saved)
 
 
 @dataclass(eq=False)
@@ -49,22 +83,37 @@ class Executor:
     bench: Bench
     name: ExecutorId
     recovery: Checkpoints
-    table: SequenceTable = field(default_factory=SequenceTable)
     position: str = "0-0"
     states: dict[OwnedSequence, State | None] = field(default_factory=dict[OwnedSequence, "State | None"])
-    restoring: list[OwnedSequence] = field(default_factory=list[OwnedSequence])
     fetched: list[tuple[OwnedSequence, Checkpoint | None]] = field(
         default_factory=list[tuple[OwnedSequence, "Checkpoint | None"]]
     )
+    loaded: list[OwnedSequence] = field(default_factory=list[OwnedSequence])
+    running: RunBatch | None = None
     groups: list[Group] = field(default_factory=list[Group])
     lost: bool = False
     emptied: bool = False
 
-    def forget(self, sequence: SequenceId, epoch: Epoch) -> None:
-        """It is over, or somebody else's."""
-        gone = self.table.drop(sequence, epoch)
-        if gone is not None:
-            self.states.pop(gone, None)
+    def __post_init__(self) -> None:
+        mixed = Mixed(self.bench.durable, self.recovery)
+        self.state = OwnedSequences(mixed, [OldestSteps[QueuedStep](Oldest(0), 3)])
+
+    def take(self, event: ExecutorEvent) -> list[ExecutorAction]:
+        """Takes an event in and carries out what needs no batch; returns the other actions."""
+        left: list[ExecutorAction] = []
+        for action in decide(self.state, event, self.bench.now_us):
+            match action:
+                case Load():
+                    self.states[action.owned] = _state(action.checkpoint.model_state)
+                    self.loaded.append(action.owned)
+                case Commit(batch=False):
+                    self.answered(action)
+                case Remove():
+                    if action.entries:
+                        self.bench.do("XDEL", self.bench.keys.inbox(SHARD, self.name), *action.entries)
+                case _:
+                    left.append(action)
+        return left
 
     def read_inbox(self, count: int = 3) -> None:
         """Takes entries in; now and then all of them once more."""
@@ -72,98 +121,107 @@ class Executor:
             self.position = "0-0"
         stream = self.bench.keys.inbox(SHARD, self.name)
         entries = self.bench.do("XRANGE", stream, f"({self.position}", "+", "COUNT", count)
-        gone: list[str] = []
         for entry, flat in entries:
             item = inbox_entry(entry, dict(pairs(flat)))
             self.position = item.entry
             self.bench.tell(f"{self.name} reads {item.entry} {type(item).__name__} {item.sequence} epoch {item.epoch}")
             if isinstance(item, InboxStep):
-                gone += self.accept(item)
-                continue
-            gone.append(item.entry)
-            owned = self.table.get(item.sequence)
-            if isinstance(item, InboxCancelled):
-                self.table.cancel(item.sequence, item.epoch, item.step)
+                self.take(QueuedStep(item, MESSAGE, 0, ()))
             else:
-                if isinstance(item, InboxExpired) and owned is not None and owned.epoch == item.epoch:
-                    gone += owned.entries
-                self.forget(item.sequence, item.epoch)
-        if gone:
-            self.bench.do("XDEL", stream, *gone)
-
-    def accept(self, step: InboxStep) -> Sequence[str]:
-        """As `SequenceModel.accept`."""
-        known = self.table.get(step.sequence)
-        owned = self.table.accept(QueuedStep(step, MESSAGE, 0, ()))
-        if owned is None:
-            return self.table.overtaken(step)
-        if owned is not known and owned.restoring and not owned.held:
-            self.restoring.append(owned)
-        return ()
+                self.take(item)
+                self.bench.do("XDEL", stream, item.entry)
 
     def attempt(self) -> None:
         """A suspected sequence has its turn."""
-        held = [owned for owned in self.table.all if owned.held]
-        if held:
+        if held := self.state.held:
             owned = held[0]
             if self.bench.run(self.bench.scripts.attempt(owned.sequence, owned.epoch)):
-                owned.held = False
-                if owned.restoring:
-                    self.restoring.append(owned)
+                self.take(SuspectTried(owned))
             else:
-                self.forget(owned.sequence, owned.epoch)
+                self.take(OwnershipOver(owned.sequence, owned.epoch))
 
     def fetch(self) -> None:
-        """Asks for a record and its checkpoint; the answer may be heard late."""
-        while self.restoring:
-            owned = self.restoring.pop(0)
+        """Asks for records and checkpoints; the answers may be heard late."""
+        for owned in self.state.next_fetches(64, 16):
             asked = read_checkpoints(cast("Redis", Reader(self.bench.store)), self.bench.keys, [owned.sequence])
             self.fetched.append((owned, _result(asked).get(owned.sequence)))
 
     def restore(self) -> None:
-        """As `SequenceModel.restored`."""
-        for owned, found in self.fetched:
-            if self.table.get(owned.sequence) is not owned:
-                continue
-            if found is None or found.restored.epoch != owned.epoch:
-                self.forget(owned.sequence, owned.epoch)
-                continue
-            if found.is_over:
-                self.forget(owned.sequence, owned.epoch)
-                if owned.entries:
-                    self.bench.do("XDEL", self.bench.keys.inbox(SHARD, self.name), *owned.entries)
-                continue
-            self.table.seat(owned)
-            self.states[owned] = _state(found.model_state)
-            self.table.restored(owned.sequence, found.restored)
-        self.fetched.clear()
+        """Hears what it asked for; the engine takes the states."""
+        fetched, self.fetched = self.fetched, []
+        for owned, found in fetched:
+            self.take(CheckpointFetched(owned, found))
+        loaded, self.loaded = self.loaded, []
+        for owned in loaded:
+            self.take(StateLoaded(owned))
 
     def run_step(self) -> None:
-        """The model runs for one to three sequences, in one batch; what needs no model is answered."""
-        group = Group([], [])
-        ready = [owned for owned in self.table.all if owned.head is not None]
-        for owned in self.bench.chance.sample(ready, min(len(ready), self.bench.chance.randint(1, 3))):
-            self.settle_step(owned, group)
-        if group.done:
-            self.groups.append(group)
+        """A batch ends, and the next one begins."""
+        if (batch := self.running) is not None:
+            self.running = None
+            rows = [self.run_model(member) if member is not None else None for member in batch.members]
+            ends = [None if row is None else RowEnd.FAILED if row[0] else RowEnd.DONE for row in rows]
+            group = Group([], [])
+            for action in decide(self.state, BatchDone(batch, ends), self.bench.now_us):
+                if not isinstance(action, Commit):
+                    continue
+                if not action.batch:
+                    self.answered(action)
+                    continue
+                for answer in action.answers:
+                    fails, state, checkpoint = rows[answer.row] or (False, None, ())
+                    outcome = StepOutcome.FAILED if fails else StepOutcome.DONE
+                    self.add(group, answer, outcome, None if fails else state, checkpoint)
+                if group.done:
+                    self.groups.append(group)
+        match self.take(FREE):
+            case [RunBatch() as batch]:
+                self.running = batch
+            case _:
+                pass
 
-    def settle_step(self, owned: OwnedSequence, group: Group) -> None:
-        """As `InstanceLoop`: begins and concludes the head of a sequence."""
-        queued, replays = owned.head, owned.replays
-        assert queued is not None
-        begins = StepFlag.START in queued.step.flags
-        is_run = not owned.head_is_cancelled and (owned.void is None or begins)
-        made = self.run_model(owned, queued) if is_run else self.pass_over(owned, queued)
-        if replays:
-            return
-        outcome, state, settled, checkpoint = made
-        step, (request, keeps) = queued.step, request_of(queued)
+    def run_model(self, member: BatchMember) -> tuple[bool, State | None, Sequence[tuple[str, bytes]]]:
+        """What the model makes of a step (its requests so far, and this one), and its checkpoint."""
+        owned, queued = member.owned, member.queued
+        before, begins = self.states.get(owned), StepFlag.START in queued.step.flags
+        request, _ = request_of(queued)
+        fails = request % FAILING == 0
+        state = before if fails else (*(() if begins else before or ()), request)
+        if owned.phase is OwnedPhase.RUNNING:
+            self.states[owned] = state
+        return fails, state, (("m", repr(state).encode()),) if member.save and not fails else ()
+
+    def answered(self, commit: Commit) -> None:
+        """Steps that are answered without the model."""
+        group = Group([], [])
+        for answer in commit.answers:
+            match answer.how:
+                case HowAnswered.GIVEN_UP:
+                    outcome = StepOutcome.GIVEN_UP
+                case HowAnswered.CANCELLED:
+                    outcome = StepOutcome.CANCELLED
+                case _:
+                    outcome = StepOutcome.LOST if answer.cause is VoidCause.LOST else StepOutcome.VOID
+            self.add(group, answer, outcome, None, ())
+        self.groups.append(group)
+
+    def add(
+        self,
+        group: Group,
+        answer: StepAnswer,
+        outcome: StepOutcome,
+        state: State | None,
+        checkpoint: Sequence[tuple[str, bytes]],
+    ) -> None:
+        """Puts a step's commit into a group."""
+        step, (request, keeps) = answer.queued.step, request_of(answer.queued)
         reply = f"{request} {outcome.name} {state}".encode()
-        group.done.append(Done(owned.sequence, owned.epoch, step.step, request, step.flags, outcome, state, reply))
+        group.done.append(Done(step.sequence, step.epoch, step.step, request, step.flags, outcome, state, reply))
+        is_run = answer.how is HowAnswered.RAN
         group.commits.append(
             StepCommit(
-                sequence=owned.sequence,
-                epoch=owned.epoch,
+                sequence=step.sequence,
+                epoch=step.epoch,
                 step=step.step,
                 flags=step.flags,
                 outcome=outcome,
@@ -171,44 +229,13 @@ class Executor:
                 token=step.token,
                 reply=reply,
                 keep_reply=keeps,
-                entries=settled.entries,
-                base=settled.base if is_run else None,
+                entries=answer.change.entries,
+                base=answer.change.base,
                 checkpoint=checkpoint,
                 counts=ANSWERED,
                 execution=EXECUTED if is_run and not any(one.execution for one in group.commits) else b"",
             )
         )
-
-    def run_model(self, owned: OwnedSequence, queued: QueuedStep) -> Made:
-        """What the model makes of a step: its requests so far, and this one."""
-        before, replays, begins = self.states.get(owned), owned.replays, StepFlag.START in queued.step.flags
-        request, _ = request_of(queued)
-        fails = request % FAILING == 0
-        state = before if fails else (*(() if begins else before or ()), request)
-        self.states[owned] = state
-        self.table.begin(owned)
-        recovery = self.recovery if owned.sequence in self.bench.durable else Nothing()
-        saves = recovery.is_due(owned) and StepFlag.END not in queued.step.flags and not fails
-        self.table.conclude(owned, failed_start=begins and fails and not replays, started=begins and not fails)
-        checkpoint = (("m", repr(state).encode()),) if saves else ()
-        if replays:
-            return StepOutcome.DONE, state, Change(), ()
-        if fails:
-            return StepOutcome.FAILED, None, recovery.failed(owned, queued, saved=False), ()
-        return StepOutcome.DONE, state, recovery.succeeded(owned, queued), checkpoint
-
-    def pass_over(self, owned: OwnedSequence, queued: QueuedStep) -> Made:
-        """A step that is answered without the model."""
-        outcome = StepOutcome.LOST if owned.void is VoidCause.LOST else StepOutcome.VOID
-        dropped = None
-        if owned.head_is_cancelled:
-            outcome = StepOutcome.GIVEN_UP if queued.step.given_up else StepOutcome.CANCELLED
-            dropped = VoidCause.LOST if queued.step.given_up else VoidCause.CANCELLED
-        replays = owned.replays
-        self.table.begin(owned)
-        entries = () if replays else owned.closed()
-        self.table.conclude(owned, dropped=dropped)
-        return outcome, None, Change(entries), ()
 
     def hand_in(self) -> None:
         """The oldest group that is not final; perhaps twice, perhaps after a younger one that came too early."""
@@ -223,9 +250,9 @@ class Executor:
             codes = self.commit(first)
         for done, code in zip(first.done, codes, strict=True):
             if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
-                self.table.committed(done.sequence, Epoch(done.epoch), StepNumber(done.step))
+                self.take(StepFinal(done.sequence, Epoch(done.epoch), StepNumber(done.step)))
             else:
-                self.forget(done.sequence, Epoch(done.epoch))
+                self.take(OwnershipOver(done.sequence, Epoch(done.epoch)))
 
     def hand_in_all(self) -> None:
         """Until all that it has is final, or refused."""

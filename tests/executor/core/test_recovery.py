@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executor.core.actions import BatchMember
+from executor.core.events import RowEnd
 from executor.core.recovery import Change, Checkpoints, Log, Nothing, Recovery, recovery_of
-from executor.core.sequences import OwnedSequence, QueuedStep, Restored, SequenceTable, VoidCause
-from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.contract.messages import InboxStep, InferMessage, StepFlag
+from executor.core.state import Checkpoint, QueuedStep, VoidCause
+from shared.contract.ids import Epoch, StepNumber
+from shared.contract.messages import StepFlag
 from shared.contract.model_config import ModelConfig, Oldest, SequenceBatching, StateSpec
+from tests.executor.core.owner import Owner, step
 
-SEQUENCE = SequenceId("m||i7")
-MESSAGE = InferMessage("m", "1", "", 7, ())
 START, NONE = StepFlag.START, StepFlag.NONE
 
 State = tuple[int, ...]
@@ -53,28 +54,26 @@ class Record:
 
     def deliver(self, number: int) -> QueuedStep:
         """A step as the present owner's inbox brings it."""
-        entry = f"{self.epoch}-{number}"
-        self.entries[entry] = number
+        self.entries[f"{self.epoch}-{number}"] = number
         flags, _ = self.steps[number - 1]
-        place = (Epoch(self.epoch), InstanceIndex(0), SlotIndex(0), StepNumber(self.committed))
-        inbox = InboxStep(entry, SEQUENCE, StepNumber(number), flags, *place, "1", "g", "t", self.message)
-        return QueuedStep(inbox, MESSAGE, 0, None)
+        return step(number, flags=flags, epoch=self.epoch, committed=self.committed, message=self.message)
 
-    def owner(self) -> Owner:
+    def owner(self) -> Holder:
         """The sequence in the hands of another executor."""
         self.epoch += 1
         kept = sorted(number for number in self.entries.values() if number > self.base)
         self.entries.clear()
-        table = SequenceTable()
-        owned: OwnedSequence | None = None
+        owner = Owner(self.recovery)
         for number in [*kept, self.committed + 1]:
-            owned = table.accept(self.deliver(number)) or owned
-        assert owned is not None
-        if owned.restoring:
-            failed = tuple((StepNumber(number), StepNumber(number)) for number in self.failed)
-            numbers = (StepNumber(self.base), StepNumber(self.committed), StepNumber(1))
-            table.restored(SEQUENCE, Restored(Epoch(self.epoch), *numbers, None, failed=failed))
-        return Owner(self, table, owned, self.checkpoint)
+            owner.take(self.deliver(number))
+        if owner.state.to_fetch:
+            owner.restore(self.checkpoint_of())
+        return Holder(self, owner, self.checkpoint)
+
+    def checkpoint_of(self, void: VoidCause | None = None) -> Checkpoint:
+        failed = tuple((StepNumber(number), StepNumber(number)) for number in self.failed)
+        numbers = (StepNumber(self.base), StepNumber(self.committed), StepNumber(1))
+        return Checkpoint(Epoch(self.epoch), *numbers, void, failed=failed)
 
     def commit(self, number: int, change: Change, state: State | None, answer: State | None) -> None:
         """What `commit.lua` does."""
@@ -94,37 +93,40 @@ class Record:
 
 
 @dataclass
-class Owner:
+class Holder:
     """An executor that runs the sequence. state: what the model holds."""
 
     record: Record
-    table: SequenceTable
-    owned: OwnedSequence
+    owner: Owner
     state: State
+
+    def deliver(self, number: int) -> None:
+        """A step comes."""
+        self.owner.take(self.record.deliver(number))
 
     def run(self, *, commits: bool = True) -> None:
         """Runs up to and including the next step that is not a replay; without its commit, the owner died before."""
         while True:
-            queued = self.table.begin(self.owned)
-            number = queued.step.step
-            flags, ok = self.record.steps[number - 1]
-            due, replays = self.record.recovery.is_due(self.owned), self.owned.replays
-            assert not (replays and due)
+            batch = self.owner.begin()
+            assert batch is not None
+            (member,) = batch.members
+            assert member is not None
+            flags, ok = self.record.steps[member.queued.step.step - 1]
+            replays = member.owned.replays
+            assert not (replays and member.save)
+            assert ok or not replays, "a step that failed is not replayed"
             if ok:
-                self.state = (number,) if flags & START else (*self.state, number)
-            self.table.conclude(self.owned)
-            if replays:
-                assert ok, "a step that failed is not replayed"
-                continue
-            if commits:
-                self._commit(queued, ok=ok, due=due)
-            return
+                self.state = (member.queued.step.step,) if flags & START else (*self.state, member.queued.step.step)
+            self.owner.end(batch, RowEnd.DONE if ok else RowEnd.FAILED)
+            if not replays:
+                if commits:
+                    self._commit(member, ok=ok)
+                return
 
-    def _commit(self, queued: QueuedStep, *, ok: bool, due: bool) -> None:
-        recovery = self.record.recovery
-        change = recovery.succeeded(self.owned, queued) if ok else recovery.failed(self.owned, queued, saved=False)
-        state = self.state if ok and due else None
-        self.record.commit(queued.step.step, change, state, self.state if ok else None)
+    def _commit(self, member: BatchMember, *, ok: bool) -> None:
+        (answer,) = self.owner.commits[-1].answers
+        state = self.state if ok and member.save else None
+        self.record.commit(member.queued.step.step, answer.change, state, self.state if ok else None)
 
 
 middle = st.tuples(st.sampled_from([NONE, NONE, NONE, START]), st.booleans()).map(
@@ -149,7 +151,7 @@ def test_a_takeover_finds_what_the_owner_had(
     while record.committed < len(record.steps):
         number, fate = record.committed + 1, next(fates)
         if number not in record.entries.values():
-            owner.table.accept(record.deliver(number))
+            owner.deliver(number)
         owner.run(commits=fate != "dies before the commit")
         if fate != "runs" and record.committed < len(record.steps):
             owner = record.owner()
@@ -173,7 +175,7 @@ class TestLog:
         seen: list[tuple[bool, int]] = []
         for number in range(1, 9):
             if number > 1:
-                owner.table.accept(record.deliver(number))
+                owner.deliver(number)
             owner.run()
             seen.append((record.recoverable, len(record.entries)))
 
@@ -186,7 +188,7 @@ class TestLog:
         owner = record.owner()
         for number in (1, 2):
             if number > 1:
-                owner.table.accept(record.deliver(number))
+                owner.deliver(number)
             owner.run()
             assert (False, {}) == (record.recoverable, record.entries)
 
@@ -195,7 +197,7 @@ class TestLog:
         owner = record.owner()
         for number in range(1, 53):
             if number > 1:
-                owner.table.accept(record.deliver(number))
+                owner.deliver(number)
             owner.run()
 
         assert record.recoverable
@@ -208,7 +210,7 @@ def test_a_failed_start_leaves_nothing_to_be_replayed() -> None:
         owner = record.owner()
         for number in (1, 2, 3):
             if number > 1:
-                owner.table.accept(record.deliver(number))
+                owner.deliver(number)
             owner.run()
 
         assert (3, {}) == (record.base, record.entries)
@@ -220,7 +222,7 @@ def test_a_replay_begins_with_the_latest_start() -> None:
     owner = record.owner()
     for number in (1, 2, 3):
         if number > 1:
-            owner.table.accept(record.deliver(number))
+            owner.deliver(number)
         owner.run()
 
     assert (2, [3]) == (record.base, list(record.entries.values()))
@@ -230,24 +232,24 @@ def test_a_state_that_came_with_a_failed_step_is_a_checkpoint() -> None:
     record = Record(Checkpoints(5), [(START, True), (NONE, False)])
     owner = record.owner()
     owner.run()
-    owner.table.accept(record.deliver(2))
-    queued = owner.table.begin(owner.owned)
+    owner.deliver(2)
+    batch = owner.owner.begin()
+    assert batch is not None
+    owner.owner.end(batch, RowEnd.SAVED)
 
-    assert Change(["1-1", "1-2"], StepNumber(2)) == record.recovery.failed(owner.owned, queued, saved=True)
+    assert Change(["1-1", "1-2"], StepNumber(2)) == owner.owner.commits[-1].answers[0].change
 
 
 def test_a_sequence_without_state_replays_nothing() -> None:
     """Its next step is what its owners were lost with (or it is void anyway): the replay may be what kills them."""
-    table = SequenceTable()
     record = Record(Checkpoints(9), [(START, True), (NONE, True), (NONE, True)], committed=2, epoch=3)
+    owner = Owner(record.recovery)
     for number in (1, 2, 3):
-        table.accept(record.deliver(number))
-    found = Restored(Epoch(3), StepNumber(0), StepNumber(2), StepNumber(1), VoidCause.LOST)
+        owner.take(step(number, epoch=3, committed=2))
 
-    owned = table.restored(SEQUENCE, found)
+    owner.restore(record.checkpoint_of(VoidCause.LOST))
 
-    assert owned is not None
-    assert (VoidCause.LOST, True) == (owned.void, owned.replays)
+    assert ([], [3]) == (owner.run_all(), [number for number, _ in owner.answered])
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ async def test_what_was_kept_for_a_state_goes_when_its_sequence_was_over_before_
         await mesh.assign(7, a.executor)
         assert [1, 3] == await answers(mesh, steps)
         assert 2 == await inbox_length(mesh, a)
-    monkeypatch.setattr("executor.lease.serving.read_checkpoints", read_late)
+    monkeypatch.setattr("executor.sequences.arrivals.read_checkpoints", read_late)
     async with life("b") as b:
         await mesh.take_over(a.executor, lost=True)
         await mesh.assign(7, b.executor)

@@ -48,7 +48,7 @@ class Owner(SimpleNamespace):
         return id(self)
 
 
-def owner_that_hears(hear: Callable[[StepCommit, CommitCode, int, int], None]) -> Any:
+def owner_that_hears(hear: Callable[[Sequence[StepCommit], Sequence[CommitCode], int, int], None]) -> Any:
     return Owner(
         model="sum",
         load=ModelLoad("sum", "1", ""),
@@ -63,8 +63,8 @@ async def committed(mesh: ScriptedMesh, scripts: Scripts, *, reply: bytes = b"re
     """Commits all steps at once; what the owner heard, in order."""
     heard: list[tuple[int, CommitCode]] = []
 
-    def hear(step: StepCommit, code: CommitCode, sent_ns: int, done_ns: int) -> None:
-        heard.append((step.step, code))
+    def hear(steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
+        heard.extend(zip([step.step for step in steps], codes, strict=True))
 
     owner = owner_that_hears(hear)
     record = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence(7)).record)

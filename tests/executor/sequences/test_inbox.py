@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from executor.lease import intake
+from executor.lease.intake import take_in
+from executor.lease.serving import Serving
 from executor.sequences import inbox as module
 from executor.sequences.inbox import FIRST_COUNT, READ_BYTES, Inbox, next_count
 from shared.contract.ids import ExecutorId, ShardId
+from shared.contract.messages import InboxExpired, InboxStep, InferMessage, encode
+from shared.contract.tensors import Tensor
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
@@ -33,12 +38,13 @@ class Held:
     def held_bytes(self) -> int:
         return sum(self.sizes)
 
-    async def take(self, stream: str, entry: bytes, fields: Mapping[bytes, bytes]) -> Sequence[str]:
-        if b"k" in fields:
-            return [entry.decode()]
-        self.sizes.append(len(fields[b"m"]))
+    def tell(self, entry: InboxExpired) -> Sequence[str]:
+        return ()
+
+    def accept(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+        self.sizes.append(len(message.inputs[0].raw))
         self.changed.set()
-        return []
+        return ()
 
     async def holds(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -63,8 +69,8 @@ def keys(key_prefix: str) -> Keyspace:
 async def reading(redis: Redis, keys: Keyspace, held: Held, *, bytes_max: int = 1 << 30) -> AsyncGenerator[str]:
     """An inbox that is read; gives its name."""
     connections: Any = SimpleNamespace(blocking=redis, commands=redis, keys=keys)
-    inbox = Inbox(connections, EXECUTOR, count_max=512, bytes_max=bytes_max, take=held.take, holder=held)
-    task = asyncio.create_task(inbox.run())
+    inbox = Inbox(connections, EXECUTOR, count_max=512)
+    task = asyncio.create_task(take_in(inbox, cast("Serving", held), bytes_max=bytes_max))
     name = keys.inbox(ShardId(0), EXECUTOR)
     try:
         yield name
@@ -74,9 +80,18 @@ async def reading(redis: Redis, keys: Keyspace, held: Held, *, bytes_max: int = 
         await redis.unlink(name)
 
 
+NUMBERS = {"e": 1, "n": 1, "f": 1, "i": 0, "l": 0, "c": 0}
+
+
 async def add(redis: Redis, name: str, *sizes: int) -> None:
     for size in sizes:
-        await cast("Any", redis).xadd(name, {"m": bytes(size)})
+        message = InferMessage("m", "1", "", 7, (Tensor("INPUT", "UINT8", (size,), bytes(size)),))
+        step = {"q": "m||i7", "v": "1", "g": "g", "t": "t", "m": encode(message), **NUMBERS}
+        await cast("Any", redis).xadd(name, step)
+
+
+async def add_expired(redis: Redis, name: str) -> None:
+    await cast("Any", redis).xadd(name, {"k": "expired", "q": "m||i7", "e": 1})
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,7 @@ async def test_beyond_the_bound_nothing_is_read_until_there_is_room(
 ) -> None:
     monkeypatch.setattr(module, "FIRST_COUNT", 1)
     monkeypatch.setattr(module, "READ_BYTES", 100)
-    monkeypatch.setattr(module, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(intake, "PATIENCE_S", PATIENCE_S)
     held = Held()
     async with reading(redis, keys, held, bytes_max=250) as name:
         await add(redis, name, *[100] * 6)
@@ -130,11 +145,11 @@ async def test_what_may_be_needed_to_go_on_is_read_beyond_the_bound(
 ) -> None:
     held = Held()
     held.is_busy = stuck == "a model hangs"
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05 if held.is_busy else PATIENCE_S)
+    monkeypatch.setattr(intake, "PATIENCE_S", 0.05 if held.is_busy else PATIENCE_S)
     async with reading(redis, keys, held, bytes_max=50) as name:
         await add(redis, name, 100)
         await held.holds(1)
-        await cast("Any", redis).xadd(name, {"k": "expired"})
+        await add_expired(redis, name)
         await add(redis, name, 100)
         await held.holds(2)
 

@@ -14,12 +14,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from executor.core.sequences import Restored, VoidCause
+from executor.core.events import CheckpointFetched, OwnershipOver
+from executor.core.state import Checkpoint, OwnedSequence, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.reporting.statistics import StatisticsRecorder
-from executor.sequences.checkpoints import Checkpoint
+from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ
 from executor.sequences.holdings import Holding
-from executor.sequences.sequence_model import PREFETCHES_PER_READ, RESTORES_PER_READ, SequenceModel
+from executor.sequences.sequence_model import SequenceModel
 from executor.workers.first_batch import FirstBatch
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, Reason
@@ -91,7 +92,7 @@ class RecordedCommits:
         self.steps += steps
         for step in steps:
             over = END in step.flags
-            owner.committed(step, CommitCode.OVER if over else CommitCode.COMMITTED, 0, 0)
+            owner.committed([step], [CommitCode.OVER if over else CommitCode.COMMITTED], 0, 0)
         return len(self.steps)
 
     async def final(self, count: int) -> None:
@@ -153,12 +154,20 @@ class Stage:
             message=b"",
             given_up=given_up,
         )
-        self.gone += self.model.accept(inbox, message)
+        self.gone += self.model.take(inbox, message)
 
     def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
         """The caller of a step has gone."""
         sequence = sequence_id("m", "", correlation_id)
-        self.model.cancelled(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
+        self.model.take(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
+
+    def fetched(self) -> list[OwnedSequence]:
+        """The sequences whose checkpoints are fetched next."""
+        return self.model.state.next_fetches(FETCHES_PER_READ, PREFETCHES_PER_READ)
+
+    def restore(self, owned: OwnedSequence, found: Checkpoint | None) -> Sequence[str]:
+        """What Redis holds of a sequence has come."""
+        return self.model.handle(CheckpointFetched(owned, found))
 
     async def begun(self, batches: int, instance: int = 0) -> Sequence[Row]:
         """The rows of a batch, once it runs; batches: so many have begun."""
@@ -304,71 +313,71 @@ def checkpoint(
 ) -> Checkpoint:
     gone = frozenset(map(StepNumber, cancelled))
     before, last, start = StepNumber(checkpointed), StepNumber(committed), StepNumber(1)
-    return Checkpoint(Restored(Epoch(epoch), before, last, start, void, cancelled=gone), {})
+    return Checkpoint(Epoch(epoch), before, last, start, void, cancelled=gone)
 
 
 class TestPrefetch:
     async def test_restores_come_in_bounded_reads_and_those_first_that_a_step_waits_for(self) -> None:
         async with stage(config(Oldest(4))) as on:
             idle = range(1, PREFETCHES_PER_READ + 3)
-            waiting = range(1000, 1000 + RESTORES_PER_READ + 2)
+            waiting = range(1000, 1000 + FETCHES_PER_READ + 2)
             for number in idle:
-                on.model.expect(coming(number))
+                on.model.take(coming(number))
             for number in waiting:
                 on.step(2, correlation_id=number, slot=0)
 
-            reads = [on.model.next_restores() for _ in range(4)]
+            reads = [on.fetched() for _ in range(4)]
 
             fetched = [owned.sequence for read in reads for owned in read]
             assert [sequence_id("m", "", number) for number in (*waiting, *idle)] == fetched
-            assert [RESTORES_PER_READ, 2, PREFETCHES_PER_READ, 2] == [len(read) for read in reads]
-            assert [] == on.model.next_restores()
+            assert [FETCHES_PER_READ, 2, PREFETCHES_PER_READ, 2] == [len(read) for read in reads]
+            assert [] == on.fetched()
 
     async def test_a_step_that_comes_while_the_state_does_runs_behind_it_once(self) -> None:
         async with stage(config(Oldest(4))) as on:
-            on.model.expect(coming(7))
-            (owned,) = on.model.next_restores()
+            on.model.take(coming(7))
+            (owned,) = on.fetched()
             on.step(2)
             on.step(2)
-            assert [] == on.model.restoring
+            assert not on.model.state.to_fetch
 
-            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
-            on.model.expect(coming(7))
+            on.restore(owned, checkpoint(checkpointed=1, committed=1))
+            on.model.take(coming(7))
             on.engines[0].let_go()
 
             await until(lambda: on.commits.outcome(2) is not None)
-            assert [] == on.model.restoring
+            assert not on.model.state.to_fetch
             assert [2] == [commit.step for commit in on.commits.steps]
 
     async def test_one_that_is_not_here_any_more_when_its_record_comes_is_forgotten(self) -> None:
         """It was told late: it has ended, moved on, or given up its slot."""
         async with stage(config(Oldest(4))) as on:
             for number, fetched in enumerate((None, checkpoint(epoch=3, checkpointed=1, committed=1))):
-                on.model.expect(coming(number))
-                (owned,) = on.model.next_restores()
+                on.model.take(coming(number))
+                (owned,) = on.fetched()
                 assert [Holding(owned.sequence, Epoch(1), StepNumber(1), StepNumber(0))] == on.model.holdings
 
-                on.model.restored(owned, fetched)
+                on.restore(owned, fetched)
 
                 assert [] == on.model.holdings
 
     async def test_one_that_was_over_leaves_nothing_in_the_inbox(self) -> None:
         async with stage(config(Oldest(4))) as on:
             on.step(3)
-            (owned,) = on.model.next_restores()
+            (owned,) = on.fetched()
             entries = owned.entries
             assert 1 == len(entries)
 
-            assert entries == on.model.restored(owned, replace(checkpoint(checkpointed=2, committed=3), is_over=True))
+            assert entries == on.restore(owned, replace(checkpoint(checkpointed=2, committed=3), is_over=True))
             assert [] == on.model.holdings
 
     async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
         async with stage(config(Oldest(4))) as on:
-            on.model.expect(coming(7))
-            (owned,) = on.model.next_restores()
-            on.model.vacated(InboxVacated("9-9", owned.sequence, owned.epoch))
+            on.model.take(coming(7))
+            (owned,) = on.fetched()
+            on.model.take(InboxVacated("9-9", owned.sequence, owned.epoch))
 
-            on.model.restored(owned, checkpoint(checkpointed=1, committed=1))
+            on.restore(owned, checkpoint(checkpointed=1, committed=1))
 
             assert [] == on.model.holdings
 
@@ -378,11 +387,12 @@ class TestOwnership:
         """It was taken away and came back while its record was on its way."""
         async with stage(config(Oldest(4))) as on:
             on.step(2, epoch=1)
+            (before,) = on.fetched()
             on.step(2, epoch=3)
-            before, now = on.model.restoring
+            (now,) = on.fetched()
 
-            on.model.restored(before, checkpoint(epoch=1, checkpointed=1, committed=1))
-            on.model.restored(now, checkpoint(epoch=3, checkpointed=1, committed=1))
+            on.restore(before, checkpoint(epoch=1, checkpointed=1, committed=1))
+            on.restore(now, checkpoint(epoch=3, checkpointed=1, committed=1))
             on.engines[0].let_go()
 
             await until(lambda: on.commits.outcome(2) is not None)
@@ -403,8 +413,7 @@ class TestOwnership:
         async with stage(config(Oldest(4))) as on:
             on.step(1, START, correlation_id=1)
             await on.begun(1)
-            (gone,) = on.model.table.all
-            on.model.forget(gone)
+            on.model.handle(OwnershipOver(sequence_id("m", "", 1), Epoch(1)))
             on.step(1, START, correlation_id=2)
             on.engines[0].let_go(2)
 
@@ -430,8 +439,8 @@ class TestOwnership:
             on.step(1, START, correlation_id=2, slot=1, epoch=5)
 
             on.step(1, START, correlation_id=3, slot=1)
-            (past,) = on.model.restoring
-            on.model.restored(past, None)
+            (past,) = on.fetched()
+            on.restore(past, None)
             on.engines[0].let_go(2)
 
             await until(lambda: on.commits.outcome(1, 2) is not None)
@@ -446,8 +455,8 @@ class TestOwnership:
             on.step(1, START, correlation_id=2, slot=1)
 
             on.step(1, START, correlation_id=3, slot=1, epoch=5)
-            (present,) = on.model.restoring
-            on.model.restored(present, checkpoint(epoch=5, checkpointed=0, committed=0))
+            (present,) = on.fetched()
+            on.restore(present, checkpoint(epoch=5, checkpointed=0, committed=0))
             on.engines[0].let_go(2)
 
             await until(lambda: on.commits.outcome(1, 3) is not None)
@@ -458,8 +467,8 @@ class TestOwnership:
         async with stage(config(Oldest(4))) as on:
             on.step(2)
             on.step(3)
-            (owned,) = on.model.restoring
-            on.model.restored(owned, checkpoint(checkpointed=1, committed=1, cancelled=[3]))
+            (owned,) = on.fetched()
+            on.restore(owned, checkpoint(checkpointed=1, committed=1, cancelled=[3]))
             on.engines[0].let_go(2)
 
             await until(lambda: on.commits.outcome(3) is not None)
@@ -469,9 +478,9 @@ class TestOwnership:
         async with stage(config(Oldest(4))) as on:
             for number in (2, 3, 4):
                 on.step(number)
-            (owned,) = on.model.restoring
+            (owned,) = on.fetched()
 
-            on.model.restored(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
+            on.restore(owned, checkpoint(checkpointed=1, committed=3, void=VoidCause.LOST))
 
             (answered,) = on.commits.steps
             assert (4, StepOutcome.LOST) == (answered.step, answered.outcome)
@@ -480,13 +489,13 @@ class TestOwnership:
     @pytest.mark.parametrize("mark", ["old", "new", ""])
     async def test_a_state_of_another_load_is_not_taken_nor_made_anew_from_its_start(self, mark: str) -> None:
         async with stage(config(Oldest(4))) as on:
-            on.model.mark = "new"
+            on.model.state.mark = "new"
             for number, flags in ((2, NONE), (1, START), (3, NONE)):
                 on.step(number, flags)
-            (owned,) = on.model.restoring
+            (owned,) = on.fetched()
             on.engines[0].let_go(3)
 
-            on.model.restored(owned, replace(checkpoint(checkpointed=0, committed=2), mark=mark))
+            on.restore(owned, replace(checkpoint(checkpointed=0, committed=2), mark=mark))
 
             await until(lambda: on.commits.outcome(3) is not None)
             assert [3] == [step.step for step in on.commits.steps]
@@ -527,7 +536,7 @@ class TestExpiry:
             on.engines[0].let_go()
             await until(lambda: on.commits.outcome(1) is not None)
 
-            await on.model.expired(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
+            on.model.take(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
 
         lines = [vars(record)["fields"] for record in caplog.records if record.message == "sequence expired"]
         assert ["state of slot 3"] * told == [fields["state"] for fields in lines]
@@ -558,7 +567,7 @@ class TestIterativeSequences:
             assert [(True, False), (False, False), (False, False)] == flags
             assert [START | END] == [commit.flags for commit in on.commits.steps], "for the mesh it is one step"
             assert 0 == on.commits.reply(1).step
-            assert 0 == len(on.model.table)
+            assert 0 == len(on.model.state)
 
     async def test_a_sequence_of_the_clients_own_keeps_its_flags_and_its_order(self) -> None:
         async with stage(config(Oldest(4), iterative=True), self.thrice()) as on:

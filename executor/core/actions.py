@@ -1,0 +1,120 @@
+"""Actions: what `executor.core.decide` wants done. `executor.sequences.sequence_model` carries them out, in order.
+
+`Wait` says that an instance has no batch to run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from executor.core.batching import Wait
+from executor.core.recovery import Change
+from executor.core.state import Checkpoint, OwnedSequence, QueuedStep, VoidCause
+from shared.contract.ids import InstanceIndex, SequenceId, StepNumber
+
+
+class BatchMember(msgspec.Struct, frozen=True, eq=False):
+    """A step in a batch.
+
+    passes  how often it was run before without being answered
+    save    its state goes to Redis with its commit
+    """
+
+    owned: OwnedSequence
+    queued: QueuedStep
+    passes: int
+    save: bool
+
+
+class RunBatch(msgspec.Struct, frozen=True, eq=False):
+    """Run these steps together; `BatchDone` follows. members: None is a null row"""
+
+    instance: InstanceIndex
+    members: Sequence[BatchMember | None]
+
+
+class HowAnswered(StrEnum):
+    """How a step came to its answer.
+
+    RAN        the model ran it
+    REFUSED    the model cannot take it
+    VOID       its sequence has no state
+    CANCELLED  its caller has gone
+    GIVEN_UP   it is likely to kill its executor
+    """
+
+    RAN = "ran"
+    REFUSED = "refused"
+    VOID = "void"
+    CANCELLED = "cancelled"
+    GIVEN_UP = "given up"
+
+
+class StepAnswer(msgspec.Struct, frozen=True, eq=False):
+    """Commit a step with its answer.
+
+    row     its row in the batch, if it was run
+    cause   why its sequence has no state, if that is the answer
+    number  its number since the START of its sequence; 0 if that is unknown
+    change  what the commit changes about the sequence's recovery
+    predecessor  trace context of the last step before a takeover, if this is the first traced step behind it; else None
+    """
+
+    owned: OwnedSequence
+    queued: QueuedStep
+    how: HowAnswered
+    number: int
+    change: Change
+    row: int = 0
+    cause: VoidCause | None = None
+    predecessor: str | None = None
+
+
+class Commit(msgspec.Struct, frozen=True, eq=False):
+    """Commit these steps, in this order. batch: the batch of which the model ran some of them is counted with them"""
+
+    instance: InstanceIndex
+    answers: Sequence[StepAnswer]
+    batch: bool = False
+
+
+class Load(msgspec.Struct, frozen=True, eq=False):
+    """Give the engine a sequence's state; `StateLoaded` follows."""
+
+    owned: OwnedSequence
+    checkpoint: Checkpoint
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Tell the model that it may forget a sequence."""
+
+    instance: InstanceIndex
+    sequence: SequenceId
+
+
+class Describe(msgspec.Struct, frozen=True, eq=False):
+    """Describe the state of a sequence that has expired in the log, if the model asks for that."""
+
+    owned: OwnedSequence
+    last_step: StepNumber
+
+
+class Remove(msgspec.Struct, frozen=True):
+    """Remove entries from the inbox: no takeover will need them."""
+
+    entries: Sequence[str]
+
+
+class Tell(msgspec.Struct, frozen=True, eq=False):
+    """Log what happened to a sequence. level: name of a `logs.Level`"""
+
+    level: str
+    what: str
+    owned: OwnedSequence
+    step: StepNumber
+
+
+ExecutorAction = RunBatch | Wait | Commit | Load | Release | Describe | Remove | Tell

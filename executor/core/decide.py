@@ -1,0 +1,392 @@
+"""`decide`: the one entry into what an executor does with the sequences that it owns. An event changes the state and
+returns actions.
+
+    inbox ──QueuedStep──► FETCHING ──CheckpointFetched──► LOADING ──StateLoaded──► READY ──InstanceFree──► RUNNING
+                          (a START that needs no state is READY at once)             ▲                       │
+                                                                                     └──Commit──BatchDone◄───┘
+
+A late or repeated event is recognised by its epoch or its step number, and changes nothing. Steps that need no model
+(cancelled ones, and steps of a sequence without a state) are answered as soon as they are next.
+
+Pure: no stream, clock or tensor is touched; the caller carries the actions out in their order.
+"""
+
+from __future__ import annotations
+
+from executor.core.actions import (
+    BatchMember,
+    Commit,
+    Describe,
+    ExecutorAction,
+    HowAnswered,
+    Load,
+    Release,
+    Remove,
+    RunBatch,
+    StepAnswer,
+    Tell,
+)
+from executor.core.batching import Wait
+from executor.core.events import (
+    BatchDone,
+    CheckpointFetched,
+    ExecutorEvent,
+    InstanceFree,
+    OwnershipOver,
+    RowEnd,
+    StateLoaded,
+    StepFinal,
+    SuspectTried,
+)
+from executor.core.recovery import closed
+from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause, past
+from shared.contract.ids import StepNumber
+from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, StepFlag
+
+NO_STEP = StepNumber(0)
+
+
+def decide(state: OwnedSequences, event: ExecutorEvent, now_us: int) -> list[ExecutorAction]:
+    """Takes one event in.
+
+    now_us   of a monotonic clock; batches are formed by it
+    returns  the actions to be carried out now, in this order; may be empty
+    raises   KeyError when the state contradicts itself
+    """
+    match event:
+        case QueuedStep():
+            return step_arrived(state, event, now_us)
+        case InstanceFree():
+            return instance_free(state, event, now_us)
+        case BatchDone():
+            return batch_done(state, event, now_us)
+        case StepFinal():
+            return step_final(state, event)
+        case InboxOwned():
+            return sequence_came(state, event)
+        case CheckpointFetched():
+            return checkpoint_fetched(state, event, now_us)
+        case StateLoaded():
+            return state_loaded(state, event, now_us)
+        case InboxCancelled():
+            return step_cancelled(state, event, now_us)
+        case OwnershipOver() | InboxVacated():
+            return drop(state, state.get(event.sequence, event.epoch))
+        case InboxExpired():
+            return sequence_expired(state, event)
+        case SuspectTried():
+            return suspect_tried(state, event, now_us)
+
+
+# -- sequences come ---------------------------------------------------------------------------------------------------
+
+
+def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list[ExecutorAction]:
+    """Puts a step in its place. The first step of a sequence that is new here brings the sequence."""
+    step = queued.step
+    owned = state.by_id.get(step.sequence)
+    actions: list[ExecutorAction] = []
+    if owned is None or owned.epoch < step.epoch:
+        owned, actions = come(state, step)
+    # Until the record was fetched, `next_step` is 0, so every step is kept.
+    if owned.epoch > step.epoch or step.step < owned.next_step or step.step in owned.steps:
+        return stale(owned, step)
+    state.put(owned, queued)
+    if step.cancelled or step.given_up:
+        owned.cancelled.add(step.step)
+    return [*actions, *advance(state, owned, now_us)] if owned.phase is OwnedPhase.READY else actions
+
+
+def sequence_came(state: OwnedSequences, told: InboxOwned) -> list[ExecutorAction]:
+    """A sequence comes here before its next step. The message may be old: only the record says what holds now."""
+    owned = state.by_id.get(told.sequence)
+    return [] if owned is not None and owned.epoch >= told.epoch else come(state, told)[1]
+
+
+def come(state: OwnedSequences, entry: InboxStep | InboxOwned) -> tuple[OwnedSequence, list[ExecutorAction]]:
+    """Makes the entry of a sequence that is new here, or has a new epoch.
+
+    If another sequence sits in its slot, one of the two is over: either the sitting one, or this one, if its entry
+    stayed in the inbox after the sequence was taken away. So Redis is asked before any of them is dropped, even if this
+    entry is a START.
+    """
+    # State and steps of an earlier ownership say nothing about this one.
+    actions = drop(state, state.by_id.get(entry.sequence))
+    is_free = (entry.instance, entry.slot) not in state.by_slot
+    owned = state.adopt(entry, start=start_of(entry) if is_free else NO_STEP)
+    if is_free:
+        state.seat(owned)
+    return owned, actions
+
+
+def start_of(entry: InboxStep | InboxOwned) -> StepNumber:
+    """The number of the step, if it is a START and every step before it is committed, so that it needs no state. Else
+    0.
+    """
+    if isinstance(entry, InboxOwned) or StepFlag.START not in entry.flags or entry.step != entry.committed + 1:
+        return NO_STEP
+    return entry.step
+
+
+def stale(owned: OwnedSequence, step: InboxStep) -> list[ExecutorAction]:
+    """A step that is not taken in: of an older epoch, or taken in before.
+
+    A step before `first_step` was kept in the inbox for the state that the START makes unnecessary. If that START is
+    committed, the step's entry may go. Until then another owner may still need it, so it goes with the START's commit.
+    """
+    actions: list[ExecutorAction] = [Tell("DEBUG", "stale step ignored", owned, step.step)]
+    if owned.epoch == step.epoch and step.step < owned.first_step:
+        if owned.committed >= owned.first_step:
+            actions.append(Remove([step.entry]))
+        else:
+            owned.kept.entries.insert(0, step.entry)
+    return actions
+
+
+def suspect_tried(state: OwnedSequences, event: SuspectTried, now_us: int) -> list[ExecutorAction]:
+    """A suspected sequence's turn has come."""
+    owned = event.owned
+    if owned.phase is not OwnedPhase.HELD:
+        return []
+    if not owned.next_step:
+        owned.move("tried")
+        state.to_fetch[owned.sequence] = owned
+        return []
+    owned.move("tried from its start")
+    return advance(state, owned, now_us)
+
+
+def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: int) -> list[ExecutorAction]:
+    """Takes what Redis holds of a sequence that another executor ran before."""
+    owned, found = event.owned, event.checkpoint
+    if owned.phase is not OwnedPhase.FETCHING:
+        return []
+    if found is None or found.epoch != owned.epoch:
+        # Another executor owns it now, and has its steps.
+        return drop(state, owned)
+    if found.is_over:
+        entries = owned.entries
+        return [*drop(state, owned), Remove(entries)]
+    # The record has just named this slot for the sequence, so the sequence that sits in it is over here.
+    sitting = state.by_slot.get((owned.instance, owned.slot))
+    actions = [] if sitting is owned else drop(state, sitting)
+    state.seat(owned)
+    owned.void = found.void
+    if found.void is None and found.is_of_another(state.mark):
+        owned.void = VoidCause.LOST
+        actions.append(Tell("INFO", "sequence ended by a reload", owned, found.committed))
+    owned.predecessor = found.traceparent if found.committed else None
+    owned.failed = found.failed
+    # The replay begins behind the checkpoint; up to the last committed step nothing is answered again.
+    owned.next_step = past(found.failed, found.checkpointed + 1)
+    owned.replay_until = owned.committed = found.committed
+    # A START that is not committed yet will set this when it runs.
+    owned.start_step = found.start_step if found.start_step <= found.committed else NO_STEP
+    owned.cancelled |= found.cancelled
+    # The checkpoint covers these steps, or they failed before.
+    for step in [number for number in owned.steps if number < owned.next_step]:
+        state.take_out(owned, step)
+    if owned.void is None and found.holds_state:
+        owned.move("found")
+        return [*actions, Load(owned, found)]
+    owned.move("found without state")
+    return [*actions, *restored(state, owned, now_us)]
+
+
+def state_loaded(state: OwnedSequences, event: StateLoaded, now_us: int) -> list[ExecutorAction]:
+    """The engine has a sequence's state, or could not take it: then the state is lost."""
+    owned = event.owned
+    if owned.phase is not OwnedPhase.LOADING:
+        return []
+    if not event.is_usable:
+        owned.void = VoidCause.LOST
+    owned.move("loaded")
+    return restored(state, owned, now_us)
+
+
+def restored(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
+    """A sequence can go on here."""
+    return [Tell("DEBUG", "sequence restored", owned, owned.committed), *advance(state, owned, now_us)]
+
+
+# -- steps run --------------------------------------------------------------------------------------------------------
+
+
+def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
+    """Makes the next step of a sequence ready, if it is here. Steps that are not run are answered without the model."""
+    answers: list[StepAnswer] = []
+    while (queued := owned.head) is not None:
+        if owned.head_is_cancelled:
+            answers.append(answer_cancelled(state, owned, queued))
+        elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
+            answers += answer_void(state, owned, queued, owned.void)
+        elif queued.refused:
+            begin(owned, queued)
+            answers += settle(state, BatchMember(owned, queued, owned.passes, save=False), RowEnd.FAILED, None)
+        else:
+            # A further pass of an iterative step waits since now, not since the request arrived.
+            arrived_us = now_us if owned.passes else queued.queued_us
+            state.ready[owned.instance].offer(owned.slot, queued, arrived_us=arrived_us, now_us=now_us)
+            break
+    return [Commit(owned.instance, answers)] if answers else []
+
+
+def instance_free(state: OwnedSequences, event: InstanceFree, now_us: int) -> list[ExecutorAction]:
+    """Begins a batch of ready steps, if there is one to be run now."""
+    ready = state.ready[event.instance]
+    batch = ready.decide(now_us, was_busy=event.was_busy)
+    if isinstance(batch, Wait):
+        return [batch]
+    members: list[BatchMember | None] = []
+    for queued in batch:
+        if queued is None:
+            members.append(None)
+            continue
+        owned = state.by_id[queued.step.sequence]
+        ready.withdraw(owned.slot)
+        passes = owned.passes
+        begin(owned, queued)
+        save = not owned.replays and state.recovery.is_due(owned.kept, queued.step)
+        members.append(BatchMember(owned, queued, passes, save))
+    return [RunBatch(event.instance, members)]
+
+
+def begin(owned: OwnedSequence, queued: QueuedStep) -> None:
+    """The head begins to run, or to be answered without the model."""
+    owned.move("begun")
+    # A further pass of the same step: its entry is kept already.
+    if not owned.passes:
+        if StepFlag.START in queued.step.flags:
+            owned.start_step = queued.step.step
+        owned.kept.add(queued.step)
+
+
+def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[ExecutorAction]:
+    """Concludes the steps of a batch, commits them, and makes the next steps ready."""
+    actions: list[ExecutorAction] = []
+    answers: list[StepAnswer] = []
+    concluded: list[OwnedSequence] = []
+    repeats = False
+    for row, (member, end) in enumerate(zip(event.batch.members, event.ends, strict=True)):
+        # A sequence that was dropped while the batch ran: its new owner runs the step again.
+        if member is None or end is None or member.owned.phase is not OwnedPhase.RUNNING:
+            continue
+        owned = member.owned
+        concluded.append(owned)
+        if end is RowEnd.AGAIN:
+            repeats = True
+            owned.passes += 1
+            owned.move("repeated")
+        else:
+            if owned.replays and end is not RowEnd.DONE:
+                actions.append(Tell("ERROR", "replayed step failed", owned, owned.next_step))
+            answers += settle(state, member, end, row)
+    # A batch that only replayed steps is not counted: they were counted when they were answered.
+    if answers or repeats:
+        actions.append(Commit(event.batch.instance, answers, batch=True))
+    # The commits come before those of steps that are answered now without the model.
+    for owned in concluded:
+        actions += advance(state, owned, now_us)
+    return actions
+
+
+def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | None) -> list[StepAnswer]:
+    """Concludes a step that ran, or that the model could not take (row: None).
+
+    A step that was committed before, and ran again for its state alone, is not answered. If it fails now, later steps
+    would build on another state than their caller knows: the state is lost.
+    """
+    owned, queued = member.owned, member.queued
+    is_replay, step = owned.replays, queued.step
+    conclude(state, owned)
+    if end is RowEnd.LOST or (is_replay and end is not RowEnd.DONE):
+        owned.void = VoidCause.LOST
+    elif StepFlag.START in step.flags:
+        owned.void = None if end is RowEnd.DONE else VoidCause.FAILED
+    if is_replay:
+        return []
+    if end is RowEnd.DONE:
+        change = state.recovery.succeeded(owned.kept, step, saved=member.save)
+    elif end is RowEnd.LOST:
+        change = closed(owned.kept, step)
+    else:
+        change = state.recovery.failed(owned.kept, step, saved=end is RowEnd.SAVED)
+    number = owned.number(step.step)
+    if row is None:
+        return [StepAnswer(owned, queued, HowAnswered.REFUSED, number, change)]
+    predecessor = owned.predecessor if queued.message.traceparent else None
+    if predecessor is not None:
+        owned.predecessor = None
+    return [StepAnswer(owned, queued, HowAnswered.RAN, number, change, row, predecessor=predecessor)]
+
+
+def answer_void(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep, cause: VoidCause) -> list[StepAnswer]:
+    """Answers a step that is not run, because its sequence has no state. A replayed step was answered before."""
+    is_replay = owned.replays
+    begin(owned, queued)
+    conclude(state, owned)
+    if is_replay:
+        return []
+    number, change = owned.number(queued.step.step), closed(owned.kept, queued.step)
+    return [StepAnswer(owned, queued, HowAnswered.VOID, number, change, cause=cause)]
+
+
+def answer_cancelled(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep) -> StepAnswer:
+    """Answers a cancelled or given-up step. The sequence has no state from here on, until a later START."""
+    begin(owned, queued)
+    conclude(state, owned)
+    is_given_up = queued.step.given_up
+    owned.void = VoidCause.LOST if is_given_up else VoidCause.CANCELLED
+    how = HowAnswered.GIVEN_UP if is_given_up else HowAnswered.CANCELLED
+    return StepAnswer(owned, queued, how, owned.number(queued.step.step), closed(owned.kept, queued.step))
+
+
+def conclude(state: OwnedSequences, owned: OwnedSequence) -> None:
+    """The running step is done; the next one may run."""
+    owned.move("concluded")
+    owned.passes = 0
+    state.take_out(owned, owned.next_step)
+    owned.cancelled.discard(owned.next_step)
+    owned.next_step = past(owned.failed, owned.next_step + 1)
+
+
+def step_final(state: OwnedSequences, event: StepFinal) -> list[ExecutorAction]:
+    """Notes the last step that Redis has made final."""
+    owned = state.get(event.sequence, event.epoch)
+    if owned is not None:
+        owned.committed = max(owned.committed, event.step)
+    return []
+
+
+def step_cancelled(state: OwnedSequences, event: InboxCancelled, now_us: int) -> list[ExecutorAction]:
+    """The caller of a step has gone. A step that is running runs on, but is not repeated. If the step is next, it and
+    the steps behind it are answered now. (Triton looks at the heads of its slots' queues only: triton-spec 1.8.)
+    """
+    owned = state.get(event.sequence, event.epoch)
+    if owned is None or event.step not in owned.steps:
+        return []
+    owned.cancelled.add(event.step)
+    if not owned.head_is_cancelled:
+        return []
+    state.ready[owned.instance].withdraw(owned.slot)
+    return advance(state, owned, now_us)
+
+
+# -- sequences leave --------------------------------------------------------------------------------------------------
+
+
+def sequence_expired(state: OwnedSequences, event: InboxExpired) -> list[ExecutorAction]:
+    """The scheduler has ended an idle sequence."""
+    owned = state.get(event.sequence, event.epoch)
+    if owned is None:
+        return []
+    described, entries = Describe(owned, StepNumber(owned.next_step - 1)), owned.entries
+    return [described, *drop(state, owned), Remove(entries)]
+
+
+def drop(state: OwnedSequences, owned: OwnedSequence | None) -> list[ExecutorAction]:
+    """Forgets a sequence, if it is here: it is over, or has another owner."""
+    if owned is None:
+        return []
+    state.drop(owned)
+    return [Release(owned.instance, owned.sequence)]

@@ -1,0 +1,312 @@
+"""What an executor knows of the sequences of one model version: which sit in which slot, and what comes next for each.
+
+Only `executor.core.decide` changes it. Order comes from step numbers, never from a place in a stream: after a takeover
+old and new steps may arrive mixed, and twice. Each ownership of a sequence has an epoch. A step of an older epoch is
+stale; a step of a newer epoch replaces the sequence by a new ownership of it. OWNED_MOVES are the legal changes of
+phase.
+
+The model may run a step of an iterative model many times before it answers. For the mesh all these passes are one step:
+accepted once, and committed once, with its answer. Until then the request lies in the inbox. After a takeover the
+passes begin again, from the checkpoint before the step; a START needs no checkpoint at all. Nothing of an unfinished
+step was visible, so the step still takes effect exactly once. (Triton keeps passes in the memory of one process; they
+are lost with it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from executor.core.recovery import KeptSteps, Recovery
+from executor.core.sequence_batches import SlotSteps
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import InboxOwned, InboxStep, InferMessage
+from shared.contract.tensors import Tensor
+
+StepRange = tuple[StepNumber, StepNumber]
+"""First and last of a range of steps."""
+
+
+class VoidCause(StrEnum):
+    """Why a sequence has no state (field `vk` of its record)."""
+
+    FAILED = "f"
+    LOST = "o"
+    CANCELLED = "c"
+
+
+class OwnedPhase(StrEnum):
+    """The phase of a sequence at the executor that owns it.
+
+    ABSENT    not owned here
+    HELD      suspected: nothing is done for it until its turn to be tried alone
+    FETCHING  its record and checkpoint are being fetched
+    LOADING   its state is on its way into the engine
+    READY     its next step runs as soon as it is here and a batch takes it
+    RUNNING   its next step runs
+    """
+
+    ABSENT = "absent"
+    HELD = "held"
+    FETCHING = "fetching"
+    LOADING = "loading"
+    READY = "ready"
+    RUNNING = "running"
+
+
+OWNED_MOVES: Mapping[tuple[OwnedPhase, str], OwnedPhase] = {
+    (OwnedPhase.ABSENT, "started"): OwnedPhase.READY,
+    (OwnedPhase.ABSENT, "came"): OwnedPhase.FETCHING,
+    (OwnedPhase.ABSENT, "suspected"): OwnedPhase.HELD,
+    (OwnedPhase.HELD, "tried from its start"): OwnedPhase.READY,
+    (OwnedPhase.HELD, "tried"): OwnedPhase.FETCHING,
+    (OwnedPhase.FETCHING, "found"): OwnedPhase.LOADING,
+    (OwnedPhase.FETCHING, "found without state"): OwnedPhase.READY,
+    (OwnedPhase.LOADING, "loaded"): OwnedPhase.READY,
+    (OwnedPhase.READY, "begun"): OwnedPhase.RUNNING,
+    (OwnedPhase.RUNNING, "repeated"): OwnedPhase.READY,
+    (OwnedPhase.RUNNING, "concluded"): OwnedPhase.READY,
+    **{(phase, "dropped"): OwnedPhase.ABSENT for phase in OwnedPhase if phase is not OwnedPhase.ABSENT},
+}
+"""(phase, move) -> phase.
+
+started   its START needs no state, and its slot is free
+repeated  the model wants another pass of the step (triton-spec 1.10)
+dropped   it is over, has another owner, or has given up its slot
+"""
+
+
+class QueuedStep(msgspec.Struct, frozen=True, eq=False):
+    """A step that waits for its turn. Satisfies `batching.Queued`. refused: the model cannot take it, so it fails"""
+
+    step: InboxStep
+    message: InferMessage
+    queued_us: int
+    shape_key: Hashable
+    refused: bool = False
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What Redis holds of a sequence that another executor ran before: its record, and its state.
+
+    checkpointed  the step whose state the checkpoint holds
+    committed     the last step that was answered
+    start_step    step of the latest START
+    void          why there is no state, if there is none
+    traceparent   trace context of the checkpointed step, "" if it was not traced
+    cancelled     steps whose callers have gone, also if another executor was told of it
+    failed        ranges of steps after the checkpoint that failed, rising: they did not change the state, and a replay
+                  must skip them
+    states        by state input name, without batch dimension; empty before the first checkpoint
+    model_state   what the model's own method gave; None if it gave nothing yet
+    mark          of the load that ran the latest START, "" if the record names none
+    is_over       the record is a tombstone
+    """
+
+    epoch: Epoch
+    checkpointed: StepNumber
+    committed: StepNumber
+    start_step: StepNumber
+    void: VoidCause | None
+    traceparent: str = ""
+    cancelled: frozenset[StepNumber] = frozenset()
+    failed: tuple[StepRange, ...] = ()
+    states: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    model_state: bytes | None = None
+    mark: str = ""
+    is_over: bool = False
+
+    @property
+    def holds_state(self) -> bool:
+        """Whether there is something to be loaded."""
+        return bool(self.states) or self.model_state is not None
+
+    def is_of_another(self, mark: str) -> bool:
+        """Whether its state belongs to another load than the one of this mark (triton-spec 1.11)."""
+        return bool(mark and self.mark) and mark != self.mark
+
+
+@dataclass(slots=True, eq=False)
+class OwnedSequence:
+    """One sequence and what comes next for it.
+
+    next_step     the only step that may run now; 0 until the record was fetched
+    committed     the last step that Redis is known to have made final
+    start_step    step of the START of the present run; 0 if unknown
+    first_step    step of the START with which it came here; 0 if it came with its state
+    replay_until  steps up to here were committed before the takeover: they run again for the state, without an answer
+    failed        ranges of the steps to be replayed that failed before: the replay skips them
+    void          why it has no state: steps fail until a START begins; None if it has one
+    passes        how often its next step was run without being answered
+    predecessor   trace context of the last step that another executor checkpointed, "" if that was not traced; None
+                  when a traced step has run here since, or no other executor ran it
+    suspicion     number of owners that were lost with its next step, if they are enough to suspect it
+    steps         accepted steps that are not concluded
+    cancelled     steps that are not run when their turn comes, because their callers have gone (or they are given up)
+    """
+
+    sequence: SequenceId
+    epoch: Epoch
+    instance: InstanceIndex
+    slot: SlotIndex
+    next_step: StepNumber
+    first_step: StepNumber
+    committed: StepNumber
+    suspicion: int = 0
+    phase: OwnedPhase = OwnedPhase.ABSENT
+    start_step: StepNumber = StepNumber(0)
+    replay_until: StepNumber = StepNumber(0)
+    failed: tuple[StepRange, ...] = ()
+    void: VoidCause | None = None
+    passes: int = 0
+    predecessor: str | None = None
+    kept: KeptSteps = field(default_factory=KeptSteps)
+    steps: dict[StepNumber, QueuedStep] = field(default_factory=dict[StepNumber, QueuedStep])
+    cancelled: set[StepNumber] = field(default_factory=set[StepNumber])
+
+    @property
+    def replays(self) -> bool:
+        """Whether the next step was committed before, so that it runs for the state alone."""
+        return self.next_step <= self.replay_until
+
+    @property
+    def head(self) -> QueuedStep | None:
+        """The step that may run now, if there is one."""
+        return self.steps.get(self.next_step) if self.phase is OwnedPhase.READY else None
+
+    @property
+    def head_is_cancelled(self) -> bool:
+        """Whether the head is cancelled. A replayed step never is: it was answered before, and runs again for the
+        state.
+        """
+        return self.next_step in self.cancelled and not self.replays and self.head is not None
+
+    @property
+    def newest(self) -> StepNumber:
+        """The newest step that was taken in."""
+        return max(self.steps, default=StepNumber(max(0, self.next_step - 1)))
+
+    @property
+    def entries(self) -> list[str]:
+        """All inbox entries of this sequence that are still in the inbox."""
+        return [*self.kept.entries, *(queued.step.entry for queued in self.steps.values())]
+
+    def number(self, step: StepNumber) -> int:
+        """A step's number since the START; 0 if the START is unknown."""
+        return step - self.start_step + 1 if self.start_step else 0
+
+    def move(self, how: str) -> None:
+        """Changes the phase. Raises KeyError for a move that is not legal."""
+        self.phase = OWNED_MOVES[self.phase, how]
+
+
+def past(failed: Sequence[StepRange], step: int) -> StepNumber:
+    """The first step, from `step` on, that did not fail."""
+    for first, last in failed:
+        if first <= step <= last:
+            step = last + 1
+    return StepNumber(step)
+
+
+class OwnedSequences:
+    """All sequences of one model version that this executor owns, by id and by slot.
+
+    mark       of the load that serves the version: states of another load are not used; "" if it is not known
+    ready      the ready steps of each instance
+    to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came
+    queued, queued_bytes  number of accepted steps that are not concluded, and bytes of their requests
+    """
+
+    def __init__(self, recovery: Recovery, ready: Sequence[SlotSteps[QueuedStep]], mark: str = "") -> None:
+        self.recovery = recovery
+        self.ready = ready
+        self.mark = mark
+        self.by_id: dict[SequenceId, OwnedSequence] = {}
+        self.by_slot: dict[tuple[InstanceIndex, SlotIndex], OwnedSequence] = {}
+        self.to_fetch: dict[SequenceId, OwnedSequence] = {}
+        self.queued = 0
+        self.queued_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any sequence has a step that runs, or may soon."""
+        return any(owned.phase is not OwnedPhase.READY or owned.head is not None for owned in self.by_id.values())
+
+    @property
+    def waiting(self) -> int:
+        """Number of accepted steps that do not run yet."""
+        return self.queued - sum(owned.phase is OwnedPhase.RUNNING for owned in self.by_id.values())
+
+    @property
+    def held(self) -> list[OwnedSequence]:
+        """Suspected sequences that wait for their turn to be tried."""
+        return [owned for owned in self.by_id.values() if owned.phase is OwnedPhase.HELD]
+
+    def get(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
+        """The sequence, if it is owned here in that epoch."""
+        owned = self.by_id.get(sequence)
+        return owned if owned is not None and owned.epoch == epoch else None
+
+    def next_fetches(self, waited_for: int, idle: int) -> list[OwnedSequence]:
+        """Takes out the sequences whose checkpoints are fetched next. Sequences with a step that waits come first, at
+        most `waited_for`; only when there are none of these, at most `idle` others.
+        """
+        found = [owned for owned in self.to_fetch.values() if owned.steps][:waited_for]
+        found = found or list(self.to_fetch.values())[:idle]
+        for owned in found:
+            del self.to_fetch[owned.sequence]
+        return found
+
+    def put(self, owned: OwnedSequence, queued: QueuedStep) -> None:
+        """Takes a step in."""
+        owned.steps[queued.step.step] = queued
+        self.queued += 1
+        self.queued_bytes += len(queued.step.message)
+
+    def take_out(self, owned: OwnedSequence, step: StepNumber) -> None:
+        """A step is concluded, or was before."""
+        queued = owned.steps.pop(step)
+        self.queued -= 1
+        self.queued_bytes -= len(queued.step.message)
+
+    def adopt(self, entry: InboxStep | InboxOwned, *, start: StepNumber) -> OwnedSequence:
+        """A sequence comes here. start: the step of its START, if that needs no state, so that it can run at once; else
+        0, and its checkpoint is to be fetched
+        """
+        suspicion = entry.suspicion if isinstance(entry, InboxStep) else 0
+        owned = OwnedSequence(
+            entry.sequence, entry.epoch, entry.instance, entry.slot, start, start, entry.committed, suspicion
+        )
+        self.by_id[entry.sequence] = owned
+        if suspicion:
+            owned.move("suspected")
+        elif start:
+            owned.move("started")
+        else:
+            owned.move("came")
+            self.to_fetch[owned.sequence] = owned
+        return owned
+
+    def seat(self, owned: OwnedSequence) -> None:
+        """Gives a sequence its slot, which is free."""
+        self.by_slot[owned.instance, owned.slot] = owned
+
+    def drop(self, owned: OwnedSequence) -> None:
+        """Forgets a sequence. Its ready step leaves its slot, if it had got the slot."""
+        del self.by_id[owned.sequence]
+        self.to_fetch.pop(owned.sequence, None)
+        for step in list(owned.steps):
+            self.take_out(owned, step)
+        place = (owned.instance, owned.slot)
+        if self.by_slot.get(place) is owned:
+            del self.by_slot[place]
+            self.ready[owned.instance].withdraw(owned.slot)
+        owned.move("dropped")

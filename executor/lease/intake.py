@@ -1,0 +1,77 @@
+"""Takes the entries of the inbox in: whole reads, bounded in bytes.
+
+While the requests that wait here take more than a bound, nothing more is taken in, and the rest waits in Redis. But
+that holds only while any of these requests can run. After a takeover steps may come out of order, so the step that lets
+all the others run may be one that was not taken in yet. For the same reason, and because control messages come the same
+way, no pause is longer than PATIENCE_S, even if a model hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+
+import msgspec
+
+from executor.lease.serving import Serving
+from executor.sequences.inbox import Inbox, InboxItem
+from shared.contract.ids import correlation_id_of, model_of
+from shared.contract.messages import InboxStep, InferMessage, decode_infer, inbox_entry
+from shared.store.reading import FAILURES, UnreadableError, note, noted
+
+PATIENCE_S = 5.0
+"""Longest time in which nothing is taken in."""
+ROOM_POLL_S = 0.01
+
+
+async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
+    """Takes in what comes, for ever. bytes_max: of the requests that wait here while any of them can run"""
+    async with aclosing(inbox.reads()) as reads:
+        async for items in reads:
+            await _room(serving, bytes_max)
+            for item in items:
+                try:
+                    gone = _take(serving, item)
+                except UnreadableError as unreadable:
+                    note(unreadable)
+                    gone = [item.entry.decode()]
+                inbox.done(item.stream, gone)
+
+
+async def _room(serving: Serving, bytes_max: int) -> None:
+    """Returns when there is room for a read (see the module)."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while serving.held_bytes > bytes_max and serving.is_busy:  # noqa: ASYNC110 - it ends in many ways
+                await asyncio.sleep(ROOM_POLL_S)
+
+
+def _take(serving: Serving, item: InboxItem) -> Sequence[str]:
+    """Takes an entry in. Returns the entries that may be removed now; the entry itself, if nothing more is to be done
+    for it. Raises UnreadableError for an entry that means nothing.
+    """
+    try:
+        entry = inbox_entry(item.entry, item.fields)
+    except FAILURES as failure:
+        raise UnreadableError(item.stream, failure) from failure
+    if not isinstance(entry, InboxStep):
+        return [entry.entry, *serving.tell(entry)]
+    try:
+        message = decode_infer(entry.message)
+    except FAILURES as failure:
+        entry, message = _unreadable(item.stream, entry, failure)
+    return serving.accept(entry, message)
+
+
+def _unreadable(stream: str, step: InboxStep, failure: Exception) -> tuple[InboxStep, InferMessage]:
+    """A step whose message cannot be read, with an empty message in its place: the step fails in its turn."""
+    model = model_of(step.sequence)
+    try:
+        correlation_id = correlation_id_of(step.sequence)
+    except FAILURES:
+        raise UnreadableError(stream, failure) from failure
+    noted(stream, failure, field=step.entry)
+    message = InferMessage(model, step.version, "", correlation_id, (), arrived_ns=time.time_ns())
+    return msgspec.structs.replace(step, unreadable=True), message

@@ -1,0 +1,505 @@
+"""Owned sequences: order comes from step numbers, ownership from epochs, whatever the order of arrival."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.core.actions import Describe, HowAnswered, Load, Release, Remove, Tell
+from executor.core.events import (
+    BatchDone,
+    CheckpointFetched,
+    OwnershipOver,
+    RowEnd,
+    StateLoaded,
+    StepFinal,
+    SuspectTried,
+)
+from executor.core.recovery import Checkpoints
+from executor.core.state import OWNED_MOVES, OwnedPhase, OwnedSequence, VoidCause
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
+from shared.contract.messages import InboxCancelled, InboxExpired, InboxVacated, StepFlag
+from tests.executor.core.owner import SEQUENCE, Owner, coming, found, step
+
+START, END = StepFlag.START, StepFlag.END
+OTHER = SequenceId("m||i8")
+RAN, VOID, CANCELLED = HowAnswered.RAN, HowAnswered.VOID, HowAnswered.CANCELLED
+
+
+def queued(*numbers: int) -> Owner:
+    """A sequence whose steps wait, the START first."""
+    owner = Owner()
+    for number in numbers:
+        owner.take(step(number, flags=START if number == 1 else StepFlag.NONE))
+    return owner
+
+
+def sitting(owner: Owner, slot: int) -> SequenceId | None:
+    owned = owner.state.by_slot.get((InstanceIndex(0), SlotIndex(slot)))
+    return owned.sequence if owned is not None else None
+
+
+def cancelled(number: int, *, epoch: int = 1, sequence: SequenceId = SEQUENCE) -> InboxCancelled:
+    return InboxCancelled("9-9", sequence, Epoch(epoch), StepNumber(number))
+
+
+def test_the_moves_lead_everywhere_and_back() -> None:
+    assert set(OwnedPhase) == set(OWNED_MOVES.values()) == {phase for phase, _ in OWNED_MOVES}
+
+
+def test_a_move_that_is_not_legal_is_refused() -> None:
+    owned = OwnedSequence(
+        SEQUENCE, Epoch(1), InstanceIndex(0), SlotIndex(0), StepNumber(1), StepNumber(1), StepNumber(0)
+    )
+
+    with pytest.raises(KeyError):
+        owned.move("begun")
+
+
+class TestArrival:
+    def test_a_start_that_needs_no_state_runs_at_once(self) -> None:
+        assert [1] == queued(1).run()
+
+    def test_a_sequence_seen_in_the_middle_is_restored_before_anything_runs(self) -> None:
+        owner = Owner()
+        owner.take(step(5, committed=4))
+        assert [] == owner.run()
+
+        owner.restore(found(checkpointed=4, committed=4))
+
+        assert [5] == owner.run_all()
+
+    def test_nothing_runs_before_the_engine_has_the_state(self) -> None:
+        owner = Owner()
+        owner.take(step(5, committed=4))
+        (owned,) = owner.state.next_fetches(64, 16)
+        (load,) = owner.take(CheckpointFetched(owned, found(checkpointed=4, committed=4)))
+        assert isinstance(load, Load)
+        assert [] == owner.run()
+
+        owner.take(StateLoaded(owned))
+
+        assert [5] == owner.run_all()
+
+    def test_a_state_that_the_engine_cannot_take_is_lost(self) -> None:
+        owner = Owner()
+        owner.take(step(5, committed=4))
+        owned = owner.owned()
+        owner.take(CheckpointFetched(owned, found(checkpointed=4, committed=4)))
+
+        owner.take(StateLoaded(owned, is_usable=False))
+
+        assert [(5, VOID)] == owner.answered
+        assert VoidCause.LOST is owner.commits[0].answers[0].cause
+
+    def test_a_load_of_an_earlier_ownership_does_not_count_for_a_later_one_of_the_same_epoch(self) -> None:
+        """The sequence was dropped when a commit was refused, and its entries were read again."""
+        owner = Owner()
+        owner.take(step(5, committed=4))
+        before = owner.owned()
+        owner.take(CheckpointFetched(before, found(checkpointed=4, committed=4)))
+        owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
+        owner.take(step(5, committed=4))
+
+        owner.take(StateLoaded(before, is_usable=False))
+        assert OwnedPhase.FETCHING is owner.owned().phase
+        owner.restore(found(checkpointed=4, committed=4))
+
+        assert [5] == owner.run_all()
+
+    def test_steps_that_came_again_and_are_in_the_state_already_are_not_kept(self) -> None:
+        """They would count as waiting for ever, and their requests be held."""
+        owner = Owner()
+        for number in (3, 4, 5):
+            owner.take(step(number, committed=4, message=b"1234"))
+        assert (3, 3, 12) == (owner.state.queued, owner.state.waiting, owner.state.queued_bytes)
+
+        owner.restore(replace(found(checkpointed=4, committed=4), traceparent="00-trace"))
+
+        assert [5] == list(owner.owned().steps)
+        assert "00-trace" == owner.owned().predecessor
+        owner.begin()
+        assert (1, 0, 4) == (owner.state.queued, owner.state.waiting, owner.state.queued_bytes)
+
+    def test_steps_between_checkpoint_and_commit_are_replayed_and_not_answered(self) -> None:
+        owner = Owner()
+        for number in (4, 5, 3):
+            owner.take(step(number, committed=4))
+
+        owner.restore(found(checkpointed=2, committed=4))
+
+        assert [3, 4, 5] == owner.run_all()
+        assert [(5, RAN)] == owner.answered
+
+    def test_steps_that_failed_are_passed_over_when_others_are_replayed(self) -> None:
+        """Their entries have left the inbox."""
+        owner = Owner()
+        for number in (4, 7, 9):
+            owner.take(step(number, committed=8))
+        failed = ((StepNumber(3), StepNumber(3)), (StepNumber(5), StepNumber(6)), (StepNumber(8), StepNumber(8)))
+
+        owner.restore(replace(found(checkpointed=2, committed=8), failed=failed))
+
+        assert [4, 7, 9] == owner.run_all()
+
+    def test_a_replayed_step_that_fails_now_loses_the_state(self) -> None:
+        """Later steps would build on another state than their caller knows."""
+        owner = Owner()
+        for number in (3, 4):
+            owner.take(step(number, committed=3))
+        owner.restore(found(checkpointed=2, committed=3))
+
+        assert [3] == owner.run(RowEnd.FAILED)
+
+        assert [(4, VOID)] == owner.answered
+        assert VoidCause.LOST is owner.owned().void
+
+    def test_what_redis_has_committed_does_not_run_again(self) -> None:
+        owner = Owner()
+        for number in (2, 3, 4):
+            owner.take(step(number, committed=1))
+
+        owner.restore(found(checkpointed=3, committed=3))
+
+        assert [4] == owner.run_all()
+
+    def test_an_older_epoch_is_stale_and_a_newer_one_begins_afresh(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, epoch=5))
+
+        (stale,) = owner.take(step(2, epoch=4))
+        assert isinstance(stale, Tell)
+        assert [Release(InstanceIndex(0), SEQUENCE)] == owner.take(step(3, epoch=9, committed=2))
+
+        assert [StepNumber(3)] == list(owner.owned().steps)
+        assert [] == owner.run()
+
+    def test_a_sequence_is_restored_before_its_first_step_has_come(self) -> None:
+        owner = Owner()
+        owner.take(coming())
+        owner.restore(found(checkpointed=3, committed=4))
+
+        owner.take(step(5, committed=4))
+        assert [] == owner.run_all(), "step 4 is to be replayed first, and is on its way"
+        owner.take(step(4, committed=4))
+        assert [4, 5] == owner.run_all()
+
+    def test_that_a_sequence_comes_is_heard_once_and_not_of_one_that_has_moved_on(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, epoch=5))
+
+        assert [] == owner.take(coming(epoch=4))
+        assert [] == owner.take(coming(epoch=5))
+        assert [1] == owner.run_all()
+        owner.take(coming(epoch=6, slot=2))
+
+        assert (6, SEQUENCE, None) == (owner.owned().epoch, sitting(owner, 2), sitting(owner, 0))
+        assert [] == owner.take(coming(epoch=6, slot=2))
+
+    def test_a_sequence_without_a_record_or_of_another_owner_is_dropped(self) -> None:
+        for checkpoint in (None, found(checkpointed=4, committed=4, epoch=2)):
+            owner = Owner()
+            owner.take(step(5, committed=4))
+            owner.restore(checkpoint)
+            assert 0 == len(owner.state)
+            assert [] == owner.removed
+
+    def test_the_entries_of_a_sequence_that_is_over_leave_the_inbox(self) -> None:
+        owner = Owner()
+        owner.take(step(5, committed=4))
+        owner.restore(replace(found(checkpointed=4, committed=5), is_over=True))
+
+        assert (0, ["1-5"]) == (len(owner.state), owner.removed)
+
+    def test_a_state_of_another_load_is_not_used(self) -> None:
+        owner = Owner()
+        owner.state.mark = "new"
+        owner.take(step(5, committed=4))
+        owner.restore(replace(found(checkpointed=4, committed=4), mark="old"))
+
+        assert [(5, VOID)] == owner.answered
+
+    def test_sequences_with_a_step_that_waits_are_fetched_first(self) -> None:
+        owner = Owner()
+        owner.take(coming())
+        owner.take(step(5, committed=4, sequence=OTHER, slot=1))
+
+        assert [[OTHER], [SEQUENCE], []] == [[o.sequence for o in owner.state.next_fetches(9, 9)] for _ in range(3)]
+
+
+class TestSlots:
+    def test_a_sequence_that_is_said_to_come_does_not_drive_out_who_has_the_slot(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, sequence=OTHER, epoch=3))
+        owner.take(coming(epoch=2))
+
+        owner.take(InboxVacated("9-9", SEQUENCE, Epoch(2)))
+
+        assert OTHER == sitting(owner, 0)
+        assert [1] == owner.run_all()
+
+    def test_who_comes_into_a_slot_drives_out_who_has_ended_there_when_redis_says_so(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, slot=3))
+        owner.take(step(1, flags=START, slot=3, sequence=OTHER, epoch=2))
+        assert SEQUENCE == sitting(owner, 3)
+
+        owner.restore(found(checkpointed=0, committed=0, epoch=2), OTHER)
+
+        assert (OTHER, [OTHER]) == (sitting(owner, 3), list(owner.state.by_id))
+        assert owner.owned(OTHER).predecessor is None
+        assert [1] == owner.run_all()
+
+    def test_a_step_of_the_past_does_not_drive_out_who_has_the_slot_now(self) -> None:
+        """It was left in the inbox when its sequence was taken away, and is read again."""
+        owner = Owner()
+        owner.take(step(1, flags=START, slot=3, epoch=2))
+        owner.take(step(1, flags=START, slot=3, sequence=OTHER))
+        owner.restore(None, OTHER)
+
+        assert SEQUENCE == sitting(owner, 3)
+        assert [1] == owner.run_all()
+
+    def test_the_ready_step_of_a_dropped_sequence_leaves_its_slot(self) -> None:
+        owner = queued(1)
+        owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
+
+        assert [] == owner.run()
+        assert (0, 0) == (owner.state.queued, len(owner.state.ready[0]))
+
+    def test_a_sequence_is_dropped_only_at_its_own_epoch(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, epoch=5))
+
+        assert [] == owner.take(OwnershipOver(SEQUENCE, Epoch(4)))
+        assert [Release(InstanceIndex(0), SEQUENCE)] == owner.take(OwnershipOver(SEQUENCE, Epoch(5)))
+
+    def test_a_sequence_that_expires_is_described_and_its_entries_leave_the_inbox(self) -> None:
+        owner = Owner(Checkpoints(9))
+        for number in (1, 2):
+            owner.take(step(number, flags=START if number == 1 else StepFlag.NONE))
+        owner.run_all()
+        owned = owner.owned()
+
+        describe, release, remove = owner.take(InboxExpired("9-9", SEQUENCE, Epoch(1)))
+
+        assert isinstance(describe, Describe)
+        assert (owned, 2) == (describe.owned, describe.last_step)
+        assert (Release(InstanceIndex(0), SEQUENCE), Remove(["1-1", "1-2"])) == (release, remove)
+
+    def test_a_sequence_that_was_dropped_while_its_batch_ran_is_not_answered(self) -> None:
+        owner = queued(1)
+        batch = owner.begin()
+        assert batch is not None
+        owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
+        # Its entry was read again meanwhile.
+        owner.take(step(1, flags=START))
+
+        owner.end(batch)
+
+        assert [] == owner.answered
+        assert [1] == owner.run_all()
+
+
+class TestSteps:
+    def test_a_step_that_comes_twice_runs_once(self) -> None:
+        owner = queued(1, 1)
+        assert [1] == owner.run_all()
+
+        owner.take(step(1))
+
+        assert [] == owner.run_all()
+
+    def test_a_failed_start_voids_the_sequence_until_a_start_succeeds(self) -> None:
+        owner = queued(1, 2)
+        owner.take(step(3, flags=START))
+
+        assert [1] == owner.run(RowEnd.FAILED)
+        assert VoidCause.FAILED is owner.owned().void
+        assert [3] == owner.run()
+
+        assert owner.owned().void is None
+        assert [(1, RAN), (2, VOID), (3, RAN)] == owner.answered
+
+    def test_the_commits_of_a_batch_come_before_those_of_steps_that_need_no_model(self) -> None:
+        owner = queued(1, 2)
+        owner.run(RowEnd.LOST)
+
+        assert [[(1, RAN)], [(2, VOID)]] == [[(a.queued.step.step, a.how) for a in c.answers] for c in owner.commits]
+
+    def test_a_step_that_the_model_cannot_take_fails_without_it(self) -> None:
+        owner = Owner()
+        one = step(1, flags=START)
+        owner.take(type(one)(one.step, one.message, 0, None, refused=True))
+        owner.take(step(2))
+
+        assert [(1, HowAnswered.REFUSED), (2, VOID)] == owner.answered
+        assert VoidCause.FAILED is owner.owned().void
+
+    def test_a_step_that_is_repeated_stays_the_next_and_leaves_the_inbox_once(self) -> None:
+        """The passes of an iterative model's step are one step: one entry, one step since the checkpoint, one START."""
+        owner = queued(1, 2)
+        for expected_passes in range(3):
+            assert expected_passes == owner.owned().passes
+            assert [1] == owner.run(RowEnd.AGAIN)
+            assert [] == owner.answered
+        assert [1] == owner.run()
+
+        (answer,) = owner.commits[-1].answers
+        assert (["1-1"], 1, 0) == (answer.change.entries, answer.number, owner.owned().passes)
+        assert [2] == owner.run_all()
+
+    def test_only_the_first_traced_step_behind_a_takeover_names_the_predecessor(self) -> None:
+        owner = Owner()
+        for number in (5, 6, 7):
+            one = step(number, committed=4)
+            traced = type(one.message)("m", "1", "", 7, (), traceparent="00-own" if number > 5 else "")
+            owner.take(type(one)(one.step, traced, 0, None))
+        owner.restore(replace(found(checkpointed=4, committed=4), traceparent="00-before"))
+        owner.run_all()
+
+        predecessors = [answer.predecessor for commit in owner.commits for answer in commit.answers]
+        assert [None, "00-before", None] == predecessors
+
+    @given(
+        order=st.permutations(range(1, 9)),
+        repeats=st.lists(st.integers(1, 8), max_size=8),
+        checkpointed=st.integers(0, 8),
+        restored_after=st.integers(0, 15),
+    )
+    def test_steps_run_once_and_in_order_however_they_arrive(
+        self, order: list[int], repeats: list[int], checkpointed: int, restored_after: int
+    ) -> None:
+        """Any order of arrival, any duplicates, and the restore at any moment give the same run."""
+        owner = Owner()
+        ran: list[int] = []
+        arrivals = [*order, *repeats]
+        for index, number in enumerate(arrivals):
+            owner.take(step(number, epoch=3, committed=8))
+            if index == min(restored_after, len(arrivals) - 1):
+                owner.restore(found(checkpointed=checkpointed, committed=8, epoch=3))
+            ran += owner.run_all()
+
+        assert list(range(checkpointed + 1, 9)) == ran
+        assert [] == owner.answered
+        assert 0 == owner.state.queued
+
+
+class TestEntries:
+    def test_entries_stay_until_a_checkpoint_covers_all_of_them(self) -> None:
+        owner = Owner(Checkpoints(3))
+        for number in (1, 2, 3):
+            owner.take(step(number, flags=START if number == 1 else StepFlag.NONE))
+
+        assert [1, 2, 3] == owner.run_all()
+
+        changes = [commit.answers[0].change for commit in owner.commits]
+        assert [[], [], ["1-1", "1-2", "1-3"]] == [list(change.entries) for change in changes]
+        assert [0, 0, 3] == [change.base for change in changes]
+
+    def test_an_entry_from_before_a_start_goes_with_the_commit_of_that_start_or_after_it(self) -> None:
+        owner = Owner(Checkpoints(3))
+        owner.take(step(5, flags=START, committed=4))
+        owner.take(step(3, committed=4))
+        assert [] == owner.removed
+        owner.run()
+        assert ["1-3"] == owner.commits[-1].answers[0].change.entries
+
+        owner.take(StepFinal(SEQUENCE, Epoch(1), StepNumber(5)))
+        owner.take(step(4, committed=4))
+
+        assert ["1-4"] == owner.removed
+
+    def test_an_entry_from_before_a_start_that_runs_does_not_make_it_a_checkpoint(self) -> None:
+        """The state was not asked for when the batch began, so the commit must not say that Redis holds it."""
+        owner = Owner(Checkpoints(2))
+        owner.take(step(5, flags=START, committed=4))
+        batch = owner.begin()
+        assert batch is not None
+        (member,) = batch.members
+        assert member is not None
+        assert not member.save
+        owner.take(step(3, committed=4))
+
+        owner.end(batch)
+
+        assert 4 == owner.commits[-1].answers[0].change.base
+
+
+class TestSuspects:
+    def test_a_suspected_sequence_waits_for_its_turn(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, suspicion=2))
+        owner.take(step(5, sequence=OTHER, slot=1, committed=4, suspicion=2))
+        assert ([], [], 2) == (owner.run(), owner.state.next_fetches(9, 9), len(owner.state.held))
+
+        owner.take(SuspectTried(owner.owned()))
+        assert [1] == owner.run_all()
+        owner.take(SuspectTried(owner.owned(OTHER)))
+        owner.restore(found(checkpointed=4, committed=4), OTHER)
+
+        assert [5] == owner.run_all()
+
+    def test_a_trial_of_a_sequence_that_has_gone_does_nothing(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, suspicion=2))
+        owned = owner.owned()
+        owner.take(OwnershipOver(SEQUENCE, Epoch(1)))
+
+        assert [] == owner.take(SuspectTried(owned))
+
+
+class TestCancelledSteps:
+    def test_a_cancelled_step_that_is_next_is_answered_and_voids_what_is_behind_it(self) -> None:
+        owner = queued(1, 2)
+        owner.take(cancelled(1))
+
+        assert [(1, CANCELLED), (2, VOID)] == owner.answered
+        assert VoidCause.CANCELLED is owner.owned().void
+        assert [] == owner.run()
+
+    def test_a_cancelled_step_behind_others_is_looked_at_when_it_is_next(self) -> None:
+        owner = queued(1, 2, 3)
+        owner.take(cancelled(2))
+        assert [] == owner.answered
+
+        assert [1] == owner.run()
+
+        assert [(1, RAN), (2, CANCELLED), (3, VOID)] == owner.answered
+
+    def test_a_step_that_runs_is_not_disturbed_by_its_caller_leaving(self) -> None:
+        owner = queued(1, 2)
+        batch = owner.begin()
+        assert batch is not None
+        owner.take(cancelled(1))
+        owner.end(batch)
+
+        assert [2] == owner.run_all()
+        assert [(1, RAN), (2, RAN)] == owner.answered
+
+    def test_a_pass_whose_caller_left_meanwhile_is_the_last_one(self) -> None:
+        owner = queued(1)
+        batch = owner.begin()
+        assert batch is not None
+        owner.take(cancelled(1))
+
+        owner.take(BatchDone(batch, [RowEnd.AGAIN]))
+
+        assert [(1, CANCELLED)] == owner.answered
+
+    def test_a_cancellation_of_another_ownership_or_of_what_is_done_changes_nothing(self) -> None:
+        owner = queued(1, 2)
+        owner.run()
+
+        for event in (cancelled(2, epoch=2), cancelled(1), cancelled(2, sequence=OTHER)):
+            assert [] == owner.take(event)
+        assert [2] == owner.run_all()
+
+    def test_a_step_that_was_cancelled_before_it_came_here_does_not_run(self) -> None:
+        owner = Owner()
+        owner.take(step(1, flags=START, cancelled=True))
+
+        assert [(1, CANCELLED)] == owner.answered
