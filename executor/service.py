@@ -56,7 +56,8 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
         auto_complete=not settings.disable_auto_complete_config,
         completion_limit_s=settings.auto_complete_timeout_secs,
         metrics=parse_metrics_config(settings.metrics_config),
-        state_bytes_max=bytes_max,
+        value_bytes_max=bytes_max,
+        state_bytes_max=settings.state_bytes_max,
         reloads=settings.model_control_mode != "none",
     )
     if repository.mentions("fixed_shape"):

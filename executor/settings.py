@@ -91,6 +91,15 @@ class ExecutorSettings(MetricsSettings):
         group="Step loop",
         minimum=1,
     )
+    state_bytes_max: int = setting(
+        256 << 20,
+        help="Bytes of sequences' states that an instance of a model may hold, where the model declares states of a "
+        "fixed size. It decides how many sequences the instance holds at once; beyond that, idle ones wait in Redis. "
+        "0: as many as the model's configuration says.",
+        unit="bytes",
+        group="Step loop",
+        minimum=0,
+    )
     batch_limit_s: float = setting(
         0.0,
         help="A model's call (a batch, or a state that is restored) that takes longer has hung. Then the executor "

@@ -1,31 +1,22 @@
-"""Actions: what `executor.core.decide` wants done. `executor.sequences.sequence_model` carries them out, in order.
-
-`Wait` says that an instance has no batch to run yet.
-"""
+"""Actions: what `executor.core.decide` wants done. `executor.sequences.sequence_model` carries them out, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
-from executor.core.batching import Wait
 from executor.core.recovery import Change
 from executor.core.state import Checkpoint, OwnedSequence, QueuedStep, VoidCause
 from shared.contract.ids import InstanceIndex, SequenceId, StepNumber
 
 
 class BatchMember(msgspec.Struct, frozen=True, eq=False):
-    """A step in a batch.
-
-    passes  how often it was run before without being answered
-    save    its state goes to Redis with its commit
-    """
+    """A step in a batch. save: its state goes to Redis with its commit"""
 
     owned: OwnedSequence
     queued: QueuedStep
-    passes: int
     save: bool
 
 
@@ -63,7 +54,6 @@ class StepAnswer(msgspec.Struct, frozen=True, eq=False):
     predecessor  trace context of the last step before a takeover, if this is the first traced step behind it; else None
     """
 
-    owned: OwnedSequence
     queued: QueuedStep
     how: HowAnswered
     number: int
@@ -81,7 +71,7 @@ class Commit(msgspec.Struct, frozen=True, eq=False):
     batch: bool = False
 
 
-class Load(msgspec.Struct, frozen=True, eq=False):
+class LoadState(msgspec.Struct, frozen=True, eq=False):
     """Give the engine a sequence's state; `StateLoaded` follows."""
 
     owned: OwnedSequence
@@ -114,7 +104,7 @@ class Tell(msgspec.Struct, frozen=True, eq=False):
     level: str
     what: str
     owned: OwnedSequence
-    step: StepNumber
+    fields: Mapping[str, int]
 
 
-ExecutorAction = RunBatch | Wait | Commit | Load | Release | Describe | Remove | Tell
+ExecutorAction = Commit | LoadState | Release | Describe | Remove | Tell

@@ -17,7 +17,7 @@ from shared.contract.batch_shape import ShapeKeys
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct
 
-__all__ = ["Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue"]
+__all__ = ["Queued", "ShapeKeys", "Wait", "decide_direct", "decide_queue", "wait_of"]
 
 
 class Queued(Protocol):
@@ -58,15 +58,22 @@ def decide_direct(
     if not ready:
         return Wait()
     oldest = min(ready.values(), key=lambda step: step.queued_us)
-    if strategy.max_queue_delay_us and strategy.minimum_slot_utilization:
-        until_us = oldest.queued_us + strategy.max_queue_delay_us
-        utilization = len(ready) / max(1, max_batch_size)
-        # Triton waits while the delay is not exceeded, so the deadline itself still waits.
-        if now_us <= until_us and utilization < strategy.minimum_slot_utilization:
-            return Wait(until_us + 1)
+    wait = wait_of(oldest, len(ready) / max(1, max_batch_size), strategy, now_us)
+    if wait is not None:
+        return wait
     # By the oldest step, so that no shape has to wait for ever.
     members = {slot: step for slot, step in ready.items() if step.shape_key == oldest.shape_key}
     return [members.get(SlotIndex(slot)) for slot in range(max(ready) + 1)]
+
+
+def wait_of(oldest: Queued, utilization: float, strategy: Direct, now_us: int) -> Wait | None:
+    """How long the direct strategy waits for more steps; None if it does not.
+    utilization: the share of the batch's rows that is ready
+    """
+    until_us = oldest.queued_us + strategy.max_queue_delay_us
+    # Triton waits while the delay is not exceeded, so the deadline itself still waits.
+    is_early = strategy.max_queue_delay_us > 0 and now_us <= until_us
+    return Wait(until_us + 1) if is_early and utilization < strategy.minimum_slot_utilization else None
 
 
 def decide_queue(

@@ -1,9 +1,6 @@
-"""`decide`: the one entry into what an executor does with the sequences that it owns. An event changes the state and
-returns actions.
+"""What an executor does with the sequences that it owns: `decide` takes in what happens, `next_batch` begins a batch.
 
-    inbox ──QueuedStep──► FETCHING ──CheckpointFetched──► LOADING ──StateLoaded──► READY ──InstanceFree──► RUNNING
-                          (a START that needs no state is READY at once)             ▲                       │
-                                                                                     └──Commit──BatchDone◄───┘
+The phases of a sequence are drawn in docs/design/sequence-states.md.
 
 A late or repeated event is recognised by its epoch or its step number, and changes nothing. Steps that need no model
 (cancelled ones, and steps of a sequence without a state) are answered as soon as they are next.
@@ -19,7 +16,7 @@ from executor.core.actions import (
     Describe,
     ExecutorAction,
     HowAnswered,
-    Load,
+    LoadState,
     Release,
     Remove,
     RunBatch,
@@ -31,7 +28,6 @@ from executor.core.events import (
     BatchDone,
     CheckpointFetched,
     ExecutorEvent,
-    InstanceFree,
     OwnershipOver,
     RowEnd,
     StateLoaded,
@@ -40,7 +36,7 @@ from executor.core.events import (
 )
 from executor.core.recovery import closed
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause, past
-from shared.contract.ids import StepNumber
+from shared.contract.ids import InstanceIndex, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, StepFlag
 
 NO_STEP = StepNumber(0)
@@ -51,13 +47,11 @@ def decide(state: OwnedSequences, event: ExecutorEvent, now_us: int) -> list[Exe
 
     now_us   of a monotonic clock; batches are formed by it
     returns  the actions to be carried out now, in this order; may be empty
-    raises   KeyError when the state contradicts itself
+    raises   AssertionError when the state contradicts itself
     """
     match event:
         case QueuedStep():
             return step_arrived(state, event, now_us)
-        case InstanceFree():
-            return instance_free(state, event, now_us)
         case BatchDone():
             return batch_done(state, event, now_us)
         case StepFinal():
@@ -70,8 +64,10 @@ def decide(state: OwnedSequences, event: ExecutorEvent, now_us: int) -> list[Exe
             return state_loaded(state, event, now_us)
         case InboxCancelled():
             return step_cancelled(state, event, now_us)
-        case OwnershipOver() | InboxVacated():
+        case OwnershipOver():
             return drop(state, state.get(event.sequence, event.epoch))
+        case InboxVacated():
+            return sequence_vacated(state, event)
         case InboxExpired():
             return sequence_expired(state, event)
         case SuspectTried():
@@ -134,7 +130,7 @@ def stale(owned: OwnedSequence, step: InboxStep) -> list[ExecutorAction]:
     A step before `first_step` was kept in the inbox for the state that the START makes unnecessary. If that START is
     committed, the step's entry may go. Until then another owner may still need it, so it goes with the START's commit.
     """
-    actions: list[ExecutorAction] = [Tell("DEBUG", "stale step ignored", owned, step.step)]
+    actions: list[ExecutorAction] = [Tell("DEBUG", "stale step ignored", owned, {"step": step.step})]
     if owned.epoch == step.epoch and step.step < owned.first_step:
         if owned.committed >= owned.first_step:
             actions.append(Remove([step.entry]))
@@ -174,7 +170,7 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
     owned.void = found.void
     if found.void is None and found.is_of_another(state.mark):
         owned.void = VoidCause.LOST
-        actions.append(Tell("INFO", "sequence ended by a reload", owned, found.committed))
+        actions.append(Tell("INFO", "sequence ended by a reload", owned, {"last_step": found.committed}))
     owned.predecessor = found.traceparent if found.committed else None
     owned.failed = found.failed
     # The replay begins behind the checkpoint; up to the last committed step nothing is answered again.
@@ -188,7 +184,7 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
         state.take_out(owned, step)
     if owned.void is None and found.holds_state:
         owned.move("found")
-        return [*actions, Load(owned, found)]
+        return [*actions, LoadState(owned, found)]
     owned.move("found without state")
     return [*actions, *restored(state, owned, now_us)]
 
@@ -206,7 +202,10 @@ def state_loaded(state: OwnedSequences, event: StateLoaded, now_us: int) -> list
 
 def restored(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
     """A sequence can go on here."""
-    return [Tell("DEBUG", "sequence restored", owned, owned.committed), *advance(state, owned, now_us)]
+    return [
+        Tell("DEBUG", "sequence restored", owned, {"next_step": owned.next_step, "committed": owned.committed}),
+        *advance(state, owned, now_us),
+    ]
 
 
 # -- steps run --------------------------------------------------------------------------------------------------------
@@ -217,12 +216,17 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
     answers: list[StepAnswer] = []
     while (queued := owned.head) is not None:
         if owned.head_is_cancelled:
-            answers.append(answer_cancelled(state, owned, queued))
+            is_given_up = queued.step.given_up
+            answers += answer_unrun(
+                state, owned, queued, HowAnswered.GIVEN_UP if is_given_up else HowAnswered.CANCELLED
+            )
+            # No state from here on, until a later START.
+            owned.void = VoidCause.LOST if is_given_up else VoidCause.CANCELLED
         elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
-            answers += answer_void(state, owned, queued, owned.void)
+            answers += answer_unrun(state, owned, queued, HowAnswered.VOID, owned.void)
         elif queued.refused:
             begin(owned, queued)
-            answers += settle(state, BatchMember(owned, queued, owned.passes, save=False), RowEnd.FAILED, None)
+            answers += settle(state, BatchMember(owned, queued, save=False), RowEnd.FAILED, None)
         else:
             # A further pass of an iterative step waits since now, not since the request arrived.
             arrived_us = now_us if owned.passes else queued.queued_us
@@ -231,12 +235,14 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
     return [Commit(owned.instance, answers)] if answers else []
 
 
-def instance_free(state: OwnedSequences, event: InstanceFree, now_us: int) -> list[ExecutorAction]:
-    """Begins a batch of ready steps, if there is one to be run now."""
-    ready = state.ready[event.instance]
-    batch = ready.decide(now_us, was_busy=event.was_busy)
+def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, was_busy: bool) -> RunBatch | Wait:
+    """Begins the next batch of an instance that is free, or says when to look again. `BatchDone` follows a batch.
+    was_busy: the instance has just ended one
+    """
+    ready = state.ready[instance]
+    batch = ready.decide(now_us, was_busy=was_busy)
     if isinstance(batch, Wait):
-        return [batch]
+        return batch
     members: list[BatchMember | None] = []
     for queued in batch:
         if queued is None:
@@ -244,11 +250,10 @@ def instance_free(state: OwnedSequences, event: InstanceFree, now_us: int) -> li
             continue
         owned = state.by_id[queued.step.sequence]
         ready.withdraw(owned.slot)
-        passes = owned.passes
         begin(owned, queued)
         save = not owned.replays and state.recovery.is_due(owned.kept, queued.step)
-        members.append(BatchMember(owned, queued, passes, save))
-    return [RunBatch(event.instance, members)]
+        members.append(BatchMember(owned, queued, save))
+    return RunBatch(instance, members)
 
 
 def begin(owned: OwnedSequence, queued: QueuedStep) -> None:
@@ -278,8 +283,6 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
             owned.passes += 1
             owned.move("repeated")
         else:
-            if owned.replays and end is not RowEnd.DONE:
-                actions.append(Tell("ERROR", "replayed step failed", owned, owned.next_step))
             answers += settle(state, member, end, row)
     # A batch that only replayed steps is not counted: they were counted when they were answered.
     if answers or repeats:
@@ -313,32 +316,23 @@ def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | N
         change = state.recovery.failed(owned.kept, step, saved=end is RowEnd.SAVED)
     number = owned.number(step.step)
     if row is None:
-        return [StepAnswer(owned, queued, HowAnswered.REFUSED, number, change)]
+        return [StepAnswer(queued, HowAnswered.REFUSED, number, change)]
     predecessor = owned.predecessor if queued.message.traceparent else None
     if predecessor is not None:
         owned.predecessor = None
-    return [StepAnswer(owned, queued, HowAnswered.RAN, number, change, row, predecessor=predecessor)]
+    return [StepAnswer(queued, HowAnswered.RAN, number, change, row, predecessor=predecessor)]
 
 
-def answer_void(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep, cause: VoidCause) -> list[StepAnswer]:
-    """Answers a step that is not run, because its sequence has no state. A replayed step was answered before."""
+def answer_unrun(
+    state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep, how: HowAnswered, cause: VoidCause | None = None
+) -> list[StepAnswer]:
+    """Answers a step without the model. A replayed step was answered before."""
     is_replay = owned.replays
     begin(owned, queued)
     conclude(state, owned)
     if is_replay:
         return []
-    number, change = owned.number(queued.step.step), closed(owned.kept, queued.step)
-    return [StepAnswer(owned, queued, HowAnswered.VOID, number, change, cause=cause)]
-
-
-def answer_cancelled(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep) -> StepAnswer:
-    """Answers a cancelled or given-up step. The sequence has no state from here on, until a later START."""
-    begin(owned, queued)
-    conclude(state, owned)
-    is_given_up = queued.step.given_up
-    owned.void = VoidCause.LOST if is_given_up else VoidCause.CANCELLED
-    how = HowAnswered.GIVEN_UP if is_given_up else HowAnswered.CANCELLED
-    return StepAnswer(owned, queued, how, owned.number(queued.step.step), closed(owned.kept, queued.step))
+    return [StepAnswer(queued, how, owned.number(queued.step.step), closed(owned.kept, queued.step), cause=cause)]
 
 
 def conclude(state: OwnedSequences, owned: OwnedSequence) -> None:
@@ -373,6 +367,14 @@ def step_cancelled(state: OwnedSequences, event: InboxCancelled, now_us: int) ->
 
 
 # -- sequences leave --------------------------------------------------------------------------------------------------
+
+
+def sequence_vacated(state: OwnedSequences, event: InboxVacated) -> list[ExecutorAction]:
+    """A sequence has given up its slot between two steps."""
+    owned = state.get(event.sequence, event.epoch)
+    if owned is None:
+        return []
+    return [Tell("DEBUG", "sequence vacated", owned, {"last_step": owned.next_step - 1}), *drop(state, owned)]
 
 
 def sequence_expired(state: OwnedSequences, event: InboxExpired) -> list[ExecutorAction]:

@@ -13,7 +13,7 @@ import msgspec
 
 from executor.core.actions import RunBatch
 from executor.core.state import Checkpoint, OwnedSequence, QueuedStep
-from shared.contract.ids import Epoch, InstanceIndex, SequenceId, StepNumber
+from shared.contract.ids import Epoch, SequenceId, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxVacated
 
 
@@ -35,13 +35,6 @@ class StateLoaded(msgspec.Struct, frozen=True, eq=False):
 
     owned: OwnedSequence
     is_usable: bool = True
-
-
-class InstanceFree(msgspec.Struct, frozen=True):
-    """An instance can run a batch. was_busy: it has just ended one"""
-
-    instance: InstanceIndex
-    was_busy: bool = False
 
 
 class RowEnd(StrEnum):
@@ -92,7 +85,6 @@ ExecutorEvent = (
     | SuspectTried
     | CheckpointFetched
     | StateLoaded
-    | InstanceFree
     | BatchDone
     | StepFinal
     | OwnershipOver

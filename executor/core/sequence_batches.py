@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from executor.core.batching import Wait, decide_direct, decide_queue
+from executor.core.batching import Wait, decide_direct, decide_queue, wait_of
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct, Oldest, SequenceBatching
 
@@ -122,9 +122,35 @@ class OldestSteps(SlotSteps[S]):
         return now_us
 
 
-def slot_steps(batching: SequenceBatching, max_batch_size: int) -> SlotSteps[S]:
-    """The strategy that a model is configured with, for one instance."""
+class AnySlotSteps(SlotSteps[S]):
+    """The direct strategy where a slot is a place for a state and no row of the batch: the steps that became ready
+    first, from any slots. It waits for others as the configuration says, and a batch has no null rows.
+    """
+
+    def __init__(self, strategy: Direct, max_batch_size: int) -> None:
+        super().__init__(max_batch_size)
+        self._strategy = strategy
+
+    def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
+        if not self._ready:
+            return Wait()
+        rows = max(1, self._max_batch_size)
+        first = next(iter(self._ready.values()))
+        wait = wait_of(first, len(self._ready) / rows, self._strategy, now_us)
+        if wait is not None:
+            return wait
+        fitting = (ready.step for ready in self._ready.values() if ready.shape_key == first.shape_key)
+        return list(islice(fitting, rows))
+
+    def _since_us(self, arrived_us: int, now_us: int) -> int:
+        return arrived_us
+
+
+def slot_steps(batching: SequenceBatching, max_batch_size: int, *, any_slot: bool = False) -> SlotSteps[S]:
+    """The strategy that a model is configured with, for one instance. any_slot: slots are no rows of the batch"""
     match batching.strategy:
+        case Direct() as direct if any_slot:
+            return AnySlotSteps(direct, max_batch_size)
         case Direct() as direct:
             return DirectSteps(direct, max_batch_size)
         case Oldest() as oldest:

@@ -5,11 +5,7 @@ old and new steps may arrive mixed, and twice. Each ownership of a sequence has 
 stale; a step of a newer epoch replaces the sequence by a new ownership of it. OWNED_MOVES are the legal changes of
 phase.
 
-The model may run a step of an iterative model many times before it answers. For the mesh all these passes are one step:
-accepted once, and committed once, with its answer. Until then the request lies in the inbox. After a takeover the
-passes begin again, from the checkpoint before the step; a START needs no checkpoint at all. Nothing of an unfinished
-step was visible, so the step still takes effect exactly once. (Triton keeps passes in the memory of one process; they
-are lost with it.)
+All passes of an iterative model over a step are one step: accepted once, and committed once (decision 0017).
 """
 
 from __future__ import annotations
@@ -80,14 +76,13 @@ dropped   it is over, has another owner, or has given up its slot
 
 
 class QueuedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that waits for its turn. Satisfies `batching.Queued`. refused: the model cannot take it, so it fails"""
+    """A step that waits for its turn. refused: the model cannot take it, so it fails"""
 
     step: InboxStep
     message: InferMessage
     queued_us: int
     shape_key: Hashable
     refused: bool = False
-    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +196,10 @@ class OwnedSequence:
         return step - self.start_step + 1 if self.start_step else 0
 
     def move(self, how: str) -> None:
-        """Changes the phase. Raises KeyError for a move that is not legal."""
-        self.phase = OWNED_MOVES[self.phase, how]
+        """Changes the phase. Raises AssertionError for a move that is not legal."""
+        after = OWNED_MOVES.get((self.phase, how))
+        assert after is not None, f"{self.sequence}: '{how}' while {self.phase}"
+        self.phase = after
 
 
 def past(failed: Sequence[StepRange], step: int) -> StepNumber:

@@ -402,4 +402,4 @@ async def _look(served: ServedVersion) -> None:
 
 def has_place(served: ServedVersion, entry: InboxStep | InboxOwned) -> bool:
     """Whether the version has the instance and slot that an entry names."""
-    return entry.instance < len(served.workers) and entry.slot < served.config.slots_per_instance
+    return entry.instance < len(served.workers) and entry.slot < served.slots

@@ -26,6 +26,7 @@ from executor.models.fingerprints import Fingerprint, fingerprint
 from executor.models.fixed_shape import settle_shape
 from executor.models.labels import read_labels
 from executor.models.recovery import of_versions, with_methods
+from executor.models.slots import slots_within
 from executor.models.warmup import warm_up
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import DeviceLostError, Devices
@@ -62,6 +63,7 @@ class ServedVersion:
     """One version of a model with its engines, one worker per instance. It outlives a lost lease.
 
     files  holds override files on disk as long as the version exists; None: the files are the repository's
+    slots  of each instance; 0 for a stateless model
     cache_scope  what its answers depend on, for the response cache; "" if the model has it not enabled
     mark    what its sequences' states depend on: a load with another mark does not use them; "" if states are not
             compared
@@ -70,6 +72,7 @@ class ServedVersion:
     config: ModelConfig
     version: str
     workers: Sequence[EngineWorker]
+    slots: int
     statistics: StatisticsRecorder
     fingerprint: Fingerprint
     files: TemporaryDirectory[str] | None = None
@@ -90,7 +93,7 @@ class ServedVersion:
             self.config.name,
             self.version,
             len(self.workers),
-            self.config.slots_per_instance,
+            self.slots,
             says_ready=all(one.is_ready for one in self.readiness),
             pageable=self.config.pageable,
             idle_ms=self.config.shortest_idle_ms,
@@ -142,7 +145,8 @@ class ModelRepository:
     auto_complete  models may complete their configurations
     completion_limit_s  how long a python model may take for that
     metrics        which latencies are counted
-    state_bytes_max  largest state tensor of one sequence
+    value_bytes_max  largest state tensor of one sequence
+    state_bytes_max  bytes of the states that an instance holds, where they decide about its slots (`slots_within`)
     reloads        models may be loaded again; if not, no state can come from another load
     """
 
@@ -153,7 +157,8 @@ class ModelRepository:
     auto_complete: bool = True
     completion_limit_s: float = LIMIT_S
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    state_bytes_max: int = VALUE_BYTES_MAX
+    value_bytes_max: int = VALUE_BYTES_MAX
+    state_bytes_max: int = 0
     reloads: bool = True
     loaded: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
@@ -409,6 +414,7 @@ class ModelRepository:
         began = time.monotonic()
         config = loaded.config
         backend = find_backend(config.backend)
+        slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
         workers: list[EngineWorker] = []
         try:
@@ -422,8 +428,8 @@ class ModelRepository:
                     version=load.version,
                     instance_name=name,
                     device=device,
-                    slots=config.slots_per_instance,
-                    state_bytes_max=self.state_bytes_max,
+                    slots=slots,
+                    state_bytes_max=self.value_bytes_max,
                 )
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)
@@ -439,7 +445,9 @@ class ModelRepository:
         bounds_ms = config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
         statistics = StatisticsRecorder(load, self.metrics, bounds_ms)
         seconds = time.monotonic() - began
-        return ServedVersion(config, load.version, workers, statistics, mark, strategy=strategy, load_seconds=seconds)
+        return ServedVersion(
+            config, load.version, workers, slots, statistics, mark, strategy=strategy, load_seconds=seconds
+        )
 
 
 def _continues(before: LoadedModel, served: ServedVersion) -> bool:
@@ -464,7 +472,7 @@ def _tell(model: LoadedModel, *, seconds: float) -> None:
         model=config.name,
         versions=",".join(model.record.versions),
         instances=config.instance_count,
-        slots=config.slots_per_instance,
+        slots=model.versions[0].slots if model.versions else 0,
         seconds=round(seconds, 2),
     )
 

@@ -28,8 +28,8 @@ async def fetch_checkpoints(
     """Fetches the checkpoints of sequences that came from other executors, many in one round trip, for ever."""
     redis, keys, scripts = connections.commands, connections.keys, connections.scripts
     while True:
-        await model.to_fetch.wait()
-        model.to_fetch.clear()
+        await model.fetch_due.wait()
+        model.fetch_due.clear()
         while wanted := model.state.next_fetches(FETCHES_PER_READ, PREFETCHES_PER_READ):
             names = [owned.sequence for owned in wanted]
             found = await insist("restore", partial(read_checkpoints, redis, keys, names))
@@ -51,8 +51,8 @@ async def try_suspects(model: SequenceModel, connections: RedisConnections, alon
     alone  of all models together: held during a trial
     """
     while True:
-        await model.held.wait()
-        model.held.clear()
+        await model.trial_due.wait()
+        model.trial_due.clear()
         # The sequence that is suspected least comes first, because it is the most likely to succeed.
         while held := sorted(model.state.held, key=lambda owned: owned.suspicion):
             owned = held[0]

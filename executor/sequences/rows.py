@@ -34,7 +34,7 @@ class RowMaker:
         The model gets a step's flags with its first pass. It does not get the end of a request's own sequence.
         """
         step, message = member.queued.step, member.queued.message
-        flags = StepFlag.NONE if member.passes else step.flags
+        flags = StepFlag.NONE if member.owned.passes else step.flags
         start, end = StepFlag.START in flags, StepFlag.END in flags and not message.own_sequence
         return Row(
             inputs={tensor.name: tensor for tensor in message.inputs},

@@ -21,7 +21,7 @@ from executor.core.actions import (
     Commit,
     Describe,
     ExecutorAction,
-    Load,
+    LoadState,
     Release,
     Remove,
     RunBatch,
@@ -29,11 +29,10 @@ from executor.core.actions import (
     Tell,
 )
 from executor.core.batching import ShapeKeys, Wait
-from executor.core.decide import decide
+from executor.core.decide import decide, next_batch
 from executor.core.events import (
     BatchDone,
     ExecutorEvent,
-    InstanceFree,
     OwnershipOver,
     RowEnd,
     StateLoaded,
@@ -100,8 +99,8 @@ class Instance:
 class SequenceModel:
     """The sequences of one model version on this executor.
 
-    to_fetch  set while checkpoints are to be fetched (`executor.sequences.arrivals`)
-    held      set when a suspected sequence has come
+    fetch_due  set when checkpoints are to be fetched (`executor.sequences.arrivals`)
+    trial_due  set when a suspected sequence has come
     """
 
     def __init__(
@@ -127,11 +126,14 @@ class SequenceModel:
         self.mark = served.mark
         self.idle_ms = config.idle_ms
         self.kept_replies = KeptReplies(config.retry_replies, config.retry_reply_bytes)
+        any_slot = served.slots > config.slots_per_instance
         self.state = OwnedSequences(
-            recovery_of(config), [slot_steps(batching, config.max_batch_size) for _ in served.workers], served.mark
+            recovery_of(config),
+            [slot_steps(batching, config.max_batch_size, any_slot=any_slot) for _ in served.workers],
+            served.mark,
         )
-        self.to_fetch = asyncio.Event()
-        self.held = asyncio.Event()
+        self.fetch_due = asyncio.Event()
+        self.trial_due = asyncio.Event()
         self._committer = committer
         self._tracing = tracing
         self._count_waiting = count_waiting
@@ -159,22 +161,22 @@ class SequenceModel:
         while True:
             if instance.failure is not None:
                 raise instance.failure
-            free = InstanceFree(instance.worker.index, was_busy)
-            match [Wait()] if self._stopping else decide(self.state, free, monotonic_us()):
-                case [RunBatch() as batch]:
-                    instance.idle.clear()
-                    try:
-                        await self._run_batch(instance, batch)
-                    finally:
-                        instance.idle.set()
-                    # Computing waits here while too many commits are open.
-                    await self._committer.room()
-                    was_busy = True
-                case [Wait() as wait]:
-                    await instance.sleep(wait)
-                    was_busy = False
-                case actions:
-                    raise AssertionError(f"an instance that is free can do nothing with {actions}")
+            batch = Wait() if self._stopping else self._next_batch(instance, was_busy=was_busy)
+            if isinstance(batch, Wait):
+                await instance.sleep(batch)
+                was_busy = False
+                continue
+            instance.idle.clear()
+            try:
+                await self._run_batch(instance, batch)
+            finally:
+                instance.idle.set()
+            # Computing waits here while too many commits are open.
+            await self._committer.room()
+            was_busy = True
+
+    def _next_batch(self, instance: Instance, *, was_busy: bool) -> RunBatch | Wait:
+        return next_batch(self.state, instance.worker.index, monotonic_us(), was_busy=was_busy)
 
     async def _run_batch(self, instance: Instance, batch: RunBatch) -> None:
         rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
@@ -185,6 +187,10 @@ class SequenceModel:
             # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
             # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
             await self._committer.final(instance.answered)
+        for member, row in zip(batch.members, result.rows, strict=True):
+            if member is not None and member.owned.replays and isinstance(row, RowError):
+                owned = member.owned
+                logs.error("replayed step failed", sequence=owned.sequence, step=owned.next_step, cause=row.message)
         done = BatchDone(batch, [_end_of(row) for row in result.rows])
         self._act(decide(self.state, done, monotonic_us()), finished)
 
@@ -222,9 +228,9 @@ class SequenceModel:
             if len(ready):
                 instance.wake.set()
         if self.state.to_fetch:
-            self.to_fetch.set()
+            self.fetch_due.set()
         if isinstance(event, QueuedStep) and event.step.suspicion:
-            self.held.set()
+            self.trial_due.set()
         return gone
 
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
@@ -236,7 +242,8 @@ class SequenceModel:
                     root = self._tracing.root_of(step.sequence)
                     self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
             if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
-                self.handle(StepFinal(step.sequence, step.epoch, step.step))
+                # It makes no step ready, so no instance is woken.
+                self._act(decide(self.state, StepFinal(step.sequence, step.epoch, step.step), 0))
                 continue
             if code is CommitCode.PAGED:
                 logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
@@ -266,7 +273,7 @@ class SequenceModel:
             match action:
                 case Commit():
                     self._commit(action, finished)
-                case Load():
+                case LoadState():
                     self._load(action.owned, action.checkpoint)
                 case Release():
                     self._instances[action.instance].worker.release(action.sequence)
@@ -279,12 +286,10 @@ class SequenceModel:
                         logs.Level[action.level],
                         action.what,
                         sequence=action.owned.sequence,
-                        step=action.step,
                         epoch=action.owned.epoch,
                         slot=action.owned.slot,
+                        **action.fields,
                     )
-                case RunBatch() | Wait():
-                    raise AssertionError("batches are run by `_run`")
         return gone
 
     def _commit(self, commit: Commit, finished: FinishedBatch | None) -> None:
@@ -315,7 +320,11 @@ class SequenceModel:
             return
         if failure is not None:
             logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(failure))
-        self.handle(StateLoaded(owned, is_usable=failure is None))
+        try:
+            self.handle(StateLoaded(owned, is_usable=failure is None))
+        except AssertionError as contradiction:
+            # What a callback raises is only logged, and the sequence would wait for ever.
+            self._instances[owned.instance].fail(contradiction)
 
     def _describe(self, action: Describe) -> None:
         if not self._describes:

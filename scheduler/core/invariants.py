@@ -43,7 +43,7 @@ def check_slots(state: LeaderState) -> None:
 def check_table(table: SlotTable) -> None:
     """Every slot is free or taken, never both. The load is the number of taken slots."""
     for index, instance in enumerate(table.instances):
-        everything = sorted([*instance.free, *instance.taken])
+        everything = sorted([*instance.free(), *instance.taken])
         demand(everything == list(range(instance.size)), f"{table.executor} instance {index}: slots {everything}")
     taken = sum(len(instance.taken) for instance in table.instances)
     demand(table.load == taken, f"{table.executor}: load {table.load}, but {taken} slots are taken")

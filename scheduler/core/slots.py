@@ -6,7 +6,7 @@ A slot is free, or taken by one sequence. Freeing a slot that the sequence does 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from scheduler.core.history import IllegalMoveError
 from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
@@ -45,25 +45,41 @@ class OfferedVersion:
 
 
 class InstanceSlots:
-    """The slots of one instance. Low slots are given first, so that a batch stays dense."""
+    """The slots of one instance. Low slots are given first, so that a batch stays dense.
+
+    There may be tens of thousands of slots, most of which are never used.
+    """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self.taken: dict[SlotIndex, SequenceId] = {}
-        self.free = [SlotIndex(slot) for slot in range(slots)]  # a heap
+        self._given_back: list[SlotIndex] = []  # a heap, in which taken slots may remain
+        self._unused = SlotIndex(0)  # every free slot below it was given back
+
+    def free(self) -> set[SlotIndex]:
+        """Every free slot."""
+        known = {*self._given_back, *map(SlotIndex, range(self._unused, self.size))}
+        return known - self.taken.keys()
 
     def take_lowest(self, sequence: SequenceId) -> SlotIndex:
         """Gives the lowest free slot. There must be one."""
-        slot = heappop(self.free)
+        slot = self._lowest()
         self.taken[slot] = sequence
         return slot
+
+    def _lowest(self) -> SlotIndex:
+        while self._given_back and self._given_back[0] in self.taken:
+            heappop(self._given_back)
+        while self._unused in self.taken:
+            self._unused = SlotIndex(self._unused + 1)
+        if self._given_back and self._given_back[0] < self._unused:
+            return heappop(self._given_back)
+        return self._unused
 
     def take_at(self, slot: SlotIndex, sequence: SequenceId) -> bool:
         """Gives a certain slot. False when it is taken or does not exist."""
         if slot in self.taken or not 0 <= slot < self.size:
             return False
-        self.free.remove(slot)
-        heapify(self.free)
         self.taken[slot] = sequence
         return True
 
@@ -73,7 +89,7 @@ class InstanceSlots:
         if holder != sequence:
             raise IllegalMoveError(f"slot {slot} is held by {holder!r}: '{sequence}' cannot give it back")
         del self.taken[slot]
-        heappush(self.free, slot)
+        heappush(self._given_back, slot)
 
 
 class SlotTable:

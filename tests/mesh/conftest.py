@@ -113,7 +113,9 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
     add_forgetful_model(repository, "methodical_sum", source=METHODICAL_MODEL, idle_us=VICTIM_IDLE_US)
     add_iterative_model(repository, pass_s=0.02)
     add_stateless_model(repository)
-    with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2) as mesh:
+    # States of 8 bytes: an executor holds six sequences of `paged_sum`, in batches of three.
+    few = {"SEQMESH_STATE_BYTES_MAX": "48"}
+    with running_mesh(directory / "data", [repository], gateways=2, schedulers=2, executors=2, environment=few) as mesh:
         yield mesh
 
 

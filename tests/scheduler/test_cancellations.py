@@ -17,13 +17,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from executor.core.actions import Commit, ExecutorAction, HowAnswered, Load, RunBatch, StepAnswer
-from executor.core.decide import decide
+from executor.core.actions import Commit, ExecutorAction, HowAnswered, LoadState, RunBatch, StepAnswer
+from executor.core.decide import decide, next_batch
 from executor.core.events import (
     BatchDone,
     CheckpointFetched,
     ExecutorEvent,
-    InstanceFree,
     OwnershipOver,
     RowEnd,
     StateLoaded,
@@ -112,7 +111,7 @@ class Runner:
                 case Commit():
                     for answer in action.answers:
                         self.ran(answer)
-                case Load():
+                case LoadState():
                     self.sums[action.owned.sequence] = int(to_numpy(action.checkpoint.states["n"])[0])
                     left += self.take(StateLoaded(action.owned))
                 case _:
@@ -246,8 +245,8 @@ class Game:
         if (batch := runner.running) is not None:
             runner.running = None
             runner.take(BatchDone(batch, [RowEnd.DONE] * len(batch.members)))
-        (action,) = runner.take(InstanceFree(InstanceIndex(0)))
-        runner.running = action if isinstance(action, RunBatch) else None
+        found = next_batch(runner.state, InstanceIndex(0), 0, was_busy=False)
+        runner.running = found if isinstance(found, RunBatch) else None
 
     async def flush(self) -> None:
         runner = self.chance.choice(self.runners)

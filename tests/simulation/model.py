@@ -143,6 +143,8 @@ class FoldRepository(ModelRepository):
             EngineWorker(FoldEngine(), NAME, f"{NAME}_{index}", InstanceIndex(index))
             for index in range(self._shape.instances)
         ]
-        served = ServedVersion(config, "1", workers, StatisticsRecorder(load), Fingerprint("one", "one"))
+        served = ServedVersion(
+            config, "1", workers, config.slots_per_instance, StatisticsRecorder(load), Fingerprint("one", "one")
+        )
         self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
         return model

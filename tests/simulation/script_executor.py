@@ -8,13 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from executor.core.actions import BatchMember, Commit, ExecutorAction, HowAnswered, Load, Remove, RunBatch, StepAnswer
-from executor.core.decide import decide
+from executor.core.actions import (
+    BatchMember,
+    Commit,
+    ExecutorAction,
+    HowAnswered,
+    LoadState,
+    Remove,
+    RunBatch,
+    StepAnswer,
+)
+from executor.core.decide import decide, next_batch
 from executor.core.events import (
     BatchDone,
     CheckpointFetched,
     ExecutorEvent,
-    InstanceFree,
     OwnershipOver,
     RowEnd,
     StateLoaded,
@@ -42,9 +50,6 @@ LOAD = ModelLoad(MODEL, VERSION, "0")
 ANSWERED = packed(success(rows=1, total_ns=1, queue_ns=1, compute=Compute(1, 1, 1)))
 EXECUTED = packed(execution(batch_size=1, compute=Compute(1, 1, 1), ended_ms=1))
 MESSAGE = InferMessage(MODEL, VERSION, "", 1, ())
-
-
-FREE = InstanceFree(InstanceIndex(0))
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Executor:
         left: list[ExecutorAction] = []
         for action in decide(self.state, event, self.bench.now_us):
             match action:
-                case Load():
+                case LoadState():
                     self.states[action.owned] = _state(action.checkpoint.model_state)
                     self.loaded.append(action.owned)
                 case Commit(batch=False):
@@ -174,11 +179,8 @@ class Executor:
                     self.add(group, answer, outcome, None if fails else state, checkpoint)
                 if group.done:
                     self.groups.append(group)
-        match self.take(FREE):
-            case [RunBatch() as batch]:
-                self.running = batch
-            case _:
-                pass
+        found = next_batch(self.state, InstanceIndex(0), self.bench.now_us, was_busy=batch is not None)
+        self.running = found if isinstance(found, RunBatch) else None
 
     def run_model(self, member: BatchMember) -> tuple[bool, State | None, Sequence[tuple[str, bytes]]]:
         """What the model makes of a step (its requests so far, and this one), and its checkpoint."""

@@ -1,9 +1,10 @@
 """The implicit state of an engine's sequences, between steps.
 
-A state of fixed shape is one tensor on the device, `[slots + 3, *dims]`: a batch reads its rows by one gather and
-writes them by one scatter. The three rows after the slots are the initial state (read by START rows), zeros (read by
-null rows) and a scrap row (written by null rows). So no row of a batch is a special case, and padding can never reach a
-sequence's state. A state of variable shape, and a BYTES state, is kept per slot.
+A state of fixed shape is one tensor on the device, `[places, *dims]`: a batch reads its rows by one gather and writes
+them by one scatter. The first three places are the initial state (read by START rows), zeros (read by null rows) and
+scrap (written by null rows); the slots follow. So no row of a batch is a special case, and padding can never reach a
+sequence's state. The tensor grows with the highest slot that was used. A state of variable shape, and a BYTES state, is
+kept per slot.
 
 The arena is a cache of what Redis holds: after a takeover `put` fills it again.
 """
@@ -23,6 +24,10 @@ from executor.engine.pytorch.datatypes import DATATYPE, STORAGE_TYPE, TORCH_TYPE
 from executor.engine.state_tensors import check_checkpoint, initial_state, size_problem
 from shared.contract.model_config import StateSpec
 from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_bytes
+
+INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, FIRST_SLOT = 0, 1, 2, 3
+SLOTS_AT_FIRST = 64
+"""Slots for which a state of fixed shape has room before it grows."""
 
 Value = torch.Tensor | list[str]
 """The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
@@ -88,13 +93,13 @@ class ImplicitState(Protocol):
         """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         ...
 
-    def put(self, slot: int, tensor: Tensor) -> None:
-        """Sets one slot. The tensor is already checked against the specification."""
+    def put(self, place: int, tensor: Tensor) -> None:
+        """Sets the state at a place. The tensor is already checked against the specification."""
         ...
 
-    def drop(self, slot: int) -> None: ...
+    def drop(self, place: int) -> None: ...
 
-    def describe(self, slot: int) -> str: ...
+    def describe(self, place: int) -> str: ...
 
 
 class StateArena:
@@ -106,31 +111,27 @@ class StateArena:
         """bytes_max: largest state of one sequence. Raises LoadError if a file of initial state cannot be used, or a
         state is larger.
         """
-        self.slots = slots
+        self._places = FIRST_SLOT + min(slots, SLOTS_AT_FIRST)
+        self._places_max = FIRST_SLOT + slots
         self.device = device
         self.states: list[ImplicitState] = [
-            _state(spec, slots, initial_state(model_dir, spec, bytes_max), device, bytes_max) for spec in specs
+            _state(spec, self._places, initial_state(model_dir, spec, bytes_max), device, bytes_max) for spec in specs
         ]
         self.varies = any(not isinstance(state, FixedState) for state in self.states)
 
-    @property
-    def initial_place(self) -> int:
-        """The row that START rows read."""
-        return self.slots
-
-    @property
-    def null_place(self) -> int:
-        """The row of zeros that null rows read."""
-        return self.slots + 1
-
-    @property
-    def scrap_place(self) -> int:
-        """The row that null rows write."""
-        return self.slots + 2
+    def place(self, slot: int) -> int:
+        """The place of a slot's states; there is room for them from now on."""
+        place = FIRST_SLOT + slot
+        if place >= self._places:
+            self._places = min(self._places_max, max(2 * self._places, place + 1))
+            for state in self.states:
+                if isinstance(state, FixedState):
+                    state.grow(self._places)
+        return place
 
     @property
     def byte_size(self) -> int:
-        """Bytes that the states of fixed size take on the device."""
+        """Bytes that the states of fixed size take on the device now."""
         return sum(state.byte_size for state in self.states if isinstance(state, FixedState))
 
     def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
@@ -139,40 +140,45 @@ class StateArena:
             # All are checked before one is put, so that a refused checkpoint changes nothing.
             check_checkpoint(state.spec, states.get(state.spec.input_name))
         for state in self.states:
-            state.put(slot, states[state.spec.input_name])
+            state.put(self.place(slot), states[state.spec.input_name])
 
     def drop(self, slot: int) -> None:
         """Forgets what is kept for a slot."""
         for state in self.states:
-            state.drop(slot)
+            state.drop(FIRST_SLOT + slot)
 
     def describe(self, slot: int) -> str:
         """One line: each state's name, dtype, shape, mean and norm."""
-        return "; ".join(f"{state.spec.input_name} {state.describe(slot)}" for state in self.states)
+        return "; ".join(f"{state.spec.input_name} {state.describe(self.place(slot))}" for state in self.states)
 
 
-def _state(spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> ImplicitState:
+def _state(spec: StateSpec, places: int, initial: Tensor, device: torch.device, bytes_max: int) -> ImplicitState:
     if spec.datatype == "BYTES":
-        return TextState(spec, slots, initial, bytes_max)
+        return TextState(spec, initial, bytes_max)
     if -1 in spec.dims:
-        return LooseState(spec, slots, initial, device, bytes_max)
-    return FixedState(spec, slots, initial, device)
+        return LooseState(spec, initial, device, bytes_max)
+    return FixedState(spec, places, initial, device)
 
 
 class FixedState:
-    """A state whose shape never changes: `[slots + 3, *dims]` on the device."""
+    """A state whose shape never changes: `[places, *dims]` on the device."""
 
-    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device) -> None:
+    def __init__(self, spec: StateSpec, places: int, initial: Tensor, device: torch.device) -> None:
         self.spec = spec
         self._dtype = TORCH_TYPE[spec.datatype]
         self._storage = STORAGE_TYPE.get(self._dtype, self._dtype)
-        self._rows = torch.zeros((slots + 3, *spec.dims), dtype=self._storage, device=device)
-        self._rows[slots] = tensor_of([initial.raw], spec.datatype, spec.dims, device).view(self._storage)
+        self._rows = torch.zeros((places, *spec.dims), dtype=self._storage, device=device)
+        self._rows[INITIAL_PLACE] = tensor_of([initial.raw], spec.datatype, spec.dims, device).view(self._storage)
 
     @property
     def byte_size(self) -> int:
-        """Bytes of all slots together."""
+        """Bytes of all places together."""
         return self._rows.nbytes
+
+    def grow(self, places: int) -> None:
+        """Makes room for so many places."""
+        added = torch.zeros((places - len(self._rows), *self.spec.dims), dtype=self._storage, device=self._rows.device)
+        self._rows = torch.cat((self._rows, added))
 
     def shape(self, place: int) -> None:
         return None
@@ -193,25 +199,24 @@ class FixedState:
         assert isinstance(value, torch.Tensor)
         return _row_tensors(self.spec, value, rows, self.spec.dims)
 
-    def put(self, slot: int, tensor: Tensor) -> None:
+    def put(self, place: int, tensor: Tensor) -> None:
         row = tensor_of([tensor.raw], self.spec.datatype, self.spec.dims, self._rows.device)
-        self._rows[slot] = row.view(self._storage)
+        self._rows[place] = row.view(self._storage)
 
-    def drop(self, slot: int) -> None:
+    def drop(self, place: int) -> None:
         """Nothing: START reads the initial state, whatever the row holds."""
 
-    def describe(self, slot: int) -> str:
-        return _description(self._rows[slot].view(self._dtype))
+    def describe(self, place: int) -> str:
+        return _description(self._rows[place].view(self._dtype))
 
 
 class LooseState:
     """A state of variable shape: one tensor per slot, on the device."""
 
-    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, device: torch.device, bytes_max: int) -> None:
+    def __init__(self, spec: StateSpec, initial: Tensor, device: torch.device, bytes_max: int) -> None:
         self.spec = spec
         self._bytes_max = bytes_max
         self._device = device
-        self._null_place = slots + 1
         self._initial = tensor_of([initial.raw], spec.datatype, initial.shape, device)
         self._slots: dict[int, torch.Tensor] = {}
 
@@ -222,9 +227,9 @@ class LooseState:
         return self._slots.get(place, self._initial)
 
     def gather(self, places: Places) -> torch.Tensor:
-        real = [self._at(place) for place in places.reads if place != self._null_place]
+        real = [self._at(place) for place in places.reads if place != NULL_PLACE]
         null = torch.zeros_like(real[0])
-        return torch.stack([null if place == self._null_place else self._at(place) for place in places.reads])
+        return torch.stack([null if place == NULL_PLACE else self._at(place) for place in places.reads])
 
     def problem(self, value: object, rows: int) -> str | None:
         problem = _tensor_problem(self.spec, value, rows)
@@ -236,7 +241,7 @@ class LooseState:
     def scatter(self, places: Places, value: Value) -> None:
         assert isinstance(value, torch.Tensor)
         for row, place in enumerate(places.writes):
-            if place < self._null_place:
+            if place >= FIRST_SLOT:
                 # A copy of its own: a view would keep the whole batch's tensor in memory.
                 self._slots[place] = value[row].clone()
 
@@ -244,23 +249,22 @@ class LooseState:
         assert isinstance(value, torch.Tensor)
         return _row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
 
-    def put(self, slot: int, tensor: Tensor) -> None:
-        self._slots[slot] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
+    def put(self, place: int, tensor: Tensor) -> None:
+        self._slots[place] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
 
-    def drop(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+    def drop(self, place: int) -> None:
+        self._slots.pop(place, None)
 
-    def describe(self, slot: int) -> str:
-        return _description(self._at(slot))
+    def describe(self, place: int) -> str:
+        return _description(self._at(place))
 
 
 class TextState:
     """A BYTES state: TorchScript takes and returns it as `List[str]`, every row's elements after each other."""
 
-    def __init__(self, spec: StateSpec, slots: int, initial: Tensor, bytes_max: int) -> None:
+    def __init__(self, spec: StateSpec, initial: Tensor, bytes_max: int) -> None:
         self.spec = spec
         self._bytes_max = bytes_max
-        self._null_place = slots + 1
         self._initial = initial
         self._slots: dict[int, Tensor] = {}
 
@@ -271,11 +275,11 @@ class TextState:
         return self._slots.get(place, self._initial)
 
     def gather(self, places: Places) -> list[str]:
-        real = next(place for place in places.reads if place != self._null_place)
+        real = next(place for place in places.reads if place != NULL_PLACE)
         null = [""] * element_count(self._at(real).shape)
         strings: list[str] = []
         for place in places.reads:
-            strings += null if place == self._null_place else _strings(self._at(place))
+            strings += null if place == NULL_PLACE else _strings(self._at(place))
         return strings
 
     def problem(self, value: object, rows: int) -> str | None:
@@ -299,7 +303,7 @@ class TextState:
 
     def scatter(self, places: Places, value: Value) -> None:
         for place, tensor in zip(places.writes, self.tensors(value, len(places.writes)), strict=True):
-            if place < self._null_place:
+            if place >= FIRST_SLOT:
                 self._slots[place] = tensor
 
     def tensors(self, value: Value, rows: int) -> list[Tensor]:
@@ -315,14 +319,14 @@ class TextState:
         """The shape of one row's strings. Raises ValueError if the number does not determine it."""
         return text_shape(self.spec.dims, count)
 
-    def put(self, slot: int, tensor: Tensor) -> None:
-        self._slots[slot] = tensor
+    def put(self, place: int, tensor: Tensor) -> None:
+        self._slots[place] = tensor
 
-    def drop(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+    def drop(self, place: int) -> None:
+        self._slots.pop(place, None)
 
-    def describe(self, slot: int) -> str:
-        tensor = self._at(slot)
+    def describe(self, place: int) -> str:
+        tensor = self._at(place)
         return f"BYTES {shapes.text(tensor.shape)} {len(tensor.raw)} bytes"
 
 

@@ -31,7 +31,7 @@ from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
-from executor.engine.pytorch.arena import Places, StateArena
+from executor.engine.pytorch.arena import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places, StateArena
 from executor.engine.pytorch.binding import (
     Binding,
     Returned,
@@ -195,11 +195,11 @@ class TorchEngine:
 
     def _read_place(self, row: Row) -> int:
         if row.null:
-            return self._arena.null_place
+            return NULL_PLACE
         if row.start:
-            return self._arena.initial_place
+            return INITIAL_PLACE
         assert row.slot is not None, "a row that goes on from implicit state has a slot"
-        return row.slot
+        return self._arena.place(row.slot)
 
     def _run_members(
         self,
@@ -285,10 +285,9 @@ class TorchEngine:
     def _places(self, layout: Layout) -> Places:
         if not self._arena.states:
             return Places([], [], self._device)
-        scrap = self._arena.scrap_place
         reads = [self._read_place(row) for row in layout.batch]
-        reads += [self._arena.null_place] * (layout.total - layout.kept)
-        writes = [scrap if row.slot is None or row.null else row.slot for row in layout.batch]
+        reads += [NULL_PLACE] * (layout.total - layout.kept)
+        writes = [SCRAP_PLACE if row.slot is None or row.null else self._arena.place(row.slot) for row in layout.batch]
         return Places(reads, writes, self._device)
 
     # --- forward's arguments

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from executor.core.actions import Commit, ExecutorAction, HowAnswered, Load, Remove, RunBatch
-from executor.core.decide import decide
-from executor.core.events import BatchDone, CheckpointFetched, ExecutorEvent, InstanceFree, RowEnd, StateLoaded
+from executor.core.actions import Commit, ExecutorAction, HowAnswered, LoadState, Remove, RunBatch
+from executor.core.decide import decide, next_batch
+from executor.core.events import BatchDone, CheckpointFetched, ExecutorEvent, RowEnd, StateLoaded
 from executor.core.recovery import Checkpoints, Recovery
 from executor.core.sequence_batches import OldestSteps
 from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
@@ -14,7 +14,6 @@ from shared.contract.model_config import Oldest
 
 SEQUENCE = SequenceId("m||i7")
 MESSAGE = InferMessage("m", "1", "", 7, ())
-FREE = InstanceFree(InstanceIndex(0))
 
 
 def step(
@@ -81,7 +80,7 @@ class Owner:
                     self.commits.append(action)
                 case Remove():
                     self.removed += action.entries
-                case Load():
+                case LoadState():
                     self.loading.append(action.owned)
                 case _:
                     pass
@@ -106,8 +105,9 @@ class Owner:
 
     def begin(self) -> RunBatch | None:
         """The next batch, if there is one."""
-        (action,) = self.take(FREE)
-        return action if isinstance(action, RunBatch) else None
+        self.now_us += 1
+        batch = next_batch(self.state, InstanceIndex(0), self.now_us, was_busy=False)
+        return batch if isinstance(batch, RunBatch) else None
 
     def end(self, batch: RunBatch, *ends: RowEnd) -> None:
         """A batch has run; every step succeeds if the test does not say otherwise."""

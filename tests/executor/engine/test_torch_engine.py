@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from executor.engine.backends import find_backend
-from executor.engine.base import Engine, LoadRequest, Row, RowError, RowResult
+from executor.engine.base import Engine, LoadRequest, MeasuresMemory, Row, RowError, RowResult
 from executor.engine.pytorch.arena import FixedState
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
@@ -72,6 +72,20 @@ def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(worksh
     moved = Row(cell_row(2, 3).inputs, slot=6)
 
     assert raws(results(first, [cell_row(2, 3)])[0]) == raws(results(second, [moved])[0])
+
+
+def test_the_arena_grows_with_the_slots_that_are_used(workshop: Workshop) -> None:
+    """And what it holds stays what it was, the initial state too."""
+    workshop.script("cell", torch_modules.Cell())
+    small, large = workshop.load(cell_config()), workshop.load(cell_config(), slots=1000)
+    assert isinstance(large, MeasuresMemory)
+    before = large.memory_usage()
+    for step in range(3):
+        for slot, far in ((0, 0), (1, 999), (2, 300)):
+            moved = Row(cell_row(slot, step).inputs, slot=far, start=step == 0)
+            assert raws(results(small, [cell_row(slot, step)])[0]) == raws(results(large, [moved])[0])
+
+    assert before[0].byte_size < large.memory_usage()[0].byte_size
 
 
 def test_null_rows_change_no_result_and_no_state(workshop: Workshop) -> None:

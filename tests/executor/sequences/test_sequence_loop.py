@@ -227,6 +227,7 @@ async def stage(
         config=model_config,
         version="1",
         workers=workers,
+        slots=model_config.slots_per_instance,
         statistics=StatisticsRecorder(ModelLoad("m", "1", "0")),
         mark="",
     )

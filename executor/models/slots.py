@@ -1,0 +1,36 @@
+"""How many sequences an instance of a model holds at once.
+
+Triton's slots are rows of a batch. Here a slot of a model whose state the mesh holds is a place for a state: a batch
+takes its rows from any slots, so an instance has as many slots as their states fit into memory. A model that keeps its
+state itself keeps Triton's slots, and so does one with the parameter `virtual_slots: "false"`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shared.contract.model_config import ModelConfig, StateSpec
+from shared.contract.tensors import NUMPY_TYPE
+
+SLOTS_MAX = 1 << 16
+"""Most slots of an instance, however small its states are."""
+
+
+def slots_within(config: ModelConfig, state_bytes_max: int) -> int:
+    """The slots of one instance: those that the configuration sets or, for a model whose declared state has a fixed
+    size and may be paged, as many as fit into so many bytes, if these are more.
+    """
+    batching = config.sequence_batching
+    if batching is None or not (config.declares_state and config.pageable):
+        return config.slots_per_instance
+    sizes = [_bytes_of(spec) for spec in batching.states]
+    if not all(sizes):
+        return config.slots_per_instance
+    return max(config.slots_per_instance, min(SLOTS_MAX, state_bytes_max // sum(sizes)))
+
+
+def _bytes_of(spec: StateSpec) -> int:
+    """Bytes of one sequence's state; 0 if its size varies."""
+    if spec.datatype == "BYTES" or -1 in spec.dims:
+        return 0
+    return math.prod(spec.dims) * NUMPY_TYPE[spec.datatype].itemsize
