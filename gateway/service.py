@@ -28,8 +28,6 @@ from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.exposure import Exposure
-from gateway.grpc.options import grpc_options
-from gateway.grpc.ports import Ports
 from gateway.grpc.server import serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.http.seats import Share
@@ -244,21 +242,21 @@ async def _serve_ports(
     crowded = build_crowded_app(server, origins, settings.http_restrictions)
     stop.started()
     metrics = listen(settings.host, settings.metrics_port)
-    ports = Ports(core.inference, core.catalog, of_grpc, core.statistics, core.settings, settings.server_id)
-    grpc = await serve_grpc(
-        InferenceServicer(
-            ports,
-            budget=core.inference.budget,
-            memory=core.memory,
-            unread=core.unread,
-            message_bytes_max=settings.grpc_max_input_size,
-            forward=settings.metadata_forward_regex,
-            compression=settings.grpc_infer_response_compression_level,
-        ),
-        host=settings.host,
-        port=settings.grpc_port,
-        options=grpc_options(settings, shares.grpc),
+    servicer = InferenceServicer(
+        core.inference,
+        core.catalog,
+        of_grpc,
+        core.statistics,
+        core.settings,
+        server_name=settings.server_id,
+        budget=core.inference.budget,
+        memory=core.memory,
+        unread=core.unread,
+        message_bytes_max=settings.grpc_max_input_size,
+        forward=settings.metadata_forward_regex,
+        compression=settings.grpc_infer_response_compression_level,
     )
+    grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.
     core.memory.reliefs.append(core.unread.relieve)
     addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])

@@ -8,20 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
 
-from gateway.access.restrictions import Restriction
+from gateway.bounds.descriptors import CONNECTIONS_MAX
 from gateway.grpc.health import Health
 from gateway.grpc.methods import add_service
 from gateway.grpc.pb import pb
 from gateway.grpc.restricted import Restrictions
 from gateway.grpc.servicer import InferenceServicer
+from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process import logs
 
@@ -40,59 +39,6 @@ HEALTH_PERIOD_S = 0.25
 """Pause between two checks for a change of readiness, which watchers are told."""
 SERVE_ON_S = 2.0
 """How long a server that stops takes new calls, on connections that are never without a call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keepalive:
-    """Keepalive settings of the transport. The defaults are Triton's; durations in ms.
-
-    time                   a client that was silent for this long is pinged
-    timeout                how long its answer may take
-    permit_without_calls   also ping connections without a call
-    pings_without_data_max pings sent without data between them; 0 for any number
-    ping_interval_min      a client that pings at shorter intervals gets a strike
-    ping_strikes_max       a client with more strikes loses its connection
-    connection_age_max     age at which a connection is closed to new calls; 0 for never
-    connection_age_grace   how long the calls on it may then go on
-    """
-
-    time: int = 7_200_000
-    timeout: int = 20_000
-    permit_without_calls: bool = False
-    pings_without_data_max: int = 2
-    ping_interval_min: int = 300_000
-    ping_strikes_max: int = 2
-    connection_age_max: int = 0
-    connection_age_grace: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcTls:
-    """PEM files of TLS. mutual: clients must show a certificate that `root` has signed."""
-
-    certificate: str
-    key: str
-    root: str = ""
-    mutual: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcOptions:
-    """Options of the transport.
-
-    receive_bytes    largest request; the transport refuses a larger one with RESOURCE_EXHAUSTED
-    rpcs_max         calls at once; the transport refuses further ones in the same way, before their message is read
-    connections_max  clients' connections at once; the transport closes further ones
-    tls              None: the port speaks plain text
-    restrictions     parts of the protocol that need a key, by category
-    """
-
-    receive_bytes: int = INT32_MAX
-    rpcs_max: int | None = None
-    connections_max: int | None = None
-    keepalive: Keepalive = Keepalive()
-    tls: GrpcTls | None = None
-    restrictions: Mapping[str, Restriction] = field(default_factory=dict[str, Restriction])
 
 
 class GrpcServer:
@@ -142,18 +88,20 @@ class GrpcServer:
 
 
 async def serve_grpc(
-    servicer: InferenceServicer, *, host: str, port: int, options: GrpcOptions | None = None
+    servicer: InferenceServicer, settings: GatewaySettings, *, connections_max: int = CONNECTIONS_MAX
 ) -> GrpcServer:
-    """Starts serving the v2 protocol and `grpc.health.v1` on an address.
+    """Starts serving the v2 protocol and `grpc.health.v1` on the address of the settings.
 
-    port    0 picks a free one
-    raises  UnavailableError when the address cannot be had, or a file of TLS cannot be read
+    settings         with their bounds filled in (`GatewaySettings.bounded`)
+    connections_max  clients' connections at once; the transport closes further ones
+    raises           UnavailableError when the address cannot be had, or a file of TLS cannot be read
     """
-    options = options or GrpcOptions()
     logging.getLogger(TRANSPORT_LOGGER).addFilter(is_about_the_gateway)
-    interceptors = [Restrictions(options.restrictions)] if options.restrictions else []
+    restrictions = settings.grpc_restrictions
     server = grpc.aio.server(
-        options=channel_options(options), interceptors=interceptors, maximum_concurrent_rpcs=options.rpcs_max
+        options=channel_options(settings, connections_max),
+        interceptors=[Restrictions(restrictions)] if restrictions else [],
+        maximum_concurrent_rpcs=settings.grpc_max_concurrent_rpcs,
     )
     health = Health(servicer.is_ready)
     services: dict[Any, Any] = {
@@ -162,12 +110,13 @@ async def serve_grpc(
     }
     for service, methods in services.items():
         add_service(server, service, methods, servicer.intake, servicer.connections)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.grpc_port}"
     try:
-        if options.tls is None:
-            bound = server.add_insecure_port(address)
+        if settings.grpc_tls:
+            bound = server.add_secure_port(address, credentials(settings))
         else:
-            bound = server.add_secure_port(address, credentials(options.tls))
+            bound = server.add_insecure_port(address)
     except (RuntimeError, OSError) as error:
         raise UnavailableError(f"gRPC cannot listen on {address}: {error}") from error
     servicer.connections.port = bound
@@ -184,25 +133,28 @@ def is_about_the_gateway(record: logging.LogRecord) -> bool:
     return not any(words in str(record.msg) for words in ABOUT_CLIENTS)
 
 
-def credentials(tls: GrpcTls) -> grpc.ServerCredentials:
+def credentials(settings: GatewaySettings) -> grpc.ServerCredentials:
     """The port's TLS credentials. Raises OSError for a file that cannot be read."""
-    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-    root = Path(tls.root).read_bytes() if tls.root else None
-    return grpc.ssl_server_credentials([pair], root, require_client_auth=tls.mutual)
+    pair = (Path(settings.grpc_server_key).read_bytes(), Path(settings.grpc_server_cert).read_bytes())
+    root = Path(settings.grpc_root_cert).read_bytes() if settings.grpc_root_cert else None
+    return grpc.ssl_server_credentials([pair], root, require_client_auth=settings.grpc_use_ssl_mutual)
 
 
-def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
+def channel_options(settings: GatewaySettings, connections_max: int) -> list[tuple[str, int]]:
     """The transport's arguments."""
-    keepalive = options.keepalive
     arguments = [
-        ("grpc.max_receive_message_length", min(options.receive_bytes, INT32_MAX)),
+        ("grpc.max_receive_message_length", min(settings.grpc_max_input_size, INT32_MAX)),
         ("grpc.max_send_message_length", INT32_MAX),
-        ("grpc.keepalive_time_ms", keepalive.time),
-        ("grpc.keepalive_timeout_ms", keepalive.timeout),
-        ("grpc.keepalive_permit_without_calls", int(keepalive.permit_without_calls)),
-        ("grpc.http2.max_pings_without_data", keepalive.pings_without_data_max),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive.ping_interval_min),
-        ("grpc.http2.max_ping_strikes", keepalive.ping_strikes_max),
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.keepalive_time_ms", settings.grpc_keepalive_time),
+        ("grpc.keepalive_timeout_ms", settings.grpc_keepalive_timeout),
+        ("grpc.keepalive_permit_without_calls", int(settings.grpc_keepalive_permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", settings.grpc_http2_max_pings_without_data),
+        (
+            "grpc.http2.min_recv_ping_interval_without_data_ms",
+            settings.grpc_http2_min_recv_ping_interval_without_data,
+        ),
+        ("grpc.http2.max_ping_strikes", settings.grpc_http2_max_ping_strikes),
         # Otherwise a second server on the same port would silently get a part of the connections.
         ("grpc.so_reuseport", 0),
         # `gateway.grpc.intake` unpacks compressed messages, and counts their bytes.
@@ -214,10 +166,8 @@ def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", IDLE_MS),
     ]
-    if options.connections_max is not None:
-        arguments.append(("grpc.max_allowed_incoming_connections", options.connections_max))
-    if keepalive.connection_age_max:
-        arguments.append(("grpc.max_connection_age_ms", keepalive.connection_age_max))
-    if keepalive.connection_age_grace:
-        arguments.append(("grpc.max_connection_age_grace_ms", keepalive.connection_age_grace))
+    if settings.grpc_max_connection_age:
+        arguments.append(("grpc.max_connection_age_ms", settings.grpc_max_connection_age))
+    if settings.grpc_max_connection_age_grace:
+        arguments.append(("grpc.max_connection_age_grace_ms", settings.grpc_max_connection_age_grace))
     return arguments

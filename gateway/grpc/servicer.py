@@ -23,22 +23,27 @@ from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.grpc.arrivals import Arrivals
 from gateway.grpc.codec import decode_request, encode_answer, requested_classes
 from gateway.grpc.connections import GrpcConnections, client_port
-from gateway.grpc.descriptions import (
-    check_unload_parameters,
-    load_parameters,
-    model_metadata,
-    model_statistics,
-    repository_index,
-)
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, call_metadata
 from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
-from gateway.grpc.ports import Ports
+from gateway.grpc.repository import check_unload_parameters, load_parameters
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
 from gateway.grpc.stream import InferStream
-from gateway.models.metadata import EXTENSIONS, SHARED_MEMORY_REFUSAL
+from gateway.models.catalog import Catalog
+from gateway.models.metadata import (
+    EXTENSIONS,
+    SERVER_NAME,
+    SHARED_MEMORY_REFUSAL,
+    index_line,
+    model_metadata,
+    statistics_document,
+)
+from gateway.models.repository import RepositoryControl
+from gateway.models.runtime_settings import RuntimeSettings
+from gateway.models.statistics import Statistics
 from gateway.requests.admission import has_many_strings, with_strings_read
+from gateway.requests.inference import Inference
 from shared.configuration.proto import config_proto
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.store.release import RELEASE
@@ -74,9 +79,30 @@ def refuses(reason: str) -> Handler:
     return refusing
 
 
+def without_regions(kind: str, response: Any) -> Handler:
+    """A handler that answers with no region, and with NOT_FOUND when it is asked for a region by name."""
+
+    async def answering(_self: Any, request: AnyMessage, _context: Context) -> AnyMessage:
+        if request.name:
+            raise RequestError(f"Unable to find {kind} shared memory region: '{request.name}'", Code.NOT_FOUND)
+        return response()
+
+    return answering
+
+
+def ignores(response: Any) -> Handler:
+    """A handler that has nothing to do. response: the message's class."""
+
+    async def ignoring(_self: Any, _request: AnyMessage, _context: Context) -> AnyMessage:
+        return response()
+
+    return ignoring
+
+
 class InferenceServicer(_base):
     """The service of one gateway.
 
+    server_name        the server's name in its metadata
     budget, memory     bounds of what is received; by default none
     unread             counts answers until their client has read them; by default without a bound
     message_bytes_max  largest request, unpacked
@@ -87,8 +113,13 @@ class InferenceServicer(_base):
 
     def __init__(
         self,
-        ports: Ports,
+        inference: Inference,
+        catalog: Catalog,
+        repository: RepositoryControl,
+        statistics: Statistics,
+        settings: RuntimeSettings,
         *,
+        server_name: str = SERVER_NAME,
         budget: ByteBudget | None = None,
         memory: MemoryBound | None = None,
         unread: UnreadAnswers | None = None,
@@ -97,7 +128,12 @@ class InferenceServicer(_base):
         forward: re.Pattern[str] | None = None,
         compression: str = "none",
     ) -> None:
-        self._ports = ports
+        self._inference = inference
+        self._catalog = catalog
+        self._repository = repository
+        self._statistics = statistics
+        self._settings = settings
+        self._server_name = server_name
         self._outstanding_max = outstanding_max
         self._forward = forward
         self._compression = COMPRESSION[compression]
@@ -113,7 +149,7 @@ class InferenceServicer(_base):
 
     def is_ready(self) -> bool:
         """Whether the mesh can serve, and this gateway is not stopping."""
-        return self._ports.catalog.is_ready and not self._leaving
+        return self._catalog.is_ready and not self._leaving
 
     def leave(self) -> None:
         """Reports not ready, but still serves calls. Each stream ends as soon as it has no unanswered request."""
@@ -140,7 +176,7 @@ class InferenceServicer(_base):
         del request  # its tensors are in the call: keeping both would double them while the answer is awaited
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
-        answer = await self._ports.inference.submit(call)
+        answer = await self._inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
         response = encode_answer(answer, classes)
@@ -162,8 +198,8 @@ class InferenceServicer(_base):
         if self._compression is not None:
             context.set_compression(self._compression)
         metadata = call_metadata(context.invocation_metadata(), self._forward)
-        connection = self._ports.inference.connection()
-        submit = functools.partial(self._ports.inference.submit, connection=connection)
+        connection = self._inference.connection()
+        submit = functools.partial(self._inference.submit, connection=connection)
         stream = InferStream(
             context,
             functools.partial(self.intake.next_message, context, pb.ModelInferRequest),
@@ -190,91 +226,71 @@ class InferenceServicer(_base):
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Whether the mesh behind this gateway can serve."""
         return pb.ServerReadyResponse(ready=self.is_ready())
 
     async def ModelReady(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Whether a model is ready. An unknown model is not ready, which is no error."""
-        ready = not self._leaving and self._ports.catalog.is_model_ready(request.name, request.version)
+        ready = not self._leaving and self._catalog.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Name, version and extensions."""
-        return pb.ServerMetadataResponse(name=self._ports.server_name, version=RELEASE, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=self._server_name, version=RELEASE, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Inputs and outputs as clients see them."""
-        return model_metadata(*self._ports.catalog.record(request.name, request.version))
+        return pb.ModelMetadataResponse(**model_metadata(*self._catalog.record(request.name, request.version)))
 
     async def ModelConfig(self, request: AnyMessage, context: Context) -> AnyMessage:
         """The configuration as the executor completed it."""
-        record, _ = self._ports.catalog.record(request.name, request.version)
+        record, _ = self._catalog.record(request.name, request.version)
         return pb.ModelConfigResponse(config=config_proto(record.config_json))
 
     async def ModelStatistics(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Counters of READY versions, summed over the executors."""
-        return model_statistics(await self._ports.statistics.read(request.name, request.version))
+        statistics = await self._statistics.read(request.name, request.version)
+        return pb.ModelStatisticsResponse(model_stats=map(statistics_document, statistics))
 
     # -- repository -------------------------------------------------------------------------------------------------
 
     async def RepositoryIndex(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Every model version that an executor knows of."""
         refuse_repository_name(request)
-        return repository_index(self._ports.repository.index(ready_only=request.ready))
+        entries = self._repository.index(ready_only=request.ready)
+        return pb.RepositoryIndexResponse(models=map(index_line, entries))
 
     async def RepositoryModelLoad(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when every executor has loaded the model."""
         refuse_repository_name(request)
         config_json, files = load_parameters(request.parameters)
-        await self._ports.repository.load(request.model_name, config_json=config_json, files=files)
+        await self._repository.load(request.model_name, config_json=config_json, files=files)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when no executor has the model any more."""
         refuse_repository_name(request)
         check_unload_parameters(request.parameters)
-        await self._ports.repository.unload(request.model_name)
+        await self._repository.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 
     # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
 
-    async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """No region, of whatever name."""
-        refuse_region("system", request.name)
-        return pb.SystemSharedMemoryStatusResponse()
-
-    async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Nothing to do, as in Triton for a region that is not registered."""
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """No region, of whatever name."""
-        refuse_region("cuda", request.name)
-        return pb.CudaSharedMemoryStatusResponse()
-
-    async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
-        """Nothing to do, as in Triton for a region that is not registered."""
-        return pb.CudaSharedMemoryUnregisterResponse()
-
+    SystemSharedMemoryStatus = without_regions("system", pb.SystemSharedMemoryStatusResponse)
+    CudaSharedMemoryStatus = without_regions("cuda", pb.CudaSharedMemoryStatusResponse)
     SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
     CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
+    # As in Triton for a region that is not registered.
+    SystemSharedMemoryUnregister = ignores(pb.SystemSharedMemoryUnregisterResponse)
+    CudaSharedMemoryUnregister = ignores(pb.CudaSharedMemoryUnregisterResponse)
 
     # -- settings of the whole mesh ---------------------------------------------------------------------------------
 
     async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
         by = f"gRPC client {context.peer()}"
-        return trace_response(await self._ports.settings.traces(request.model_name, trace_changes(request), by))
+        return trace_response(await self._settings.traces(request.model_name, trace_changes(request), by))
 
     async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
-        return log_response(await self._ports.settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
-
-
-def refuse_region(kind: str, name: str) -> None:
-    """Raises RequestError when the client names a shared memory region: there is none."""
-    if name:
-        raise RequestError(f"Unable to find {kind} shared memory region: '{name}'", Code.NOT_FOUND)
+        return log_response(await self._settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

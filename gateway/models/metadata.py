@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
+import msgspec
+
+from shared.contract.messages import ModelRecord, RepositoryEntry
 from shared.contract.model_config import ModelConfig, TensorSpec
+from shared.statistics.tally import DURATIONS, ModelStatistics
 
 SERVER_NAME = "triton"
 """The default server name in the metadata. It is Triton's, because Triton's own examples compare it."""
@@ -29,20 +35,44 @@ SHARED_MEMORY_REFUSAL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
-    """A declared tensor as clients see it. `shape` begins with -1 for the batch dimension, if the model has one."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
+Document = dict[str, Any]
+"""An object of the protocols, by field: HTTP writes it as JSON, gRPC as the message with these fields."""
 
 
-def tensor_metadata(config: ModelConfig, spec: TensorSpec) -> TensorMetadata:
-    """One input or output of a model."""
-    return TensorMetadata(spec.name, spec.datatype, (-1, *spec.dims) if config.max_batch_size > 0 else spec.dims)
+def model_metadata(record: ModelRecord, versions: Sequence[str]) -> Document:
+    """Inputs and outputs as clients see them. versions: READY ones."""
+    config = record.config
+    return {
+        "name": config.name,
+        "versions": versions,
+        "platform": config.platform or config.backend,
+        "inputs": [tensor_metadata(config, spec) for spec in config.inputs],
+        "outputs": [tensor_metadata(config, spec) for spec in config.outputs],
+    }
 
 
-def platform_of(config: ModelConfig) -> str:
-    """What metadata calls the platform: the configuration's platform, or else its backend."""
-    return config.platform or config.backend
+def tensor_metadata(config: ModelConfig, spec: TensorSpec) -> Document:
+    """One input or output of a model. The shape begins with -1 for the batch dimension, if the model has one."""
+    shape = (-1, *spec.dims) if config.max_batch_size > 0 else spec.dims
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+
+
+def index_line(entry: RepositoryEntry) -> Document:
+    """A line of the repository index; a model that was never loaded has only its name."""
+    line = {"name": entry.model, "version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {key: value for key, value in line.items() if value}
+
+
+def statistics_document(statistics: ModelStatistics) -> Document:
+    """One version's statistics (triton-spec 5.7). `response_stats` stays empty: only decoupled models have any."""
+    return {
+        "name": statistics.name,
+        "version": statistics.version,
+        "last_inference": statistics.last_inference,
+        "inference_count": statistics.inference_count,
+        "execution_count": statistics.execution_count,
+        "inference_stats": {name: asdict(statistics.durations[name]) for name in DURATIONS},
+        "response_stats": {},
+        "batch_stats": [asdict(batch) for batch in statistics.batches],
+        "memory_usage": [msgspec.structs.asdict(use) for use in statistics.memory_usage],
+    }

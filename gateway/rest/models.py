@@ -9,15 +9,13 @@ import binascii
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
-from gateway.models.metadata import TensorMetadata, platform_of, tensor_metadata
+from gateway.models.metadata import index_line, model_metadata, statistics_document
 from gateway.models.repository import RepositoryControl
 from gateway.models.statistics import Statistics
 from gateway.rest.body import BodyBounds, read_object
 from gateway.rest.json_values import Json, JsonError, bool_of, members
 from gateway.rest.reply import JSON, send_bytes, send_error, send_json
 from shared.contract.errors import Code, RequestError
-from shared.contract.messages import RepositoryEntry
-from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 FILE_PREFIX = "file:"
 
@@ -42,18 +40,7 @@ class Models:
 
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../{model}: tensors, versions, platform."""
-        record, versions = self._catalog.record(*model_and_version(scope))
-        config = record.config
-        await send_json(
-            send,
-            {
-                "name": config.name,
-                "versions": versions,
-                "platform": platform_of(config),
-                "inputs": [described(tensor_metadata(config, spec)) for spec in config.inputs],
-                "outputs": [described(tensor_metadata(config, spec)) for spec in config.outputs],
-            },
-        )
+        await send_json(send, model_metadata(*self._catalog.record(*model_and_version(scope))))
 
     async def config(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../config: the normalised configuration."""
@@ -104,17 +91,6 @@ def parameters_of(document: Json) -> Json:
     return members(document.get("parameters", {}))
 
 
-def described(tensor: TensorMetadata) -> Json:
-    """A tensor in a model's metadata."""
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-
-
-def index_line(entry: RepositoryEntry) -> Json:
-    """A line of the repository index; a model that was never loaded has only its name."""
-    line = {"name": entry.model, "version": entry.version, "state": entry.state, "reason": entry.reason}
-    return {key: value for key, value in line.items() if value}
-
-
 def load_parameters(parameters: Json) -> tuple[str, dict[str, bytes]]:
     """Configuration and override files of a load request."""
     config_json = ""
@@ -136,35 +112,3 @@ def _decoded(key: str, value: str) -> bytes:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:
         raise RequestError(f"failed to decode parameter '{key}': its content must be base64: {error}") from error
-
-
-def statistics_document(statistics: ModelStatistics) -> Json:
-    """One version's statistics (triton-spec 5.7)."""
-    return {
-        "name": statistics.name,
-        "version": statistics.version,
-        "last_inference": statistics.last_inference,
-        "inference_count": statistics.inference_count,
-        "execution_count": statistics.execution_count,
-        "inference_stats": {name: duration(statistics.durations[name]) for name in DURATIONS},
-        "response_stats": {},
-        "batch_stats": [batch(each) for each in statistics.batches],
-        "memory_usage": [
-            {"type": use.type, "id": use.id, "byte_size": use.byte_size} for use in statistics.memory_usage
-        ],
-    }
-
-
-def duration(value: Duration) -> Json:
-    """A count and its nanoseconds."""
-    return {"count": value.count, "ns": value.ns}
-
-
-def batch(value: BatchStatistics) -> Json:
-    """The executions of one batch size."""
-    return {
-        "batch_size": value.batch_size,
-        "compute_input": duration(value.compute_input),
-        "compute_infer": duration(value.compute_infer),
-        "compute_output": duration(value.compute_output),
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -10,18 +11,23 @@ import grpc
 import pytest
 
 from gateway.grpc.pb import pb_grpc
-from gateway.grpc.ports import Ports
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
+from gateway.models.catalog import Catalog
+from gateway.models.repository import RepositoryControl
+from gateway.models.runtime_settings import RuntimeSettings
+from gateway.models.statistics import Statistics
 from gateway.requests.admission import InferCall
+from gateway.requests.inference import Inference
 from gateway.requests.orphans import ConnectionSequences
 from gateway.requests.waiting import Answer
+from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, LoadError, MeshError, RequestError
 from shared.contract.messages import ModelRecord, ReplyMessage, RepositoryEntry
 from shared.contract.model_config import ModelConfig, TensorSpec
 from shared.contract.tensors import Tensor
 from shared.process.log_settings import LogSettings
-from shared.statistics.tally import BatchStatistics, Duration, ModelStatistics
+from shared.statistics.tally import DURATIONS, BatchStatistics, Duration, ModelStatistics
 
 RECORD = ModelRecord(
     ModelConfig("sum", "python", "", 8, (TensorSpec("INPUT", "INT32", (1,)),), (TensorSpec("OUTPUT", "INT32", (1,)),)),
@@ -30,7 +36,7 @@ RECORD = ModelRecord(
 )
 
 
-class InferenceTwin:
+class InferenceTwin(Inference):
     """`Inference` in memory: keeps the calls in their order, answers by a function.
 
     respond  gives the answer or the error; None leaves the future for the test to finish
@@ -89,10 +95,15 @@ def twin() -> InferenceTwin:
     return InferenceTwin()
 
 
-class CatalogTwin:
-    """One model, `sum`, version 1."""
+class CatalogTwin(Catalog):
+    """One model, `sum`, version 1. serves: whether the mesh is ready."""
 
-    is_ready = True
+    def __init__(self) -> None:
+        self.serves = True
+
+    @property
+    def is_ready(self) -> bool:
+        return self.serves
 
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         if self.is_model_ready(model, version):
@@ -103,7 +114,7 @@ class CatalogTwin:
         return model == "sum" and version in ("", "1")
 
 
-class RepositoryTwin:
+class RepositoryTwin(RepositoryControl):
     """Remembers what it was asked to do."""
 
     def __init__(self) -> None:
@@ -122,8 +133,11 @@ class RepositoryTwin:
         self.done.append(("unload", model))
 
 
-class SettingsTwin:
+class SettingsTwin(RuntimeSettings):
     """No settings; their own tests run a whole mesh."""
+
+    def __init__(self) -> None:
+        pass
 
     async def logs(self, changes: Mapping[str, bool | int | str], by: str) -> LogSettings:
         raise NotImplementedError
@@ -132,14 +146,18 @@ class SettingsTwin:
         raise NotImplementedError
 
 
-class StatisticsTwin:
+class StatisticsTwin(Statistics):
     """Counters of `sum`."""
+
+    def __init__(self) -> None:
+        pass
 
     async def read(self, model: str = "", version: str = "") -> list[ModelStatistics]:
         if model not in ("", "sum"):
             raise RequestError(f"requested model '{model}' is not available")
         batch = BatchStatistics(4, Duration(2, 10), Duration(2, 20), Duration(2, 30))
-        return [ModelStatistics("sum", "1", 1700000000000, 8, 2, {"success": Duration(8, 900)}, [batch])]
+        durations = {**dict.fromkeys(DURATIONS, Duration()), "success": Duration(8, 900)}
+        return [ModelStatistics("sum", "1", 1700000000000, 8, 2, durations, [batch])]
 
 
 @pytest.fixture
@@ -155,16 +173,25 @@ def repository() -> RepositoryTwin:
 @pytest.fixture
 def make_servicer(
     twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin
-) -> Callable[[], InferenceServicer]:
-    """Makes a servicer over the twins, with a bound that tests can reach."""
-    ports = Ports(twin, catalog, repository, StatisticsTwin(), SettingsTwin())
-    return lambda: InferenceServicer(ports, outstanding_max=8)
+) -> Callable[..., InferenceServicer]:
+    """Makes a servicer over the twins, with a bound that tests can reach; options: the servicer's own."""
+    return functools.partial(
+        InferenceServicer, twin, catalog, repository, StatisticsTwin(), SettingsTwin(), outstanding_max=8
+    )
 
 
 @pytest.fixture
-async def rpc_server(make_servicer: Callable[[], InferenceServicer]) -> AsyncIterator[GrpcServer]:
+def grpc_settings() -> GatewaySettings:
+    """A free port, and bounds as by default."""
+    return GatewaySettings(redis_url="", grpc_port=0).bounded()
+
+
+@pytest.fixture
+async def rpc_server(
+    make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings
+) -> AsyncIterator[GrpcServer]:
     """A running server on a free port."""
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     yield server
     await server.stop(0)
 

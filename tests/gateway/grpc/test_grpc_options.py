@@ -14,7 +14,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.grpc.options import grpc_options
 from gateway.grpc.pb import pb, pb_grpc
 from gateway.grpc.restricted import CATEGORY
 from gateway.grpc.server import GrpcServer, serve_grpc
@@ -25,7 +24,7 @@ from shared.contract.errors import UnavailableError
 from shared.process.lifecycle import end
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
-SETTINGS = GatewaySettings(redis_url="")
+SETTINGS = GatewaySettings(redis_url="", grpc_port=0)
 SECURE = replace(
     SETTINGS,
     grpc_use_ssl=True,
@@ -37,18 +36,15 @@ Running = contextlib.AbstractAsyncContextManager[GrpcServer]
 
 
 @pytest.fixture
-def serving(make_servicer: Callable[[], InferenceServicer]) -> Callable[[GatewaySettings], Running]:
+def serving(make_servicer: Callable[..., InferenceServicer]) -> Callable[[GatewaySettings], Running]:
     """Serves the twins as the settings say."""
-    ports = make_servicer()._ports
 
     @contextlib.asynccontextmanager
     async def serve(settings: GatewaySettings) -> AsyncGenerator[GrpcServer]:
-        servicer = InferenceServicer(
-            ports,
-            forward=settings.metadata_forward_regex,
-            compression=settings.grpc_infer_response_compression_level,
+        servicer = make_servicer(
+            forward=settings.metadata_forward_regex, compression=settings.grpc_infer_response_compression_level
         )
-        server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=grpc_options(settings.bounded()))
+        server = await serve_grpc(servicer, settings.bounded())
         try:
             yield server
         finally:

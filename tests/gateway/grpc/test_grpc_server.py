@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.grpc.connections import GONE, client_port
-from gateway.grpc.options import grpc_options
 from gateway.grpc.pb import pb, pb_grpc
-from gateway.grpc.server import GrpcOptions, GrpcServer, channel_options, serve_grpc
+from gateway.grpc.server import GrpcServer, channel_options, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.stream import END_OF_REQUESTS
 from gateway.settings import GatewaySettings
@@ -41,7 +41,7 @@ async def test_health_follows_readiness(rpc_server: GrpcServer, catalog: Any, se
         health = health_stub(channel)
         assert Status.SERVING == (await health.Check(asking(service))).status
 
-        catalog.is_ready = False
+        catalog.serves = False
 
         assert Status.NOT_SERVING == (await health.Check(asking(service))).status
 
@@ -63,16 +63,16 @@ async def test_every_watcher_is_told_of_a_change_also_when_another_has_left(
         assert [Status.SERVING] * 2 == [(await watch.read()).status for watch in (first, second)]
         first.cancel()
 
-        catalog.is_ready = False
+        catalog.serves = False
 
         assert Status.NOT_SERVING == (await second.read()).status
 
 
 async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_connections_are_quiet(
-    twin: Any, make_servicer: Servicers
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
 ) -> None:
     twin.respond = twin.hold
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         watch = health_stub(channel).Watch(asking())
@@ -99,10 +99,10 @@ async def test_stopping_tells_the_watchers_and_serves_what_comes_until_its_conne
 
 
 async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it_takes(
-    twin: Any, make_servicer: Servicers
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
 ) -> None:
     """The callers of one connection that is never quiet: each is answered, or told to come again."""
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     codes: list[grpc.StatusCode] = []
     answered = 0
 
@@ -129,10 +129,10 @@ async def test_stopping_under_calls_without_end_cancels_none_and_answers_what_it
 
 
 async def test_the_listening_socket_closes_first_and_leaves_the_others_alone(
-    make_servicer: Servicers, twin: Any
+    make_servicer: Servicers, grpc_settings: GatewaySettings, twin: Any
 ) -> None:
     twin.respond = twin.hold
-    server, other = [await serve_grpc(make_servicer(), host="127.0.0.1", port=0) for _ in range(2)]
+    server, other = [await serve_grpc(make_servicer(), grpc_settings) for _ in range(2)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
         await twin.wait_for_calls(1)
@@ -161,11 +161,11 @@ def test_the_port_of_a_calls_client_is_found_or_its_connection_is_lost(peer: str
 
 
 async def test_stopping_answers_what_was_accepted_where_the_system_does_not_show_the_sockets(
-    twin: Any, make_servicer: Servicers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("gateway.grpc.connections.OPEN_FILES", tmp_path / "absent")
     twin.respond = twin.hold
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(pb.ModelInferRequest(id="r1"))
         await twin.wait_for_calls(1)
@@ -189,9 +189,11 @@ async def accepts_connections(port: int) -> bool:
     return True
 
 
-async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, make_servicer: Servicers) -> None:
+async def test_what_is_not_answered_within_the_grace_is_cancelled(
+    twin: Any, make_servicer: Servicers, grpc_settings: GatewaySettings
+) -> None:
     twin.respond = twin.hold
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         unary, stream = stub.ModelInfer(pb.ModelInferRequest()), stub.ModelStreamInfer()
@@ -207,8 +209,10 @@ async def test_what_is_not_answered_within_the_grace_is_cancelled(twin: Any, mak
         assert (set(), True) == (open_calls, all(future.cancelled() for future in twin.futures))
 
 
-async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make_servicer: Servicers) -> None:
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=10_000))
+async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(
+    make_servicer: Servicers, grpc_settings: GatewaySettings
+) -> None:
+    server = await serve_grpc(make_servicer(), replace(grpc_settings, grpc_max_input_size=10_000))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         large = pb.ModelInferRequest()
@@ -223,9 +227,10 @@ async def test_messages_beyond_the_bound_are_refused_and_the_server_goes_on(make
     await server.stop(0)
 
 
-async def test_calls_beyond_the_bound_are_refused_until_there_is_room(make_servicer: Servicers, twin: Any) -> None:
-    options = grpc_options(GatewaySettings(redis_url="", grpc_max_concurrent_rpcs=2).bounded())
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0, options=options)
+async def test_calls_beyond_the_bound_are_refused_until_there_is_room(
+    make_servicer: Servicers, grpc_settings: GatewaySettings, twin: Any
+) -> None:
+    server = await serve_grpc(make_servicer(), replace(grpc_settings, grpc_max_concurrent_rpcs=2))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = pb_grpc.GRPCInferenceServiceStub(channel)
         twin.respond = twin.hold
@@ -263,14 +268,16 @@ async def test_messages_beyond_grpcs_own_default_pass_both_ways(rpc_server: Grpc
     assert size == len(response.raw_output_contents[0])
 
 
-async def test_a_port_that_is_taken_is_refused(rpc_server: GrpcServer, make_servicer: Servicers) -> None:
+async def test_a_port_that_is_taken_is_refused(
+    rpc_server: GrpcServer, make_servicer: Servicers, grpc_settings: GatewaySettings
+) -> None:
     """Two gateways on one port would each get some of the connections."""
     with pytest.raises(UnavailableError, match=f"gRPC cannot listen on 127.0.0.1:{rpc_server.port}"):
-        await serve_grpc(make_servicer(), host="127.0.0.1", port=rpc_server.port)
+        await serve_grpc(make_servicer(), replace(grpc_settings, grpc_port=rpc_server.port))
 
 
 def test_keepalive_is_tritons_by_default() -> None:
-    options = dict(channel_options(grpc_options(GatewaySettings(redis_url="").bounded())))
+    options = dict(channel_options(GatewaySettings(redis_url="").bounded(), 4096))
 
     assert (7_200_000, 20_000) == (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"])
     assert (0, 2) == (options["grpc.keepalive_permit_without_calls"], options["grpc.http2.max_pings_without_data"])
@@ -287,7 +294,7 @@ def test_connections_may_be_given_an_age_and_pings() -> None:
         grpc_max_connection_age_grace=2000,
     )
 
-    options = dict(channel_options(grpc_options(settings.bounded())))
+    options = dict(channel_options(settings.bounded(), 4096))
 
     assert options["grpc.keepalive_permit_without_calls"] == 1
     assert (1000, 2000) == (options["grpc.max_connection_age_ms"], options["grpc.max_connection_age_grace_ms"])

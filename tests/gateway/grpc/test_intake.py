@@ -7,6 +7,7 @@ import gzip
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -18,10 +19,10 @@ from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc import weight
 from gateway.grpc.arrivals import MUCH_BYTES
 from gateway.grpc.pb import pb
-from gateway.grpc.ports import Ports
-from gateway.grpc.server import GrpcOptions, GrpcServer, serve_grpc
+from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
 from gateway.requests.admission import InferCall
+from gateway.settings import GatewaySettings
 from shared.contract.errors import Code, MeshError, RequestError
 from tests.gateway.cycles import nothing_stays
 from tests.gateway.grpc.test_stream import request
@@ -67,11 +68,14 @@ def unread() -> UnreadAnswers:
 
 @pytest.fixture
 async def server(
-    make_servicer: Callable[[], InferenceServicer], memory: MemoryBound, budget: ByteBudget, unread: UnreadAnswers
+    make_servicer: Callable[..., InferenceServicer],
+    grpc_settings: GatewaySettings,
+    memory: MemoryBound,
+    budget: ByteBudget,
+    unread: UnreadAnswers,
 ) -> AsyncIterator[GrpcServer]:
-    ports: Ports = make_servicer()._ports
-    servicer = InferenceServicer(ports, budget=budget, memory=memory, unread=unread, message_bytes_max=MESSAGE_MAX)
-    server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=GrpcOptions(receive_bytes=MESSAGE_MAX))
+    servicer = make_servicer(budget=budget, memory=memory, unread=unread, message_bytes_max=MESSAGE_MAX)
+    server = await serve_grpc(servicer, replace(grpc_settings, grpc_max_input_size=MESSAGE_MAX))
     yield server
     await server.stop(0)
 
@@ -251,12 +255,12 @@ async def test_while_memory_is_tight_who_keeps_most_of_it_loses_the_calls_that_w
 
 
 async def test_a_call_whose_message_does_not_come_ends(
-    make_servicer: Callable[[], InferenceServicer], monkeypatch: pytest.MonkeyPatch
+    make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream may wait for its next message as long as it likes, and its connection serves others."""
     servicer = make_servicer()
     monkeypatch.setattr(servicer.intake, "patience_s", 0.2)
-    server = await serve_grpc(servicer, host="127.0.0.1", port=0, options=GrpcOptions())
+    server = await serve_grpc(servicer, grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         untyped: Any = channel
         stream = untyped.stream_stream(STREAM)()

@@ -221,7 +221,7 @@ async def test_the_server_is_live_and_as_ready_as_the_mesh(address: str, catalog
         assert await client.is_server_live()
         assert await client.is_server_ready()
 
-        catalog.is_ready = False
+        catalog.serves = False
 
         assert await client.is_server_live()
         assert not await client.is_server_ready()

@@ -26,6 +26,7 @@ from gateway.grpc.servicer import InferenceServicer
 from gateway.grpc.stream import END_OF_REQUESTS, InferStream
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import Answer
+from gateway.settings import GatewaySettings
 from shared.contract.errors import MeshError, ModelError, Reason, RequestError, SequenceError
 
 # The clients have no types.
@@ -367,10 +368,10 @@ async def test_a_message_that_is_no_request_ends_the_stream_and_not_the_server(
 
 
 async def test_stopping_answers_what_was_accepted_and_then_says_unavailable(
-    twin: Any, make_servicer: Callable[[], InferenceServicer]
+    twin: Any, make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings
 ) -> None:
     twin.respond = twin.hold
-    server = await serve_grpc(make_servicer(), host="127.0.0.1", port=0)
+    server = await serve_grpc(make_servicer(), grpc_settings)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = pb_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
         await call.write(request(0))
@@ -464,11 +465,11 @@ async def test_tritonclient_aio_streams(rpc_server: GrpcServer) -> None:
 
 
 async def test_streams_that_end_at_odd_moments_leave_nothing_behind(
-    twin: Any, make_servicer: Callable[[], InferenceServicer]
+    twin: Any, make_servicer: Callable[[], InferenceServicer], grpc_settings: GatewaySettings
 ) -> None:
     """Cancelled or ended by an error while a read is out, half-closed or not: reader, writer and futures all end."""
     servicer = make_servicer()
-    server = await serve_grpc(servicer, host="127.0.0.1", port=0)
+    server = await serve_grpc(servicer, grpc_settings)
     chance = random.Random(7)
 
     def readers() -> list[asyncio.Task[Any]]:
