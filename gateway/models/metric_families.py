@@ -6,26 +6,16 @@ Prometheus' text format itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.models.observation import Observed, Place, each_model
 from shared.contract.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
-from shared.statistics.reports import GpuReport, merged_families
+from shared.statistics.reports import GpuReport, Sample, merged_families
 from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
-
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricLine:
-    """One sample line. suffix: appended to the family's name, such as `_sum`."""
-
-    labels: Labels
-    value: float
-    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +23,7 @@ class Family:
     name: str
     kind: str
     help: str
-    samples: Sequence[MetricLine]
+    samples: Sequence[Sample]
 
     def lines(self) -> Iterable[str]:
         """Prometheus' text format; labels by name, as Triton writes them."""
@@ -53,7 +43,7 @@ def escaped(text: str, *, quotes: bool = True) -> str:
 
 def number(value: float) -> str:
     """A value as Prometheus reads it."""
-    return "NaN" if value != value else repr(value)  # noqa: PLR0124 - NaN is the one number that differs from itself
+    return "NaN" if math.isnan(value) else repr(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +55,8 @@ class Shown:
     line     sequences of the model that wait for a slot
     """
 
-    labels: Labels
+    labels: dict[str, str]
+    version: str
     statistics: ModelStatistics
     record: ModelRecord
     pending: int
@@ -86,6 +77,7 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
                 "version": each.version,
                 **{f"_{name}": value for name, value in records[each.name].config.metric_tags.items()},
             },
+            version=each.version,
             statistics=each,
             record=records[each.name],
             pending=observed.pending.get((each.name, each.version), 0),
@@ -99,41 +91,18 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
 
 def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[Family]:
     """All families with the labels of a model."""
-    families = _counters(models)
+    success, *counters = [_family(models, *text) for text in COUNTERS]
+    families = [success, _failures(models), *counters]
     if config.counter_latencies:
         families += [_duration(models, *text) for text in DURATIONS]
-        families += _cache_counters([each for each in models if each.record.config.response_cache])
-    families.append(
-        _family(
-            models,
-            "nv_inference_pending_request_count",
-            "gauge",
-            "Instantaneous number of pending requests awaiting execution per-model.",
-            lambda each: each.pending,
-        )
-    )
-    families.append(
-        _family(
-            models,
-            "nv_model_load_duration_secs",
-            "gauge",
-            "Time to load the model in seconds",
-            lambda each: each.load_seconds,
-        )
-    )
-    replaying = [each for each in models if each.record.config.replays]
-    if replaying:
-        families.append(
-            _family(
-                replaying,
-                "seqmesh_sequence_log_full",
-                "counter",
-                "Number of sequences that stopped being recoverable because their log of steps reached its bound",
-                lambda each: each.statistics.counts.get(FULL_LOGS, 0),
-            )
-        )
-    families += _takeovers([each for each in models if each.record.config.sequence_batching is not None])
-    families += _paging([each for each in models if each.record.config.pageable])
+        families += _families_of([each for each in models if each.record.config.response_cache], CACHED)
+    families += [_family(models, *text) for text in GAUGES]
+    families += _families_of([each for each in models if each.record.config.replays], REPLAYED)
+    sequences = [each for each in models if each.record.config.sequence_batching is not None]
+    if sequences:
+        families.append(_takeovers(sequences))
+    families += _families_of(sequences, SEQUENCES)
+    families += _families_of([each for each in models if each.record.config.pageable], _paging())
     if config.summary_latencies:
         families += [_summary(models, config.quantiles, *text) for text in SUMMARY_TEXTS]
     if config.histogram_latencies:
@@ -141,6 +110,85 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     return families
 
 
+Text = tuple[str, str, str, Callable[[Shown], float]]
+"""A family with one sample per model version: name, kind, help text, value."""
+
+COUNTERS: Sequence[Text] = (
+    (
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        lambda each: each.statistics.durations["success"].count,
+    ),
+    (
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        lambda each: each.statistics.inference_count,
+    ),
+    (
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        lambda each: each.statistics.execution_count,
+    ),
+)
+GAUGES: Sequence[Text] = (
+    (
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        lambda each: each.pending,
+    ),
+    (
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Time to load the model in seconds",
+        lambda each: each.load_seconds,
+    ),
+)
+CACHED: Sequence[Text] = (
+    (
+        "nv_cache_num_hits_per_model",
+        "counter",
+        "Number of cache hits per model",
+        lambda each: each.statistics.durations["cache_hit"].count,
+    ),
+    (
+        "nv_cache_num_misses_per_model",
+        "counter",
+        "Number of cache misses per model",
+        lambda each: each.statistics.durations["cache_miss"].count,
+    ),
+    (
+        "nv_cache_hit_duration_per_model",
+        "counter",
+        "Total cache hit duration per model, in microseconds",
+        lambda each: each.statistics.durations["cache_hit"].ns // 1000,
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "counter",
+        "Total cache miss (insert+lookup) duration per model, in microseconds",
+        lambda each: each.statistics.durations["cache_miss"].ns // 1000,
+    ),
+)
+REPLAYED: Sequence[Text] = (
+    (
+        "seqmesh_sequence_log_full",
+        "counter",
+        "Number of sequences that stopped being recoverable because their log of steps reached its bound",
+        lambda each: each.statistics.counts.get(FULL_LOGS, 0),
+    ),
+)
+SEQUENCES: Sequence[Text] = (
+    (
+        "seqmesh_commits_refused_total",
+        "counter",
+        "Steps that executors ran for sequences that were not theirs any more",
+        lambda each: each.line.refused[each.version],
+    ),
+)
 DURATIONS = (
     ("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", "success"),
     ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue"),
@@ -199,44 +247,23 @@ SUMMARY_TEXTS = (
 
 
 def _family(models: Sequence[Shown], name: str, kind: str, text: str, value: Callable[[Shown], float]) -> Family:
-    return Family(name, kind, text, [MetricLine(each.labels, value(each)) for each in models])
+    return Family(name, kind, text, [Sample("", each.labels, value(each)) for each in models])
 
 
-def _counters(models: Sequence[Shown]) -> list[Family]:
-    failures = Family(
-        "nv_inference_request_failure",
-        "counter",
-        "Number of failed inference requests, all batch sizes",
-        [
-            MetricLine({**each.labels, "reason": reason}, count)
-            for each in models
-            for reason, count in each.statistics.failures.items()
-        ],
-    )
-    return [
-        _family(
-            models,
-            "nv_inference_request_success",
-            "counter",
-            "Number of successful inference requests, all batch sizes",
-            lambda each: each.statistics.durations["success"].count,
-        ),
-        failures,
-        _family(
-            models,
-            "nv_inference_count",
-            "counter",
-            "Number of inferences performed (does not include cached requests)",
-            lambda each: each.statistics.inference_count,
-        ),
-        _family(
-            models,
-            "nv_inference_exec_count",
-            "counter",
-            "Number of model executions performed (does not include cached requests)",
-            lambda each: each.statistics.execution_count,
-        ),
+def _families_of(models: Sequence[Shown], texts: Iterable[Text]) -> list[Family]:
+    """Families of models of one kind; none where there is no such model."""
+    return [_family(models, *text) for text in texts] if models else []
+
+
+def _failures(models: Sequence[Shown]) -> Family:
+    samples = [
+        Sample("", {**each.labels, "reason": reason}, count)
+        for each in models
+        for reason, count in each.statistics.failures.items()
     ]
+    return Family(
+        "nv_inference_request_failure", "counter", "Number of failed inference requests, all batch sizes", samples
+    )
 
 
 def _duration(models: Sequence[Shown], name: str, text: str, duration: str) -> Family:
@@ -248,66 +275,21 @@ PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]
     ("seqmesh_paged_in_total", "counter", "Times that a paged sequence wanted a slot", lambda line: line.paged_in),
     ("seqmesh_paged_sequences", "gauge", "Live sequences that hold no slot and want none", lambda line: line.paged),
 )
+"""Of models with virtual slots: name, kind, help text, and the counts by version."""
 
 
-def _paging(models: Sequence[Shown]) -> list[Family]:
-    """Families of the models with virtual slots."""
-    if not models:
-        return []
-    return [
-        _family(models, name, kind, text, lambda each, of=of: of(each.line).get(each.labels["version"], 0))
-        for name, kind, text, of in PAGING
-    ]
+def _paging() -> Iterable[Text]:
+    for name, kind, text, of in PAGING:
+        yield name, kind, text, lambda each, of=of: of(each.line).get(each.version, 0)
 
 
-def _takeovers(models: Sequence[Shown]) -> list[Family]:
-    """Families of the models with sequences."""
-    if not models:
-        return []
-    taken = [
-        MetricLine({**each.labels, "cause": cause}, each.line.taken_over[each.labels["version"], cause])
+def _takeovers(models: Sequence[Shown]) -> Family:
+    samples = [
+        Sample("", {**each.labels, "cause": cause}, each.line.taken_over[each.version, cause])
         for each in models
         for cause in TAKEOVER_CAUSES
     ]
-    return [
-        Family("seqmesh_takeovers_total", "counter", "Times that a sequence was taken over from its owner", taken),
-        _family(
-            models,
-            "seqmesh_commits_refused_total",
-            "counter",
-            "Steps that executors ran for sequences that were not theirs any more",
-            lambda each: each.line.refused[each.labels["version"]],
-        ),
-    ]
-
-
-def _cache_counters(models: Sequence[Shown]) -> list[Family]:
-    """Families of the models with a response cache."""
-    if not models:
-        return []
-    texts = (
-        ("nv_cache_num_hits_per_model", "Number of cache hits per model", "cache_hit"),
-        ("nv_cache_num_misses_per_model", "Number of cache misses per model", "cache_miss"),
-    )
-    counts = [
-        _family(models, name, "counter", text, lambda each, of=of: each.statistics.durations[of].count)
-        for name, text, of in texts
-    ]
-    return [
-        *counts,
-        _duration(
-            models,
-            "nv_cache_hit_duration_per_model",
-            "Total cache hit duration per model, in microseconds",
-            "cache_hit",
-        ),
-        _duration(
-            models,
-            "nv_cache_miss_duration_per_model",
-            "Total cache miss (insert+lookup) duration per model, in microseconds",
-            "cache_miss",
-        ),
-    ]
+    return Family("seqmesh_takeovers_total", "counter", "Times that a sequence was taken over from its owner", samples)
 
 
 def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
@@ -331,39 +313,38 @@ def cache_families(models: Sequence[Shown], observed: Observed) -> list[Family]:
         ("nv_cache_num_evictions", "Number of cache evictions in response cache", cache.evicted),
         ("nv_cache_lookup_duration", "Total cache lookup duration (hit and miss), in microseconds", lookup_us),
     )
-    return [Family(name, "gauge", text, [MetricLine({}, value)]) for name, text, value in values]
+    return [Family(name, "gauge", text, [Sample("", {}, value)]) for name, text, value in values]
 
 
 def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, text: str, of: str) -> Family:
-    cached = of.startswith("cache")
     duration = "success" if of == "request" else of
-    samples: list[MetricLine] = []
+    samples: list[Sample] = []
     for each in models:
-        if cached and not each.record.config.response_cache:
+        if of.startswith("cache") and not each.record.config.response_cache:
             continue
         sketch = sketch_of(each.statistics.counts, of)
         total = each.statistics.durations[duration]
         samples += [
-            MetricLine({**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
+            Sample("", {**each.labels, "quantile": f"{quantile:g}"}, quantile_of(sketch, quantile))
             for quantile in quantiles
         ]
         samples += [
-            MetricLine(each.labels, total.ns // 1000, "_sum"),
-            MetricLine(each.labels, total.count, "_count"),
+            Sample("_sum", each.labels, total.ns // 1000),
+            Sample("_count", each.labels, total.count),
         ]
     return Family(name, "summary", text, samples)
 
 
 def _first_response(models: Sequence[Shown]) -> Family:
-    samples: list[MetricLine] = []
+    samples: list[Sample] = []
     for each in models:
         bounds = first_response_bounds(each.record)
         counts, total_ms = first_response_of(each.statistics.counts, len(bounds) + 1)
         upto = 0
         for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
             upto += count
-            samples.append(MetricLine({**each.labels, "le": bound}, upto, "_bucket"))
-        samples += [MetricLine(each.labels, total_ms, "_sum"), MetricLine(each.labels, upto, "_count")]
+            samples.append(Sample("_bucket", {**each.labels, "le": bound}, upto))
+        samples += [Sample("_sum", each.labels, total_ms), Sample("_count", each.labels, upto)]
     return Family(FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds", samples)
 
 
@@ -399,7 +380,7 @@ def hardware_families(observed: Observed) -> list[Family]:
     gpus = {gpu.uuid: gpu for report in observed.reports for gpu in report.gpus}
 
     def host(name: str, text: str, value: Callable[[str], float]) -> Family:
-        return Family(name, "gauge", text, [MetricLine({"host": each}, value(each)) for each in sorted(machines)])
+        return Family(name, "gauge", text, [Sample("", {"host": each}, value(each)) for each in sorted(machines)])
 
     families = [
         host("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", lambda each: machines[each].cpu_utilization),
@@ -411,7 +392,7 @@ def hardware_families(observed: Observed) -> list[Family]:
     ]
     for name, kind, text, value in GPU_TEXTS:
         told = [(uuid, value(gpus[uuid])) for uuid in sorted(gpus)]
-        samples = [MetricLine({"gpu_uuid": uuid}, amount) for uuid, amount in told if amount is not None]
+        samples = [Sample("", {"gpu_uuid": uuid}, amount) for uuid, amount in told if amount is not None]
         if samples:
             families.append(Family(name, kind, text, samples))
     return families
@@ -420,19 +401,11 @@ def hardware_families(observed: Observed) -> list[Family]:
 def unreadable_families(observed: Observed) -> list[Family]:
     """The count of values in Redis that could not be read, by kind of key (`shared.store.reading`); none if all could
     be read."""
-    samples = [MetricLine({"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
+    samples = [Sample("", {"kind": kind}, count) for kind, count in sorted(observed.unreadable.items())]
     text = "Number of values in Redis that could not be read, by kind of key"
     return [Family("seqmesh_unreadable_values_total", "counter", text, samples)] if samples else []
 
 
 def custom_families(observed: Observed) -> list[Family]:
     """The families that python models define themselves, added up over all executors."""
-    return [
-        Family(
-            family.name,
-            family.kind,
-            family.help,
-            [MetricLine(sample.labels, sample.value, sample.suffix) for sample in family.samples],
-        )
-        for family in merged_families(observed.reports)
-    ]
+    return [Family(each.name, each.kind, each.help, each.samples) for each in merged_families(observed.reports)]

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from gateway.models.catalog import Catalog
 from gateway.models.metric_families import (
     Family,
-    MetricLine,
     cache_families,
     custom_families,
     hardware_families,
@@ -28,6 +27,7 @@ from gateway.models.statistics import Statistics
 from shared.contract.errors import MeshError
 from shared.process import logs
 from shared.statistics.metrics_config import MetricsConfig
+from shared.statistics.reports import Sample
 
 MESH_UP = ("seqmesh_gateway_mesh_up", "gauge", "1 when this gateway can read the mesh in Redis")
 """Name, kind and help."""
@@ -69,8 +69,8 @@ class Metrics:
         except MeshError as error:
             logs.warning("metrics without the mesh's", error=error.message)
             families, up = [], 0.0
-        families.append(Family(*MESH_UP, [MetricLine({}, up)]))
-        families += [Family(own.name, own.kind, own.help, [MetricLine({}, own.read())]) for own in self._gauges]
+        families.append(Family(*MESH_UP, [Sample("", {}, up)]))
+        families += [Family(own.name, own.kind, own.help, [Sample("", {}, own.read())]) for own in self._gauges]
         lines = [line for family in families for line in family.lines()]
         return "\n".join(lines).encode() + b"\n" + generate_latest(self._process)
 
