@@ -288,9 +288,11 @@ GAVE_WAY = encode(
         error=f"the step was asked for again more than {JOINED_MAX} times before it was answered: those who asked last "
         "get the answer, or ask again",
         reason=Reason.BUSY,
+        step=0xFFFFFFFF,
     )
 )
-"""The reply to the oldest caller of a step when one caller too many waits for it."""
+"""The reply to the oldest caller of a step when one caller too many waits for it. `submit.lua` writes the sequence's
+last step over the four bytes of this one, which occur once."""
 
 COUNTING = frozenset({"commit", "reject", "cancel"})
 """Scripts that make requests final, and so count them. They have the prelude `tally.lua` too."""

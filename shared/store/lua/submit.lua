@@ -6,7 +6,8 @@
 --        3 most open steps per sequence   4 steps of a sequence whose digests are remembered
 --        5 most live sequences of a model   6 number of models   7 prefix of this shard's reply streams
 --        8 most callers that wait for one step by a retry
---        9 encoded reply for the oldest of these callers when there is one too many
+--        9 encoded reply for the oldest of these callers when there is one too many; its step is 0xffffffff and stands
+--          for the last committed step (since START)
 --        per step: index of its model (the first is 1), sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence consists of this one request, 32 it may be paged),
@@ -123,14 +124,16 @@ end
 -- Notes that this caller waits for step n too, once. A caller that asks again and again has usually left its older
 -- places: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox entry, and
 -- never gives way.
-local function join(step, n)
+local function join(step, n, record)
   local field, place = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
   local joined = redis.call('HGET', step.record, field) or ''
   if string.find(';' .. joined, ';' .. place, 1, true) then return end
   local _, count = string.gsub(joined, ';', '')
   if count >= tonumber(ARGV[8]) then
     local gateway, token, rest = string.match(joined, '^(%S+) (%S+);(.*)')
-    answer(gateway, token, ARGV[9])
+    local function last_step() return four_bytes(record.last_step) end
+    local reply = string.gsub(ARGV[9], string.rep('\255', 4), last_step)
+    answer(gateway, token, reply)
     joined = rest
   end
   redis.call('HSET', step.record, field, joined .. place)
@@ -142,7 +145,7 @@ local function repeated(step, n, record, unkept)
   if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth } end
   use_again(step, record)
   if n > record.committed then
-    join(step, n)
+    join(step, n, record)
     return { JOINED, n, record.birth }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)

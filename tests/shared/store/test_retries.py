@@ -186,20 +186,30 @@ class TestRequestIds:
     async def test_of_too_many_who_wait_for_a_step_the_oldest_retry_gives_way_and_is_told(
         self, mesh: ScriptedMesh
     ) -> None:
-        """A client that asks again every second for an hour is no thousands of answers, and no record that grows."""
-        first, *retries = [mesh.submission(7, ONE, START, request_id="a") for _ in range(JOINED_MAX + 3)]
+        """A client that asks again every second for an hour is no thousands of answers, and no record that grows.
+
+        What it is told names the sequence's last step, as every refusal does. (37 is `%` to a pattern of Lua.)
+        """
+        last_step = 37
+        for number in range(last_step):
+            await mesh.submit(mesh.submission(7, ONE, START if number == 0 else NONE))
+        await mesh.assign(7, ALICE)
+        for step in await steps_of(mesh, ALICE):
+            await commit(mesh, ALICE, step)
+        first, *retries = [mesh.submission(7, ONE, request_id="a") for _ in range(JOINED_MAX + 3)]
         for asked in (first, *retries, retries[-1]):
             await mesh.submit(asked)
         told = [await mesh.reply(retry) for retry in retries[:2]]
-        joined = (await mesh.record(7))["j:1"]
-        await mesh.assign(7, ALICE)
+        joined = (await mesh.record(7))[f"j:{last_step + 1}"]
         await commit(mesh, ALICE, (await steps_of(mesh, ALICE))[0], text="the answer")
 
-        assert [("busy", "RESOURCE_EXHAUSTED")] * 2 == [(reply.reason, reply.error_code) for reply in told]
+        assert [("busy", "RESOURCE_EXHAUSTED", last_step)] * 2 == [
+            (reply.reason, reply.error_code, reply.step) for reply in told
+        ]
         assert [f"{GATEWAY} {retry.token}" for retry in retries[2:]] == joined.split(";")[:-1]
         for waiting in (first, *retries[2:]):
             assert "the answer" == (await mesh.reply(waiting)).error
-        assert len(retries) + 1 == len(mesh.heard)
+        assert last_step + len(retries) + 1 == len(mesh.heard)
 
     async def test_a_reply_survives_the_loss_of_its_owner_and_the_end(self, mesh: ScriptedMesh) -> None:
         for name in "abc":
