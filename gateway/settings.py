@@ -225,7 +225,7 @@ class GatewaySettings(MetricsSettings):
         help="Connections of the gRPC port at once; the transport closes one more. 0: as --http-max-connections.",
         group="Bounds",
         minimum=0,
-        maximum=INT32_MAX,
+        maximum=INT32_MAX - 1,
     )
     exit_timeout_secs: float = setting(
         25.0,
