@@ -280,7 +280,7 @@ class GatewaySettings(MetricsSettings):
     )
     sequence_inflight_max: int = setting(
         1024,
-        help="Accepted, unanswered steps of one sequence, over all gateways. A step beyond it is refused.",
+        help="Open steps (accepted, not answered yet) of one sequence, over all gateways. A step beyond it is refused.",
         group="Bounds",
         minimum=1,
     )

@@ -169,8 +169,7 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
     Reason.BUSY: ReasonMeaning(
         Code.RESOURCE_EXHAUSTED,
         Retry.SAME,
-        "The sequence has too many unanswered steps (`--sequence-inflight-max`), or too many callers wait for the same "
-        "step.",
+        "The sequence has too many open steps (`--sequence-inflight-max`), or too many callers wait for the same step.",
         "Wait for an answer, then send the same request again.",
     ),
     Reason.BACKLOG_FULL: ReasonMeaning(

@@ -63,7 +63,7 @@ RETRY_REPLY_BYTES = 64 << 10
 """Bytes of these replies without the newest one, which is always kept (model parameter `retry_reply_bytes`)."""
 
 JOINED_MAX = 16
-"""Callers that asked again for one unanswered step, and wait beside the first caller: each gets an answer of its own,
+"""Callers that asked again for one open step, and wait beside the first caller: each gets an answer of its own,
 and takes space in the record. One caller more replaces the oldest, which is told.
 """
 

@@ -191,7 +191,7 @@ local function by_name(step, flags, record)
 end
 
 -- Judges a step by the number (since START) that the client gave it: the answer to a retry, a refusal, or nil if the
--- step is new. A START with the number 1 begins a new sequence if the last one is over. While END is in flight, only a
+-- step is new. A START with the number 1 begins a new sequence if the last one is over. While END is open, only a
 -- request id can tell that START from a retry.
 local function by_number(step, begins, record)
   local n = record.start + tonumber(step.expected) - 1
@@ -288,7 +288,7 @@ local function submit(step, flags)
   end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent
-  -- Committed steps since START. While the START itself is in flight there are none, whatever was committed before it.
+  -- Committed steps since START. While the START itself is open there are none, whatever was committed before it.
   local last_step = math.max(0, record.committed - record.start + 1)
   record.last_step = last_step
   -- Why a closed sequence is closed: as a tombstone, because its state is void, or by its END.
@@ -308,7 +308,7 @@ local function submit(step, flags)
   if record.accepted - record.committed >= tonumber(ARGV[3]) then
     return { BUSY, last_step, '' }
   end
-  -- With a step in flight a sequence is not idle, so its marker gets no end until `commit` sets it again.
+  -- With an open step a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.accepted == record.committed and redis.call('PERSIST', step.idle) == 0 then
     -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and
     -- slot.
