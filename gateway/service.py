@@ -43,7 +43,6 @@ from gateway.requests.inference import Inference
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
 from gateway.requests.replies import Replies
-from gateway.requests.response_cache import ResponseCache
 from gateway.requests.unserved import Unserved
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
 from gateway.rest.body import BodyBounds
@@ -164,7 +163,7 @@ async def running_core(
             budget=ByteBudget(settings.max_bytes_in_flight, memory),
             request_bytes_max=await value_bytes_max(redis),
             timeout_ms=settings.request_timeout_ms,
-            cache=ResponseCache(cache_bytes),
+            cache_bytes=cache_bytes,
         )
         stored_settings = StoredSettings(redis, keys)
         process = ProcessSettings(stored_settings, tracing.control, logs.Level[settings.log_level.upper()])

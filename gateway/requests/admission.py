@@ -137,6 +137,11 @@ def with_id(request_id: str, text: str) -> str:
     return f"[request id: {request_id or '<id_unknown>'}] {text}"
 
 
+def error_about(call: InferCall, text: str) -> RequestError:
+    """The error of a request that Triton names in its text."""
+    return RequestError(with_id(call.request_id, text))
+
+
 def check_correlation_id(correlation_id: CorrelationId) -> None:
     """Refuses ids that no protocol message may carry; both codecs call it while they read parameters."""
     # Triton counts bytes and calls them characters.
@@ -157,7 +162,7 @@ def check_outputs(call: InferCall, config: ModelConfig) -> None:
     seen: set[str] = set()
     for name in call.outputs:
         if name in seen:
-            raise RequestError(with_id(call.request_id, f"output '{name}' already exists in request"))
+            raise error_about(call, f"output '{name}' already exists in request")
         seen.add(name)
     for name in call.outputs:
         if name not in declared:
@@ -170,7 +175,7 @@ def check_inputs(call: InferCall, config: ModelConfig) -> None:
     given: dict[str, Tensor] = {}
     for tensor in call.inputs:
         if tensor.name in given:
-            raise RequestError(with_id(call.request_id, f"input '{tensor.name}' already exists in request"))
+            raise error_about(call, f"input '{tensor.name}' already exists in request")
         given[tensor.name] = tensor
     if given.keys() != specs.keys():
         _check_names(call, config, given)
@@ -215,12 +220,10 @@ def _count_error(
         else f"expected number of inputs between {len(required)} and {len(config.inputs)}"
     )
     missing = _quoted([name for name in required if name not in given])
-    return RequestError(
-        with_id(
-            call.request_id,
-            f"{expected} but got {len(given)} inputs for model '{config.name}'. Got input(s) {_quoted(sorted(given))}, "
-            f"but missing required input(s) {missing}. Please provide all required input(s).",
-        )
+    return error_about(
+        call,
+        f"{expected} but got {len(given)} inputs for model '{config.name}'. Got input(s) {_quoted(sorted(given))}, "
+        f"but missing required input(s) {missing}. Please provide all required input(s).",
     )
 
 
@@ -232,59 +235,40 @@ def _check_batch(call: InferCall, config: ModelConfig) -> None:
     batch_size = None
     for tensor in call.inputs:
         if not tensor.shape:
-            raise RequestError(
-                with_id(
-                    call.request_id,
-                    f"input '{tensor.name}' has no shape but model requires batch dimension for '{config.name}'",
-                )
+            raise error_about(
+                call, f"input '{tensor.name}' has no shape but model requires batch dimension for '{config.name}'"
             )
         if batch_size is None:
             batch_size = tensor.shape[0]
         elif tensor.shape[0] != batch_size:
-            raise RequestError(
-                with_id(
-                    call.request_id,
-                    f"input '{tensor.name}' batch size does not match other inputs for '{config.name}'",
-                )
-            )
+            raise error_about(call, f"input '{tensor.name}' batch size does not match other inputs for '{config.name}'")
     if batch_size is not None and batch_size > config.max_batch_size:
-        raise RequestError(
-            with_id(
-                call.request_id,
-                f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'",
-            )
-        )
+        raise error_about(call, f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'")
 
 
 def _check_tensor(call: InferCall, config: ModelConfig, spec: TensorSpec, tensor: Tensor) -> None:
     if tensor.datatype != spec.datatype:
-        raise RequestError(
-            with_id(
-                call.request_id,
-                f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{config.name}' "
-                f"expects '{spec.datatype}'",
-            )
+        raise error_about(
+            call,
+            f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{config.name}' "
+            f"expects '{spec.datatype}'",
         )
     batched = config.max_batch_size > 0
     if tensor.shape and min(tensor.shape) < 0:
-        raise RequestError(
-            with_id(
-                call.request_id,
-                f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
-                f"{shape_text(tensor.shape)}",
-            )
+        raise error_about(
+            call,
+            f"All input dimensions should be specified for input '{tensor.name}' for model '{config.name}', got "
+            f"{shape_text(tensor.shape)}",
         )
     dims = tensor.shape[1:] if batched else tensor.shape
     # A batch of no rows would be nothing to answer; Triton lets it through to the backend, where it fails.
     fits = len(dims) == len(spec.dims) and not (batched and tensor.shape[0] == 0)
     if not fits or (dims != spec.dims and any(w not in (-1, got) for w, got in zip(spec.dims, dims, strict=True))):
         expected = (-1, *spec.dims) if batched else spec.dims
-        raise RequestError(
-            with_id(
-                call.request_id,
-                f"unexpected shape for input '{tensor.name}' for model '{config.name}'. Expected "
-                f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
-            )
+        raise error_about(
+            call,
+            f"unexpected shape for input '{tensor.name}' for model '{config.name}'. Expected "
+            f"{shape_text(expected)}, got {shape_text(tensor.shape)}. " + (BATCH_NOTE if batched else ""),
         )
     _check_bytes(call, config, tensor)
 
@@ -303,14 +287,12 @@ def _check_bytes(call: InferCall, config: ModelConfig, tensor: Tensor) -> None:
         else:
             problem = call.string_problems[tensor.name]
         if problem:
-            raise RequestError(with_id(call.request_id, problem))
+            raise error_about(call, problem)
     elif len(tensor.raw) != elements * size:
-        raise RequestError(
-            with_id(
-                call.request_id,
-                f"input byte size mismatch for input '{tensor.name}' for model '{config.name}'. "
-                f"Expected {elements * size}, got {len(tensor.raw)}",
-            )
+        raise error_about(
+            call,
+            f"input byte size mismatch for input '{tensor.name}' for model '{config.name}'. "
+            f"Expected {elements * size}, got {len(tensor.raw)}",
         )
 
 
@@ -504,12 +486,10 @@ def _check_id_type(call: InferCall, config: ModelConfig, correlation_id: Correla
     if control is None or (control.datatype == "BYTES") == isinstance(correlation_id, str):
         return correlation_id
     given = "BYTES" if isinstance(correlation_id, str) else "UINT64"
-    raise RequestError(
-        with_id(
-            call.request_id,
-            f"sequence batching control '{control.name}' data-type is '{given}', but model '{config.name}' "
-            f"expects '{control.datatype}'",
-        )
+    raise error_about(
+        call,
+        f"sequence batching control '{control.name}' data-type is '{given}', but model '{config.name}' "
+        f"expects '{control.datatype}'",
     )
 
 

@@ -22,42 +22,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.requests.dispatch import Dispatch
 from gateway.requests.waiting import Answer, PendingRequest
 
 
-class CancellationWatch:
-    """Sees which requests lose their client.
+def watch(pending: PendingRequest, dispatch: Dispatch, is_stopping: Callable[[], bool]) -> None:
+    """Withdraws the request if it loses its client.
 
-    withdraw  called with a request that Redis has accepted
-    forget    called with a request that Redis has not accepted yet
-    listens   False while this gateway itself may be closing connections
+    is_stopping  whether this gateway stops, and so may itself be what closes the connection
     """
 
-    def __init__(
-        self,
-        withdraw: Callable[[PendingRequest], None],
-        forget: Callable[[PendingRequest], None],
-        listens: Callable[[], bool],
-    ) -> None:
-        self._withdraw = withdraw
-        self._forget = forget
-        self._listens = listens
+    def ended(future: asyncio.Future[Answer]) -> None:
+        if not future.cancelled():
+            return
+        if not is_stopping() and is_given_up_with_its_caller(pending):
+            # Set even while the request is on its way: `dispatch` then withdraws it when Redis has accepted it.
+            pending.withdrawn = True
+            if pending.accepted is not None:
+                dispatch.withdraw(pending)
+        if pending.accepted is None:
+            dispatch.forget(pending)
 
-    def watch(self, pending: PendingRequest) -> None:
-        """Begins to watch the future of this request."""
-
-        def ended(future: asyncio.Future[Answer]) -> None:
-            if not future.cancelled():
-                return
-            if self._listens() and is_given_up_with_its_caller(pending):
-                # Set even while the request is on its way: `dispatch` then withdraws it when Redis has accepted it.
-                pending.withdrawn = True
-                if pending.accepted is not None:
-                    self._withdraw(pending)
-            if pending.accepted is None:
-                self._forget(pending)
-
-        pending.future.add_done_callback(ended)
+    pending.future.add_done_callback(ended)
 
 
 def is_given_up_with_its_caller(pending: PendingRequest) -> bool:

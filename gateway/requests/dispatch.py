@@ -60,7 +60,7 @@ LATE_PATIENCE_S = 2.0
 class Bounds:
     """How much may wait in Redis; requests beyond these bounds are refused.
 
-    in_flight_max  accepted, unanswered steps of one sequence
+    in_flight_max  open steps of one sequence
     backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
                    one model version
     live_max       sequences of one model and shard that have had a slot, and are not over
@@ -330,8 +330,8 @@ class Dispatch:
         if outcome.code < 0:
             pending.failed(refusal(pending, outcome))
             return
-        if pending.user is not None:
-            pending.user.used(pending)
+        if pending.used is not None:
+            pending.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
         pending.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:

@@ -15,11 +15,11 @@ import msgspec
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
-from gateway.requests.cancellation import CancellationWatch
+from gateway.requests.cancellation import watch
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
-from gateway.requests.response_cache import NO_CACHE, ResponseCache
+from gateway.requests.response_cache import marked
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import MeshError, RequestError, UnavailableError
@@ -60,7 +60,7 @@ class Inference:
         budget: ByteBudget,
         request_bytes_max: int = VALUE_BYTES_MAX,
         timeout_ms: int = 0,
-        cache: ResponseCache = NO_CACHE,
+        cache_bytes: int = 0,
     ) -> None:
         self._catalog = catalog
         self._dispatch = dispatch
@@ -72,14 +72,13 @@ class Inference:
         self.budget = budget
         self._request_bytes_max = request_bytes_max
         self._timeout_ms = timeout_ms
-        self._cache = cache
+        self._cache_bytes = cache_bytes
         # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
         # model wait behind them, so that the order of acceptance stays the order of arrival.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
         self._held_models: set[str] = set()
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
-        self._cancellation = CancellationWatch(dispatch.withdraw, dispatch.forget, lambda: not self.stopping)
 
     @property
     def in_flight(self) -> int:
@@ -177,15 +176,15 @@ class Inference:
             shard = self._keys.shard_of(admitted.sequence)
         else:
             shard = self._keys.home_shard(config.name)
-            admitted = self._cache.admitted(admitted, record)
+            admitted = marked(admitted, record, self._cache_bytes)
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted, future)
         pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
-            pending.user = connection or self._connection_of(future)
-        self._cancellation.watch(pending)
+            pending.used = (connection or self._connection_of(future)).used
+        watch(pending, self._dispatch, lambda: self.stopping)
         # The gateway's own limit applies only to requests that came without a timeout.
         if self._timeout_ms and not call.timeout_us:
             self._limit(pending)

@@ -8,14 +8,6 @@ from shared.contract.errors import Reason, SequenceError
 from shared.store.reading import text_of
 from shared.store.scripts import SubmitCode, Submitted
 
-REASONS = {
-    SubmitCode.NEVER_SEEN: Reason.NEVER_SEEN,
-    SubmitCode.ENDED: Reason.ENDED,
-    SubmitCode.EXPIRED: Reason.EXPIRED,
-    SubmitCode.FAILED: Reason.FAILED,
-    SubmitCode.LOST: Reason.LOST,
-    SubmitCode.CANCELLED: Reason.CANCELLED,
-}
 STORIES = {
     SubmitCode.ENDED: "the sequence has ended; its last step was {last}",
     SubmitCode.EXPIRED: "the sequence was idle for too long and has expired; its last step was {last}",
@@ -32,60 +24,45 @@ def named(call: InferCall) -> str:
 
 def refusal(pending: PendingRequest, outcome: Submitted) -> SequenceError:
     """The error for a refused step: reason, last committed step, and a text that names model, sequence and remedy."""
-    model, sequence = pending.call.model, pending.admitted.message.correlation_id
+    # The script's codes of refusals have the names of the reasons.
+    return SequenceError(_text(pending, outcome), Reason[outcome.code.name], outcome.step)
+
+
+def _text(pending: PendingRequest, outcome: Submitted) -> str:
+    sequence = f"sequence {pending.admitted.message.correlation_id}"
+    model, last = f"model '{pending.call.model}'", outcome.step
     match outcome.code:
         case SubmitCode.BACKLOG_FULL:
-            full = f"model '{model}' has as many live sequences as it may"
+            full = f"{model} has as many live sequences as it may"
             if outcome.extra != b"live":
-                full = f"the backlog of model '{model}' is full"
-            return SequenceError(
-                f"{full}: sequence {sequence} was not started, try again later",
-                Reason.BACKLOG_FULL,
-                outcome.step,
-            )
+                full = f"the backlog of {model} is full"
+            return f"{full}: {sequence} was not started, try again later"
         case SubmitCode.BUSY:
-            return SequenceError(
-                f"sequence {sequence} of model '{model}' has too many unanswered steps: wait for an answer, then try "
-                "again",
-                Reason.BUSY,
-                outcome.step,
-            )
+            return f"{sequence} of {model} has too many open steps: wait for an answer, then try again"
         case SubmitCode.LATE:
-            return SequenceError(
+            return (
                 f"the connection to Redis was lost, and the sequence went on meanwhile: it is not known whether this "
-                f"step of sequence {sequence} of model '{model}' was accepted; its last step was {outcome.step}. With "
-                "its number as parameter 'sequence_step' it can be sent again safely",
-                Reason.LATE,
-                outcome.step,
+                f"step of {sequence} of {model} was accepted; its last step was {last}. With its number as parameter "
+                "'sequence_step' it can be sent again safely"
             )
         case SubmitCode.ANSWERED:
-            return SequenceError(
-                f"{named(pending.call)} of sequence {sequence} of model '{model}' was answered, and its answer is "
-                f"kept no longer; it does not run again. The sequence's last step was {outcome.step}",
-                Reason.ANSWERED,
-                outcome.step,
+            return (
+                f"{named(pending.call)} of {sequence} of {model} was answered, and its answer is kept no longer; it "
+                f"does not run again. The sequence's last step was {last}"
             )
         case SubmitCode.EXISTS:
-            return SequenceError(
-                f"sequence {sequence} of model '{model}' exists: its last step was {outcome.step}. Leave "
-                "'sequence_step' out to begin it anew",
-                Reason.EXISTS,
-                outcome.step,
-            )
+            return f"{sequence} of {model} exists: its last step was {last}. Leave 'sequence_step' out to begin it anew"
         case SubmitCode.WRONG_STEP:
-            return SequenceError(
-                f"sequence {sequence} of model '{model}' expects step {text_of(outcome.extra)} next, but the request "
-                f"is step {pending.call.expected_step}",
-                Reason.WRONG_STEP,
-                outcome.step,
+            return (
+                f"{sequence} of {model} expects step {text_of(outcome.extra)} next, but the request is step "
+                f"{pending.call.expected_step}"
             )
         case code:
             text = (
-                f"inference request for sequence {sequence} to model '{model}' must specify the START flag on the "
-                "first request of the sequence"
+                f"inference request for {sequence} to {model} must specify the START flag on the first request of the "
+                "sequence"
             )
-            story = STORIES.get(code)
-            if story:
+            if code in STORIES:
                 remedy = pending.record.config.loss_remedy if code is SubmitCode.LOST else ""
-                text += f" ({story.format(last=outcome.step)}{remedy and f'; {remedy}'})"
-            return SequenceError(text, REASONS[code], outcome.step)
+                text += f" ({STORIES[code].format(last=last)}{remedy and f'; {remedy}'})"
+            return text

@@ -5,8 +5,6 @@ The cache is looked up by the script that queues the request, so it costs no rou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from gateway.requests.admission import Admitted
@@ -15,22 +13,16 @@ from shared.contract.response_cache import entry_name, request_digest
 from shared.store.work_scripts import Lookup
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseCache:
-    """The response cache as this gateway was configured. size_bytes: bound of each shard's part; 0: no cache."""
+def marked(admitted: Admitted, record: ModelRecord, cache_bytes: int) -> Admitted:
+    """The stateless request, marked with its cache key if its answer may be stored.
 
-    size_bytes: int = 0
-
-    def admitted(self, admitted: Admitted, record: ModelRecord) -> Admitted:
-        """The stateless request, marked with its cache key if its answer may be stored."""
-        message = admitted.message
-        if not self.size_bytes or message.version not in record.cache_scopes:
-            return admitted
-        marked = msgspec.structs.replace(message, cache_key=request_digest(message), cache_bytes=self.size_bytes)
-        return msgspec.structs.replace(admitted, message=marked)
-
-
-NO_CACHE = ResponseCache()
+    cache_bytes  bound of each shard's part of the response cache; 0: no cache
+    """
+    message = admitted.message
+    if not cache_bytes or message.version not in record.cache_scopes:
+        return admitted
+    message = msgspec.structs.replace(message, cache_key=request_digest(message), cache_bytes=cache_bytes)
+    return msgspec.structs.replace(admitted, message=message)
 
 
 def lookup_of(message: InferMessage, record: ModelRecord) -> Lookup | None:

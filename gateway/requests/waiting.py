@@ -7,8 +7,8 @@ same request is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,19 +51,11 @@ class Accepted(NamedTuple):
     step: int = 0
 
 
-class User(Protocol):
-    """The connection that steps of sequences come over (`gateway.requests.orphans`)."""
-
-    def used(self, pending: PendingRequest) -> None:
-        """The mesh has accepted this step, or knew it."""
-        ...
-
-
 class PendingRequest:
     """A request on its way.
 
     token       the request's name in reply streams, unique within this gateway's life
-    user        its `used` is called when Redis has accepted the request; None: not needed
+    used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
     accepted    what Redis said when it accepted the request; None before
     withdrawn   the client has left, and the request is to be taken back
@@ -82,7 +74,7 @@ class PendingRequest:
         "shard",
         "span",
         "token",
-        "user",
+        "used",
         "withdrawn",
     )
 
@@ -105,7 +97,7 @@ class PendingRequest:
         self.token = token
         self.span = span
         self.accepted: Accepted | None = None
-        self.user: User | None = None
+        self.used: Callable[[PendingRequest], None] | None = None
         self.withdrawn = False
         self.sent = 0.0
         self.first_sent: float | None = None
