@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
@@ -30,18 +30,10 @@ VERSIONED = "/v2/models/{model}/versions/{version:digits}"
 REPOSITORY = "/v2/repository"
 
 
-class Digits(Convertor[str]):
-    """A version in a path, as it was written: any number of digits."""
+class Digits(StringConvertor):
+    """A version in a path, as it was written: any number of digits. The catalog checks versions."""
 
     regex = "[0-9]+"
-
-    def convert(self, value: str) -> str:
-        """The text unchanged: the catalog checks versions."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """The text unchanged."""
-        return value
 
 
 register_url_convertor("digits", Digits())
@@ -51,7 +43,6 @@ class Answering(Route):
     """A route that answers other methods itself: with 405 and a JSON body, where Starlette would send plain text."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path matches."""
         assert self.methods is not None, "every route names its methods"
         if scope["method"] in self.methods:
             await self.app(scope, receive, send)
@@ -65,7 +56,6 @@ class Routes(Router):
     """The application. It needs no error middleware: each endpoint turns its own errors into responses."""
 
     async def not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path matches no route."""
         await Response(b'{"error":"Not Found"}', 404, media_type="application/json")(scope, receive, send)
 
 
@@ -103,7 +93,6 @@ def build_app(
     origins: Origins,
     restrictions: Mapping[str, Restriction],
 ) -> Router:
-    """The application of the HTTP port."""
     table = Table(origins, restrictions)
     for model in (MODEL, VERSIONED):
         table.add("inference", f"{model}/infer", infer.handle, "POST")
@@ -133,7 +122,6 @@ def build_crowded_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 
 
 def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapping[str, Restriction]) -> Router:
-    """The application of the metrics port."""
     table = Table(origins, restrictions)
     table.add(METRICS, "/metrics", server.metrics, "GET")
     return _app(table)

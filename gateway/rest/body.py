@@ -17,7 +17,6 @@ from shared.contract.errors import Code, MeshError, RequestError
 BULKY_BYTES = 1 << 18
 """JSON beyond this size is parsed and written in a thread: 64 MiB of numbers would block the event loop for seconds."""
 NUMBER_DIGITS_MAX = 20
-TRACE_HEADERS = {b"traceparent": "traceparent", b"tracestate": "tracestate"}
 
 
 class ClientLeftError(MeshError):
@@ -28,8 +27,6 @@ class ClientLeftError(MeshError):
 
 @dataclass(slots=True)
 class Headers:
-    """The headers of a request that the gateway reads."""
-
     content_length: int | None = None
     content_encoding: str = ""
     accept_encoding: str = ""
@@ -55,7 +52,7 @@ def read_headers(scope: Scope) -> Headers:
             case b"inference-session-id":
                 headers.session_id = value.decode("utf-8", "replace")
             case b"traceparent" | b"tracestate":
-                trace[TRACE_HEADERS[name]] = value.decode("latin-1")
+                trace[name.decode()] = value.decode("latin-1")
             case _:
                 pass
     headers.trace = trace

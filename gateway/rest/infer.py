@@ -16,7 +16,7 @@ from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, 
 from gateway.rest.compression import choose, pack
 from gateway.rest.json_values import parsing_bytes
 from gateway.rest.reply import BINARY, JSON, Header, send_bytes
-from gateway.rest.request import Envelope, OutputForms, decode, forwarded_headers
+from gateway.rest.request import OutputForms, decode, forwarded_headers
 from gateway.rest.response import encode_answer
 from shared.contract.errors import Code, RequestError
 
@@ -41,7 +41,6 @@ class Infer:
         self._forward = forward
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../infer."""
         headers = read_headers(scope)
         with self._inference.budget.reserve() as reservation:
             call, forms = await self._receive(scope, receive, headers, reservation)
@@ -87,18 +86,18 @@ class Infer:
 
     def _decode(self, scope: Scope, headers: Headers, body: bytes) -> tuple[InferCall, OutputForms]:
         path = scope["path_params"]
-        envelope = Envelope(
-            model=path["model"],
-            version=path.get("version", ""),
-            header_length=headers.header_length,
-            session_id=headers.session_id,
-            trace_headers=headers.trace,
-        )
+        model, version = path["model"], path.get("version", "")
+        call = InferCall(model, version, session_id=headers.session_id, trace_headers=headers.trace)
         try:
-            call, forms = decode(body, envelope, lambda: self._catalog.find(envelope.model, envelope.version)[0].config)
+            call, forms = decode(
+                body,
+                call,
+                lambda: self._catalog.find(model, version)[0].config,
+                header_length=headers.header_length,
+            )
         except RequestError:
             # As in Triton, the error of an unknown model comes before errors of the body.
-            self._catalog.find(envelope.model, envelope.version)
+            self._catalog.find(model, version)
             raise
         if self._forward is not None:
             forwarded = forwarded_headers(scope["headers"], self._forward)

@@ -49,13 +49,6 @@ class JsonError(RequestError):
     code = Code.INTERNAL
 
 
-class Missing:
-    """Stands for the value of a missing member."""
-
-
-MISSING = Missing()
-
-
 def parse(text: bytes) -> Any:
     """Parses a document. Raises JsonError with the position of the mistake, RequestError when nested too deeply."""
     document = _parse_large(text) if len(text) > LARGE_BYTES else None
@@ -122,7 +115,6 @@ def _broken(what: str, position: int) -> JsonError:
 
 
 def nesting_error() -> RequestError:
-    """The error of a document that is nested too deeply."""
     return RequestError(f"JSON nesting depth exceeds maximum allowed limit ({JSON_NESTING_MAX})")
 
 
@@ -141,6 +133,7 @@ def check_depth(document: Any) -> None:
 
 
 # -- members --------------------------------------------------------------------------------------------------------
+# Each raises JsonError for a member that is not there, or a value of another type than its name says.
 
 
 def object_of(value: Any) -> Json:
@@ -156,32 +149,27 @@ def members(value: Any, where: str = "") -> Json:
 
 
 def member(owner: Any, key: str) -> Any:
-    """A member that must be there."""
-    value = object_of(owner).get(key, MISSING)
-    if value is MISSING:
+    found = object_of(owner)
+    if key not in found:
         raise JsonError(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
-    return value
+    return found[key]
 
 
 def text_member(owner: Any, key: str) -> str:
-    """A member that must be there and a string."""
     return text_of(member(owner, key), key)
 
 
 def array_member(owner: Any, key: str) -> list[Any]:
-    """A member that must be there and an array."""
     return array_of(member(owner, key), key)
 
 
 def text_of(value: Any, key: str) -> str:
-    """A value that must be a string."""
     if not isinstance(value, str):
         raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
     return value
 
 
 def array_of(value: Any, key: str) -> list[Any]:
-    """A value that must be an array."""
     if not isinstance(value, list):
         raise JsonError(f"Unable to parse '{key}': attempt to access JSON non-array as array")
     return cast("list[Any]", value)
@@ -195,7 +183,6 @@ def unsigned_of(value: Any, key: str, *, verb: str = "parse") -> int:
 
 
 def bool_of(value: Any, key: str, *, verb: str = "parse") -> bool:
-    """A value that must be true or false."""
     if type(value) is not bool:
         raise JsonError(f"Unable to {verb} '{key}': attempt to access JSON non-boolean as boolean")
     return value

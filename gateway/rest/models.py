@@ -21,8 +21,6 @@ FILE_PREFIX = "file:"
 
 
 class Models:
-    """The handlers. Each answers one route."""
-
     def __init__(
         self, catalog: Catalog, repository: RepositoryControl, statistics: Statistics, bounds: BodyBounds
     ) -> None:
@@ -39,7 +37,6 @@ class Models:
             await send_error(send, RequestError("Model version not ready"))
 
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET .../{model}: tensors, versions, platform."""
         await send_json(send, model_metadata(*self._catalog.record(*model_and_version(scope))))
 
     async def config(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +50,6 @@ class Models:
         await send_json(send, {"model_stats": [statistics_document(each) for each in statistics]})
 
     async def index(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v2/repository/index."""
         document = await read_object(scope, receive, self._bounds, optional=True)
         ready = document.get("ready", False)
         if not isinstance(ready, bool):
@@ -61,7 +57,6 @@ class Models:
         await send_json(send, [index_line(entry) for entry in self._repository.index(ready_only=ready)])
 
     async def load(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v2/repository/models/{model}/load."""
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
         # In a thread, because it decodes base64 files, which may be large.
         config_json, files = await asyncio.to_thread(load_parameters, parameters)
@@ -92,7 +87,6 @@ def parameters_of(document: Json) -> Json:
 
 
 def load_parameters(parameters: Json) -> tuple[str, dict[str, bytes]]:
-    """Configuration and override files of a load request."""
     config_json = ""
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

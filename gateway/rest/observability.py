@@ -16,8 +16,6 @@ from shared.traces.settings import NUMBERS
 
 
 class Observability:
-    """The handlers. Each answers one route."""
-
     def __init__(self, settings: RuntimeSettings, bounds: BodyBounds) -> None:
         self._settings = settings
         self._bounds = bounds
@@ -29,7 +27,6 @@ class Observability:
         await send_json(send, {name: words if name == "trace_level" else words[0] for name, words in texts.items()})
 
     async def log_settings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET and POST /v2/logging."""
         changes = log_changes(await self._document(scope, receive))
         await send_json(send, msgspec.to_builtins(await self._settings.logs(changes, caller_of(scope))))
 
@@ -40,7 +37,6 @@ class Observability:
 
 
 def caller_of(scope: Scope) -> str:
-    """The client's protocol and address, for the log."""
     host, port = scope.get("client") or ("unknown", 0)
     return f"HTTP client {host}:{port}"
 
@@ -82,7 +78,6 @@ def log_changes(document: Json) -> dict[str, bool | int | str]:
 
 
 def text(value: object) -> str:
-    """A value that must be a string."""
     if not isinstance(value, str):
         raise JsonError("attempt to access JSON non-string as string")
     return value

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id, with_id
 from gateway.requests.forwarding import forwarded
@@ -32,6 +34,7 @@ from gateway.rest.json_values import (
     unsigned_of,
 )
 from shared.contract.errors import Code, RequestError
+from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
@@ -54,77 +57,75 @@ class OutputForms:
     other: OutputForm = OutputForm()
 
     def of(self, output: str) -> OutputForm:
-        """The form of one output."""
         return self.listed.get(output, self.other)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """The parts of a request besides its body: path and headers.
-
-    header_length  `Inference-Header-Content-Length`, None without that header
-    """
-
-    model: str
-    version: str = ""
-    header_length: int | None = None
-    session_id: str | None = None
-    trace_headers: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def decode(body: bytes, envelope: Envelope, config_of: Callable[[], ModelConfig]) -> tuple[InferCall, OutputForms]:
+def decode(
+    body: bytes, call: InferCall, config_of: Callable[[], ModelConfig], *, header_length: int | None = None
+) -> tuple[InferCall, OutputForms]:
     """The call in a body, and the forms in which the client wants the outputs.
 
-    config_of  looks the model's configuration up; called only for a body without JSON
-    raises     RequestError in Triton's words
+    call           what the path and the headers say of it
+    config_of      looks the model's configuration up; called only for a body without JSON
+    header_length  `Inference-Header-Content-Length`, None without that header
+    raises         RequestError in Triton's words
     """
-    length = check_header_length(envelope.header_length, len(body))
+    length = check_header_length(header_length, len(body))
     if length == 0:
-        return decode_raw(body, envelope, config_of())
-    return decode_json(body, length, envelope)
+        return decode_raw(body, call, config_of())
+    return decode_json(body, length, call)
 
 
-def decode_json(body: bytes, length: int, envelope: Envelope) -> tuple[InferCall, OutputForms]:
+def decode_json(body: bytes, length: int, call: InferCall) -> tuple[InferCall, OutputForms]:
     """The call in a body that begins with `length` bytes of JSON, followed by binary data."""
     document = parse_object(body if length == len(body) else body[:length])
     request_id = text_of(document.get("id", ""), "id")
-    parameters = _Parameters()
-    if "parameters" in document:
-        for key, value in members(document["parameters"], "failed to get request params.: ").items():
-            parameters.read(key, value)
-    inputs = _inputs(document, memoryview(body)[length:], envelope.model)
-    outputs, forms = _outputs(document, binary_by_default=parameters.binary_output)
-    return (
-        InferCall(
-            model=envelope.model,
-            version=envelope.version,
-            request_id=request_id,
-            correlation_id=parameters.correlation_id,
-            start=parameters.start,
-            end=parameters.end,
-            expected_step=parameters.expected_step,
-            priority=parameters.priority,
-            timeout_us=parameters.timeout_us,
-            inputs=inputs,
-            outputs=outputs,
-            parameters=parameters.custom,
-            session_id=envelope.session_id,
-            trace_headers=envelope.trace_headers,
-        ),
-        forms,
+    correlation_id: CorrelationId = 0
+    start = end = binary_output = False
+    expected_step: int | None = None
+    priority = timeout_us = 0
+    custom: dict[str, Parameter] = {}
+    for key, value in members(document.get("parameters", {}), "failed to get request params.: ").items():
+        match key:
+            case "sequence_id":
+                correlation_id = sequence_id_of(value)
+            case "sequence_start":
+                start = bool_of(value, key)
+            case "sequence_end":
+                end = bool_of(value, key)
+            case "sequence_step":
+                expected_step = unsigned_of(value, key)
+                if not expected_step:
+                    raise RequestError("Unable to parse 'sequence_step': steps are counted from 1")
+            case "priority":
+                priority = unsigned_of(value, key)
+            case "timeout":
+                timeout_us = unsigned_of(value, key)
+            case "binary_data_output":
+                binary_output = bool_of(value, key)
+            case _:
+                custom[key] = custom_parameter(key, value)
+    inputs = _inputs(document, memoryview(body)[length:], call.model)
+    outputs, forms = _outputs(document, binary_by_default=binary_output)
+    call = msgspec.structs.replace(
+        call,
+        request_id=request_id,
+        correlation_id=correlation_id,
+        start=start,
+        end=end,
+        expected_step=expected_step,
+        priority=priority,
+        timeout_us=timeout_us,
+        inputs=inputs,
+        outputs=outputs,
+        parameters=custom,
     )
+    return call, forms
 
 
-def decode_raw(body: bytes, envelope: Envelope, config: ModelConfig) -> tuple[InferCall, OutputForms]:
+def decode_raw(body: bytes, call: InferCall, config: ModelConfig) -> tuple[InferCall, OutputForms]:
     """The call in a body that is only the data of the model's only input (`Inference-Header-Content-Length: 0`)."""
-    tensor = raw_input(body, config)
-    call = InferCall(
-        model=envelope.model,
-        version=envelope.version,
-        inputs=(tensor,),
-        session_id=envelope.session_id,
-        trace_headers=envelope.trace_headers,
-    )
+    call = msgspec.structs.replace(call, inputs=(raw_input(body, config),))
     return call, OutputForms(other=OutputForm(binary=True))
 
 
@@ -257,54 +258,7 @@ def _check_shared_memory(parameters: Json) -> None:
 # -- request parameters ---------------------------------------------------------------------------------------------
 
 
-class _Parameters:
-    """Collects the request's parameters."""
-
-    __slots__ = (
-        "binary_output",
-        "correlation_id",
-        "custom",
-        "end",
-        "expected_step",
-        "priority",
-        "start",
-        "timeout_us",
-    )
-
-    def __init__(self) -> None:
-        self.correlation_id: int | str = 0
-        self.start = False
-        self.end = False
-        self.expected_step: int | None = None
-        self.priority = 0
-        self.timeout_us = 0
-        self.binary_output = False
-        self.custom: dict[str, Parameter] = {}
-
-    def read(self, key: str, value: Any) -> None:
-        """Reads one parameter. Raises RequestError for a wrong type."""
-        match key:
-            case "sequence_id":
-                self.correlation_id = sequence_id_of(value)
-            case "sequence_start":
-                self.start = bool_of(value, key)
-            case "sequence_end":
-                self.end = bool_of(value, key)
-            case "sequence_step":
-                self.expected_step = unsigned_of(value, key)
-                if not self.expected_step:
-                    raise RequestError("Unable to parse 'sequence_step': steps are counted from 1")
-            case "priority":
-                self.priority = unsigned_of(value, key)
-            case "timeout":
-                self.timeout_us = unsigned_of(value, key)
-            case "binary_data_output":
-                self.binary_output = bool_of(value, key)
-            case _:
-                self.custom[key] = custom_parameter(key, value)
-
-
-def sequence_id_of(value: Any) -> int | str:
+def sequence_id_of(value: Any) -> CorrelationId:
     """A correlation id: a uint64 or a string."""
     if type(value) is int and 0 <= value <= UINT64_MAX:
         return value

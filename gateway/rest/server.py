@@ -35,11 +35,9 @@ class ServerRoutes:
         await send_bytes(send, 200 if self._catalog.is_ready else 400, b"")
 
     async def metadata(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /v2."""
         await send_json(send, self._metadata)
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET /metrics, in Prometheus' text format."""
         await send_bytes(send, 200, await self._metrics.render(), (METRICS_TYPE,))
 
     def _refuse_while_stopping(self) -> None:

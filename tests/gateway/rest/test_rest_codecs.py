@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gateway.bounds import inflate
-from gateway.requests.admission import admit
+from gateway.requests.admission import InferCall, admit
 from gateway.requests.classification import classify
 from gateway.requests.status import GRPC_STATUS, HTTP_STATUS, grpc_details, http_error
 from gateway.requests.waiting import Answer
 from gateway.rest.compression import choose, pack, unpacked
 from gateway.rest.json_tensors import json_of_tensor, tensor_of_json
 from gateway.rest.json_values import LARGE_BYTES, JsonError, parse
-from gateway.rest.request import Envelope, OutputForm, OutputForms, decode
+from gateway.rest.request import OutputForm, OutputForms, decode
 from gateway.rest.response import encode_answer
 from shared.contract.errors import Code, Reason, RequestError, SequenceError
 from shared.contract.messages import ModelRecord, ReplyMessage, decode_infer, encode
@@ -125,7 +125,7 @@ def test_a_number_beyond_all_doubles_is_refused_as_a_parameter() -> None:
     body = b'{"inputs": [], "parameters": {"x": 1%b}}%b' % (b"0" * 400, b" " * LARGE_BYTES)
 
     with pytest.raises(JsonError, match="Number too big to be stored in double"):
-        decode(body, Envelope("m"), running_sum)
+        decode(body, InferCall("m"), running_sum)
 
 
 @given(st.lists(arrays, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3))
@@ -148,7 +148,7 @@ def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: lis
     }
     head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    call, _ = decode(head + blobs, Envelope("m", header_length=len(head)), echo)
+    call, _ = decode(head + blobs, InferCall("m"), echo, header_length=len(head))
 
     assert list(call.inputs) == tensors
     assert (call.request_id, call.correlation_id, call.start, call.parameters) == ("r", 2**64 - 1, True, {"x": 1.5})
@@ -172,7 +172,7 @@ def test_requests_survive_their_encoding_binary_and_json_mixed(given_arrays: lis
 )
 def test_any_json_is_a_call_or_a_request_error(document: Any):
     with contextlib.suppress(RequestError):
-        decode(json.dumps(document).encode(), Envelope("m"), echo)
+        decode(json.dumps(document).encode(), InferCall("m"), echo)
 
 
 ANYTHING = st.recursive(
@@ -221,7 +221,7 @@ def test_a_good_request_with_anything_in_any_place_is_a_step_or_a_request_error(
 
     refused: RequestError | None = None
     try:
-        call, _ = decode(head + b"\1\0\0\0a", Envelope("running_sum", header_length=len(head)), running_sum)
+        call, _ = decode(head + b"\1\0\0\0a", InferCall("running_sum"), running_sum, header_length=len(head))
         message = admit(call, record, "1", arrived_ns=1, make_session=lambda: "s").message
         assert decode_infer(encode(message)) == message
     except RequestError as error:
@@ -236,7 +236,7 @@ def test_a_good_request_with_anything_in_any_place_is_a_step_or_a_request_error(
 @given(st.binary(max_size=60), st.none() | st.integers(0, 70))
 def test_any_bytes_are_a_call_or_a_request_error(body: bytes, length: int | None):
     with contextlib.suppress(RequestError):
-        decode(body, Envelope("m", header_length=length), echo)
+        decode(body, InferCall("m"), echo, header_length=length)
 
 
 def answer(*outputs: Tensor, **rest: Any) -> Answer:
