@@ -38,7 +38,7 @@ from gateway.models.observation import Observation
 from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
-from gateway.requests.dispatch import Bounds, Dispatch
+from gateway.requests.dispatch import Dispatch
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
@@ -142,10 +142,18 @@ async def running_core(
         catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
         where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
         replies = Replies(redis, keys, gateway, where=where)
-        bounds = Bounds(settings.sequence_inflight_max, settings.backlog_max, settings.live_max)
-        summaries = parse_metrics_config(settings.metrics_config).summary_latencies
         scripts = Scripts(redis, keys)
-        dispatch = Dispatch(redis, scripts, keys, replies, gateway, bounds, summaries=summaries)
+        dispatch = Dispatch(
+            redis,
+            scripts,
+            keys,
+            replies,
+            gateway,
+            in_flight_max=settings.sequence_inflight_max,
+            backlog_max=settings.backlog_max,
+            live_max=settings.live_max,
+            summaries=parse_metrics_config(settings.metrics_config).summary_latencies,
+        )
         cache_bytes = parse_cache_config(settings.cache_config)
         observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
@@ -262,7 +270,7 @@ async def _serve_ports(
     http_server = HttpServer(
         Served(app, http_share),
         Served(crowded, Share(shares.spare, shares.spare_per_client), once=True),
-        certificate=settings.http_certificate,
+        settings=settings,
         unread=core.unread,
     )
     await http_server.start(http)

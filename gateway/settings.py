@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import click
 
@@ -17,15 +18,6 @@ from shared.contract.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """Files of TLS, PEM. root: authorities of client certificates, which are then required; "" for none."""
-
-    certificate: str
-    key: str
-    root: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,35 +293,23 @@ class GatewaySettings(MetricsSettings):
 
     def __post_init__(self) -> None:
         """Raises click.UsageError for texts that mean nothing, so that a process does not start with them."""
-        for option, texts in (
-            ("--restricted-api", self.restricted_api),
-            ("--http-restricted-api", (*self.restricted_api, *self.http_restricted_api)),
-            ("--grpc-restricted-protocol", (*self.restricted_api, *self.grpc_restricted_protocol)),
-        ):
+        checks: list[tuple[str, Callable[[Any], object], object]] = [
+            ("--restricted-api", parse_restrictions, self.restricted_api),
+            ("--http-restricted-api", parse_restrictions, (*self.restricted_api, *self.http_restricted_api)),
+            ("--grpc-restricted-protocol", parse_restrictions, (*self.restricted_api, *self.grpc_restricted_protocol)),
+            *(("--http-allowed-origin", parse_origin, origin) for origin in self.http_allowed_origin),
+            ("--cache-config", parse_cache_config, self.cache_config),
+            ("--http-header-forward-pattern", re.compile, self.http_header_forward_pattern),
+            ("--grpc-header-forward-pattern", re.compile, self.grpc_header_forward_pattern),
+        ]
+        for option, parse, given in checks:
             try:
-                parse_restrictions(texts)
-            except ValueError as error:
+                parse(given)
+            except (ValueError, re.error) as error:
                 raise click.UsageError(f"{option}: {error}") from error
-        for origin in self.http_allowed_origin:
-            try:
-                parse_origin(origin)
-            except ValueError as error:
-                raise click.UsageError(f"--http-allowed-origin: {error}") from error
         MetricsSettings.__post_init__(self)
         if 0 < self.memory_max < MEMORY_MIN:
             raise click.UsageError(f"--memory-max: a gateway needs {MEMORY_MIN >> 20}MiB at least")
-        try:
-            parse_cache_config(self.cache_config)
-        except ValueError as error:
-            raise click.UsageError(f"--cache-config: {error}") from error
-        for option, pattern in (
-            ("--http-header-forward-pattern", self.http_header_forward_pattern),
-            ("--grpc-header-forward-pattern", self.grpc_header_forward_pattern),
-        ):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise click.UsageError(f"{option}: {error}") from error
         if bool(self.http_server_cert) != bool(self.http_server_key) or (
             self.http_root_cert and not self.http_server_cert
         ):
@@ -360,12 +340,10 @@ class GatewaySettings(MetricsSettings):
 
     @property
     def http_restrictions(self) -> dict[str, Restriction]:
-        """What closes parts of the HTTP port."""
         return parse_restrictions((*self.restricted_api, *self.http_restricted_api))
 
     @property
     def grpc_restrictions(self) -> dict[str, Restriction]:
-        """What closes parts of the gRPC port."""
         return parse_restrictions((*self.restricted_api, *self.grpc_restricted_protocol))
 
     @property
@@ -382,12 +360,4 @@ class GatewaySettings(MetricsSettings):
 
     @property
     def grpc_tls(self) -> bool:
-        """Whether the gRPC port speaks TLS."""
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
-
-    @property
-    def http_certificate(self) -> Certificate | None:
-        """What the HTTP port shows and asks for; None without TLS."""
-        if not self.http_server_cert:
-            return None
-        return Certificate(self.http_server_cert, self.http_server_key, self.http_root_cert)

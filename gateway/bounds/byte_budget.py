@@ -48,7 +48,6 @@ class ByteBudget:
         self.taken += size
 
     def give_back(self, size: int) -> None:
-        """Gives bytes back that were taken."""
         self.taken -= size
 
     def reserve(self) -> Reservation:
@@ -85,7 +84,6 @@ class Reservation:
         self.hold(size + weight)
 
     def leave(self) -> None:
-        """Gives everything back."""
         self._budget.give_back(self._size)
         self._size = 0
 

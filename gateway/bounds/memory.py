@@ -141,7 +141,6 @@ class MemoryBound:
             await self._eased.wait()
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
         while self.bytes_max:
             self.look(asyncio.get_running_loop().time())
             await asyncio.sleep(LOOK_EVERY_S)

@@ -104,7 +104,6 @@ def correlation_id_of(parameter: InferParameter) -> CorrelationId:
 
 
 def flag_of(key: str, parameter: InferParameter) -> bool:
-    """A parameter that must be a bool."""
     if parameter.WhichOneof("parameter_choice") != "bool_param":
         raise RequestError(f"invalid value type for '{key}' parameter, expected bool_param.")
     return parameter.bool_param

@@ -141,7 +141,6 @@ def credentials(settings: GatewaySettings) -> grpc.ServerCredentials:
 
 
 def channel_options(settings: GatewaySettings, connections_max: int) -> list[tuple[str, int]]:
-    """The transport's arguments."""
     arguments = [
         ("grpc.max_receive_message_length", min(settings.grpc_max_input_size, INT32_MAX)),
         ("grpc.max_send_message_length", INT32_MAX),

@@ -15,7 +15,6 @@ def trace_changes(request: AnyMessage) -> dict[str, list[str] | None]:
 
 
 def trace_response(texts: Mapping[str, list[str]]) -> AnyMessage:
-    """All settings."""
     response = pb.TraceSettingResponse()
     for name, words in texts.items():
         response.settings[name].value.extend(words)
@@ -39,7 +38,6 @@ def log_changes(request: AnyMessage) -> dict[str, bool | int | str]:
 
 
 def log_response(settings: LogSettings) -> AnyMessage:
-    """All settings."""
     response = pb.LogSettingsResponse()
     for name in LogSettings.__struct_fields__:
         value = getattr(settings, name)

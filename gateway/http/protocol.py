@@ -114,7 +114,6 @@ class Exchange(HTTPStream):
         self._rest: asyncio.Event | None = None
 
     async def handle(self, event: Event) -> None:
-        """Takes a part of the request, or its end."""
         if isinstance(event, Body):
             self.received += len(event.data)
             if self._rest is not None:
@@ -159,7 +158,6 @@ class Ended:
         """Drops the data."""
 
     def next_event(self) -> type[h11.NEED_DATA]:
-        """Never gives an event."""
         return h11.NEED_DATA
 
     def send(self, event: h11.Event) -> bytes:

@@ -65,7 +65,6 @@ class Share:
 
     @property
     def taken(self) -> int:
-        """The number of seats taken."""
         return len(self._taken)
 
     def take(self, client: str, now: float, patience_s: float) -> Seat | None:

@@ -24,7 +24,7 @@ from gateway.bounds.clients import CROWDED, PATIENCE_S
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.http.connection import HEAD_S, ServedConnection
 from gateway.http.seats import Seat, Share, client_of
-from gateway.settings import Certificate
+from gateway.settings import GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process import logs
 from shared.process.lifecycle import end
@@ -79,12 +79,15 @@ class HttpServer:
     """
 
     def __init__(
-        self, *served: Served, certificate: Certificate | None = None, unread: UnreadAnswers | None = None
+        self, *served: Served, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
     ) -> None:
-        """Raises OSError (ssl.SSLError is one) for a certificate that cannot be read."""
+        """settings: those of TLS count; None: plain text.
+
+        Raises OSError (ssl.SSLError is one) for a certificate that cannot be read.
+        """
         self._served = served
         self._unread = unread or UnreadAnswers(UNLIMITED)
-        self._config = configured(certificate)
+        self._config = configured(settings)
         self._config_once = configured(None)
         self._config_once.keep_alive_max_requests = 0
         self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
@@ -219,17 +222,16 @@ class HttpServer:
             await asyncio.wait(self._connections, timeout=patience_s)
 
 
-def configured(certificate: Certificate | None) -> Config:
-    """Hypercorn's configuration."""
+def configured(settings: GatewaySettings | None) -> Config:
     config = Config()
     config.keep_alive_max_requests = UNLIMITED
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("hypercorn")
-    if certificate is not None:
-        config.certfile, config.keyfile = certificate.certificate, certificate.key
+    if settings is not None and settings.http_server_cert:
+        config.certfile, config.keyfile = settings.http_server_cert, settings.http_server_key
         config.alpn_protocols = ["http/1.1"]
-        if certificate.root:
-            config.ca_certs = certificate.root
+        if settings.http_root_cert:
+            config.ca_certs = settings.http_root_cert
             config.verify_mode = ssl.CERT_REQUIRED
     return config

@@ -67,7 +67,8 @@ class Catalog:
         self._membership = membership
         self._strict_readiness = strict_readiness
         self._clock = clock
-        self._view = CatalogView()
+        self.view = CatalogView()
+        """The mesh at the last refresh."""
         self._served_until: dict[tuple[str, str], float] = {}
         self._unserved_since: dict[tuple[str, str], float] = {}
         self._open: dict[str, tuple[str, ...]] = {}
@@ -77,18 +78,13 @@ class Catalog:
 
     # -- questions --------------------------------------------------------------------------------------------------
 
-    @property
-    def view(self) -> CatalogView:
-        """The mesh at the last refresh."""
-        return self._view
-
     def find(self, model: str, version: str) -> tuple[ModelRecord, str]:
         """The model and the version that will serve a request: the requested one, or else the highest that is served.
 
         Raises RequestError or UnavailableError with Triton's words.
         """
         requested = check_version_text(version)
-        record = self._view.records.get(model)
+        record = self.view.records.get(model)
         versions = self._open.get(model, ())
         if record is not None and versions:
             if not requested:
@@ -100,8 +96,8 @@ class Catalog:
     def record(self, model: str, version: str = "") -> tuple[ModelRecord, tuple[str, ...]]:
         """A loaded model and its READY versions; only the requested version, if there is one. Raises like `find`."""
         requested = check_version_text(version)
-        record = self._view.records.get(model)
-        versions = self._view.ready.get(model, ())
+        record = self.view.records.get(model)
+        versions = self.view.ready.get(model, ())
         if record is not None and versions and (not requested or requested in versions):
             return record, (requested,) if requested else versions
         raise self._lookup_error(model, requested)
@@ -112,7 +108,7 @@ class Catalog:
         Raises RequestError for a version that is no number.
         """
         requested = check_version_text(version)
-        view = self._view
+        view = self.view
         versions = [one for one in view.ready.get(model, ()) if (model, one) not in view.unready]
         return requested in versions if requested else bool(versions)
 
@@ -125,13 +121,13 @@ class Catalog:
         """
         if self._refreshed_at is None or self._clock() - self._refreshed_at > STALE_S:
             return False
-        if self._strict_readiness and any(map(is_missing, self._view.repository)):
+        if self._strict_readiness and any(map(is_missing, self.view.repository)):
             return False
         return self._is_served
 
     @property
     def _is_served(self) -> bool:
-        return any(member.usable for member in self._view.members)
+        return any(member.usable for member in self.view.members)
 
     def unserved_for(self, seconds: float) -> set[tuple[str, str]]:
         """(model, version) of those that had an executor, and have had none for so long, as seen by this gateway."""
@@ -141,21 +137,21 @@ class Catalog:
 
     def live_members(self) -> list[Member]:
         """Executors whose lease holds."""
-        return [member for member in self._view.members if member.alive]
+        return [member for member in self.view.members if member.alive]
 
     def _lookup_error(self, model: str, version: str) -> RequestError | UnavailableError:
         if self._refreshed_at is None:
             return UnavailableError("the gateway has not reached Redis yet: try again later")
         about = f"Request for unknown model: '{model}'"
-        record = self._view.records.get(model)
-        known = any(entry.model == model for entry in self._view.repository)
+        record = self.view.records.get(model)
+        known = any(entry.model == model for entry in self.view.repository)
         if record is None and not known:
             return RequestError(f"{about} is not found", Code.NOT_FOUND)
         if version:
             if record is None or version not in record.versions:
                 return RequestError(f"{about} version {version} is not found", Code.NOT_FOUND)
             return UnavailableError(f"{about} version {version} is not at ready state")
-        if record is not None and (self._view.ready.get(model) or not self.live_members()):
+        if record is not None and (self.view.ready.get(model) or not self.live_members()):
             # The executors that have it loaded are being drained, or no executor lives.
             return UnavailableError(f"no executor serves model '{model}' at the moment: try again later")
         return RequestError(f"{about} has no available versions", Code.NOT_FOUND)
@@ -171,7 +167,6 @@ class Catalog:
         return True
 
     async def run(self) -> None:
-        """Refreshes until it is cancelled."""
         failures = 0
         while True:
             try:
@@ -214,7 +209,7 @@ class Catalog:
         # A living executor says that these were unloaded: their grace ends at once.
         unloaded = {(line.model, line.version) for line in repository if line.state in ("UNLOADING", "UNAVAILABLE")}
         # Versions that had an executor at any poll, and have none now; each keeps the time of its first such poll.
-        seen = self._unserved_since.keys() | offers_of(self._view.members) | offers_of(members)
+        seen = self._unserved_since.keys() | offers_of(self.view.members) | offers_of(members)
         self._unserved_since = {place: self._unserved_since.get(place, now) for place in seen - offers_of(live)}
         gone = {line.model for line in repository if line.state == "UNAVAILABLE" and not line.version}
         self._served_until = {
@@ -224,7 +219,7 @@ class Catalog:
         }
         self._open = _by_model(self._served_until)
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        self._view = CatalogView(records, ready, tuple(members), repository, unready_versions(live))
+        self.view = CatalogView(records, ready, tuple(members), repository, unready_versions(live))
         self._refreshed_at = now
 
     def _extend(self, now: float, members: Sequence[Member]) -> None:

@@ -19,7 +19,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Any
 
@@ -33,7 +32,7 @@ from gateway.requests.response_cache import lookup_of
 from gateway.requests.waiting import Accepted, PendingRequest
 from shared.contract.errors import Code, Reason, UnavailableError
 from shared.contract.ids import GatewayId, SequenceId, ShardId
-from shared.contract.limits import LIVE_MAX, SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
+from shared.contract.limits import SCRIPT_BYTES_MAX, SCRIPT_STEPS_MAX
 from shared.contract.messages import ReplyMessage, encode
 from shared.contract.record import ACCEPTED, BIRTH
 from shared.contract.step_digest import step_digest
@@ -54,21 +53,6 @@ PATIENCE_S = 10.0
 """How long requests wait while Redis is away, before they fail with "try again later". A restart takes about this."""
 LATE_PATIENCE_S = 2.0
 """How long a step that Redis refused as LATE still waits for the answer to its first attempt, before it fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How much may wait in Redis; requests beyond these bounds are refused.
-
-    in_flight_max  open steps of one sequence
-    backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
-                   one model version
-    live_max       sequences of one model and shard that have had a slot, and are not over
-    """
-
-    in_flight_max: int
-    backlog_max: int
-    live_max: int = LIVE_MAX
 
 
 class CallKind(IntEnum):
@@ -98,7 +82,11 @@ class CallBatch(msgspec.Struct, frozen=True):
 class Dispatch:
     """The queues of requests that Redis has not seen yet, and the task that empties them.
 
-    summaries  whether durations of cache lookups are counted for Triton's summary metrics
+    in_flight_max  open steps of one sequence; this bound and the next two are Redis's: what is beyond is refused
+    backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
+                   one model version
+    live_max       sequences of one model and shard that have had a slot, and are not over
+    summaries      whether durations of cache lookups are counted for Triton's summary metrics
     """
 
     def __init__(
@@ -108,8 +96,10 @@ class Dispatch:
         keys: Keyspace,
         replies: Replies,
         gateway: GatewayId,
-        bounds: Bounds,
         *,
+        in_flight_max: int,
+        backlog_max: int,
+        live_max: int,
         summaries: bool = False,
     ) -> None:
         self._scripts = scripts
@@ -119,7 +109,9 @@ class Dispatch:
         self._stateless = WorkScripts(keys)
         self._replies = replies
         self._gateway = gateway
-        self._bounds = bounds
+        self._in_flight_max = in_flight_max
+        self._backlog_max = backlog_max
+        self._live_max = live_max
         self._summaries = summaries
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
@@ -136,11 +128,6 @@ class Dispatch:
         """Queues a request for the next round trip."""
         self._queues[pending.shard, kind_of(pending)].append(pending)
         self._trips.due()
-
-    @property
-    def queued(self) -> int:
-        """Requests that have not been sent yet."""
-        return sum(map(len, self._queues.values()))
 
     def forget(self, pending: PendingRequest) -> None:
         """Notes that a request's future ended before Redis accepted the request. If it is still queued, it is not sent.
@@ -163,7 +150,6 @@ class Dispatch:
         self._trips.due()
 
     async def run(self) -> None:
-        """Sends until it is cancelled."""
         await self._trips.run(self._depart)
 
     def _take(self) -> list[CallBatch]:
@@ -392,14 +378,14 @@ class Dispatch:
                 return self._scripts.submit(
                     [self._submission(pending) for pending in batch.requests],
                     shard=batch.shard,
-                    backlog_max=self._bounds.backlog_max,
-                    in_flight_max=self._bounds.in_flight_max,
-                    live_max=self._bounds.live_max,
+                    backlog_max=self._backlog_max,
+                    in_flight_max=self._in_flight_max,
+                    live_max=self._live_max,
                 )
             case CallKind.WORK:
                 return self._stateless.enqueue(
                     [self._item(pending) for pending in batch.requests],
-                    bound=self._bounds.backlog_max,
+                    bound=self._backlog_max,
                     summaries=self._summaries,
                 )
             case CallKind.WITHDRAW_STEPS:
@@ -408,7 +394,7 @@ class Dispatch:
                     shard=batch.shard,
                     reply=CANCELLED_STEP,
                     # The feed has no bound of its own. A leader that is not told finds out when it assigns.
-                    feed_max=self._bounds.backlog_max,
+                    feed_max=self._backlog_max,
                 )
             case CallKind.WITHDRAW_WORK:
                 tokens = [pending.token for pending in batch.requests]
@@ -459,7 +445,6 @@ class Dispatch:
 
 
 def is_withdrawal(kind: CallKind) -> bool:
-    """Whether a call takes requests back."""
     return kind in WITHDRAWAL_OF.values()
 
 

@@ -82,7 +82,6 @@ class Orphans:
         self._trips.due()
 
     async def run(self) -> None:
-        """Tells until it is cancelled."""
         await self._trips.run(self._depart)
 
     async def _depart(self) -> bool:

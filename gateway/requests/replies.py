@@ -106,7 +106,6 @@ class Replies:
                 await self._redis.unlink(stream)
 
     async def run(self) -> None:
-        """Reads replies until it is cancelled."""
         backoff = FullJitterBackoff(cap=BACKOFF_CAP_S, base=BACKOFF_BASE_S)
         failures = 0
         try:

@@ -42,7 +42,6 @@ class Unserved:
         self._patience_s = patience_s
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
@@ -74,5 +73,4 @@ def is_stateless(pending: PendingRequest) -> bool:
 
 
 def place_of(pending: PendingRequest) -> tuple[str, str]:
-    """The request's model and version."""
     return pending.admitted.message.model, pending.admitted.message.version

@@ -17,9 +17,12 @@ import pytest
 from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served, listen
 from gateway.rest.reply import send_bytes
-from gateway.settings import Certificate
+from gateway.settings import GatewaySettings
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
+SECURE = GatewaySettings(
+    redis_url="", http_server_cert=str(TLS / "server.pem"), http_server_key=str(TLS / "server.key")
+)
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LARGE_BYTES = 32 << 20
 """More than all buffers between two processes take."""
@@ -39,16 +42,16 @@ async def large(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, certificate: Certificate | None = None) -> AsyncGenerator[int]:
+async def serving(app: Any, settings: GatewaySettings | None = None) -> AsyncGenerator[int]:
     """Where a server of that application listens."""
-    async with serving_all(Served(app, Share(100, 100)), certificate=certificate) as port:
+    async with serving_all(Served(app, Share(100, 100)), settings=settings) as port:
         yield port
 
 
 @contextlib.asynccontextmanager
-async def serving_all(*served: Served, certificate: Certificate | None = None) -> AsyncGenerator[int]:
+async def serving_all(*served: Served, settings: GatewaySettings | None = None) -> AsyncGenerator[int]:
     """Where a server of these listens."""
-    server = HttpServer(*served, certificate=certificate)
+    server = HttpServer(*served, settings=settings)
     listening = listen("127.0.0.1", 0)
     await server.start(listening)
     yield listening.getsockname()[1]
@@ -142,8 +145,8 @@ async def until_alone(others: set[asyncio.Task[Any]]) -> None:
 @pytest.mark.parametrize("upgrade", [UPGRADE_H2C, UPGRADE_WEBSOCKET], ids=["h2c", "websocket"])
 async def test_who_asks_for_another_protocol_gets_this_one(tls: bool, upgrade: bytes) -> None:
     """As often as it likes, on one connection; and nothing is left when it goes."""
-    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key")) if tls else None
-    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+    settings = SECURE if tls else None
+    async with serving(hello, settings) as port, asyncio.timeout(SOON_S):
         others = asyncio.all_tasks()
         reader, writer = await connected(port, tls=tls)
         for _ in range(2):
@@ -158,8 +161,8 @@ async def test_who_asks_for_another_protocol_gets_this_one(tls: bool, upgrade: b
 @pytest.mark.parametrize("piece", [1, 16, 1000])
 async def test_who_begins_with_http_2_is_refused(tls: bool, piece: int) -> None:
     """However the preface is cut into pieces."""
-    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key")) if tls else None
-    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+    settings = SECURE if tls else None
+    async with serving(hello, settings) as port, asyncio.timeout(SOON_S):
         others = asyncio.all_tasks()
         reader, writer = await connected(port, tls=tls)
         for begin in range(0, len(PRIOR_KNOWLEDGE), piece):
@@ -349,8 +352,7 @@ async def test_a_connection_that_cannot_be_accepted_is_accepted_later(
 
 async def test_a_client_of_tls_that_does_not_shake_hands_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.server.HEAD_S", 0.1)
-    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key"))
-    async with serving(hello, certificate) as port, asyncio.timeout(SOON_S):
+    async with serving(hello, SECURE) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port)
         with contextlib.suppress(ConnectionError):
             assert b"" == await reader.read()
@@ -361,8 +363,7 @@ async def test_nobody_waits_for_ever_for_the_rest_of_an_answer(monkeypatch: pyte
     """Under TLS all of an answer is handed on at once, and the end of the connection waits until it has been taken."""
     monkeypatch.setattr("gateway.http.connection.PATIENCE_S", 0.2)
     trusting = ssl.create_default_context(cafile=str(TLS / "ca.pem"))
-    certificate = Certificate(str(TLS / "server.pem"), str(TLS / "server.key"))
-    async with serving(large, certificate) as port, asyncio.timeout(SOON_S):
+    async with serving(large, SECURE) as port, asyncio.timeout(SOON_S):
         others = asyncio.all_tasks()
         _, writer = await asyncio.open_connection("localhost", port, ssl=trusting)
         cast("asyncio.Transport", writer.transport).pause_reading()

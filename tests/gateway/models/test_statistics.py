@@ -33,7 +33,7 @@ async def test_statistics_survive_a_redis_without_memory(
     keys = Keyspace()
     scripts = Scripts(redis, keys)
     catalog = Catalog(Membership(redis, keys))
-    monkeypatch.setattr(Catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
+    monkeypatch.setattr(catalog, "view", CatalogView(records={"m": RECORD}, ready={"m": ("1",)}))
     observation = Observation(redis, keys, catalog)
     tallies = Tallies(scripts, keys)
     statistics = Statistics(tallies, catalog, observation)
