@@ -255,13 +255,10 @@ async def _serve_ports(
         of_grpc,
         core.statistics,
         core.settings,
-        server_name=settings.server_id,
+        settings,
         budget=core.inference.budget,
         memory=core.memory,
         unread=core.unread,
-        message_bytes_max=settings.grpc_max_input_size,
-        forward=settings.metadata_forward_regex,
-        compression=settings.grpc_infer_response_compression_level,
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.
@@ -269,13 +266,13 @@ async def _serve_ports(
     addresses = ListeningPorts(http.getsockname()[1], grpc.port, metrics.getsockname()[1])
     http_server = HttpServer(
         Served(app, http_share),
-        Served(crowded, Share(shares.spare, shares.spare_per_client), once=True),
+        Served(crowded, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
         settings=settings,
         unread=core.unread,
     )
     await http_server.start(http)
     metrics_app = build_metrics_app(server, origins, settings.restrictions)
-    metrics_server = HttpServer(Served(metrics_app, Share(shares.metrics, shares.metrics)))
+    metrics_server = HttpServer(Served(metrics_app, Share(descriptors.METRICS, descriptors.METRICS)))
     await metrics_server.start(metrics)
     logs.info(
         "gateway ready",

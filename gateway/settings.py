@@ -12,12 +12,21 @@ import click
 
 from gateway.access.origins import parse_origin
 from gateway.access.restrictions import Restriction, parse_restrictions
-from gateway.bounds.memory import MEMORY_MIN, available_bytes, shares
+from gateway.bounds.memory import MEMORY_MIN, available_bytes
 from shared.contract.limits import LIVE_MAX
 from shared.contract.response_cache import parse_cache_config
 from shared.settings import MetricsSettings, setting
 
 INT32_MAX = (1 << 31) - 1
+OWN_BYTES = 192 << 20
+"""Memory of a gateway without any request: the interpreter, its libraries, their threads."""
+MESSAGE_BYTES_MAX = 64 << 20
+"""Default bound of one request: Triton's bound on HTTP bodies."""
+IN_FLIGHT_BYTES_MAX = 1 << 30
+"""Highest default for the bytes of requests in flight: Redis holds them too."""
+RPC_BYTES = 128 << 10
+"""Memory of an idle gRPC call: its metadata, its tasks, half a window of the transport."""
+RPCS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,15 +331,17 @@ class GatewaySettings(MetricsSettings):
     def bounded(self) -> Self:
         """With the bounds that are not given made shares of the process's memory."""
         memory_max = self.memory_max or max(MEMORY_MIN, available_bytes() // 2)
-        share = shares(memory_max)
+        rest = memory_max - OWN_BYTES
+        message = min(MESSAGE_BYTES_MAX, rest // 16)
         return dataclasses.replace(
             self,
             memory_max=memory_max,
-            max_bytes_in_flight=self.max_bytes_in_flight or share.in_flight,
-            max_bytes_unread=self.max_bytes_unread or share.unread,
-            grpc_max_input_size=self.grpc_max_input_size or share.message,
-            http_max_input_size=self.http_max_input_size or share.message,
-            grpc_max_concurrent_rpcs=self.grpc_max_concurrent_rpcs or share.rpcs,
+            # Only a quarter, because they exist several times: received, decoded, and encoded for Redis.
+            max_bytes_in_flight=self.max_bytes_in_flight or min(IN_FLIGHT_BYTES_MAX, rest // 4),
+            max_bytes_unread=self.max_bytes_unread or rest // 4,
+            grpc_max_input_size=self.grpc_max_input_size or message,
+            http_max_input_size=self.http_max_input_size or message,
+            grpc_max_concurrent_rpcs=self.grpc_max_concurrent_rpcs or min(RPCS_MAX, rest // 2 // RPC_BYTES),
         )
 
     @property

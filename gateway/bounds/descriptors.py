@@ -21,19 +21,11 @@ LIMIT_WANTED = OWN + METRICS + SPARE + 2 * CONNECTIONS_MAX
 
 @dataclass(frozen=True, slots=True)
 class DescriptorShares:
-    """Connections that each port may have at once.
-
-    http_per_client   of `http`, those of one client
-    spare             of the HTTP port beyond `http`
-    spare_per_client  of `spare`, those of one client
-    """
+    """Connections that each port may have at once. http_per_client: of `http`, those of one client."""
 
     http: int
     http_per_client: int
     grpc: int
-    metrics: int = METRICS
-    spare: int = SPARE
-    spare_per_client: int = SPARE // 2
 
 
 def raise_limit() -> int:

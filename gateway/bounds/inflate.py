@@ -19,17 +19,13 @@ PIECE_BYTES = 1 << 20
 STEP_BYTES = 1 << 16
 
 
-class BrokenDataError(RequestError):
-    """Data that does not have the announced compression, or ends early."""
-
-
 def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int], MeshError]) -> Iterator[bytes]:
     """The unpacked content in pieces. All but the last have PIECE_BYTES; the last has fewer, and may be empty.
 
     window     zlib's `wbits`, which says the format
     size_max   bytes; at the first piece beyond it the content is refused
     too_large  makes the error from the size seen so far
-    raises     BrokenDataError; the error of `too_large`
+    raises     RequestError for data without that compression, or that ends early; the error of `too_large`
     """
     reader = zlib.decompressobj(window)
     rest, begin, size = b"", 0, 0
@@ -43,10 +39,10 @@ def inflated(data: bytes, window: int, size_max: int, too_large: Callable[[int],
             try:
                 piece += reader.decompress(rest, PIECE_BYTES - before)
             except zlib.error as error:
-                raise BrokenDataError(f"failed to decompress the request body: {error}") from error
+                raise RequestError(f"failed to decompress the request body: {error}") from error
             rest = reader.unconsumed_tail
             if not fed and len(piece) == before and not reader.eof:
-                raise BrokenDataError("failed to decompress the request body: it ends in the middle")
+                raise RequestError("failed to decompress the request body: it ends in the middle")
         size += len(piece)
         if size > size_max:
             raise too_large(size)

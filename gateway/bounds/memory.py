@@ -1,10 +1,10 @@
-"""Bounds the memory of this process: divides it into shares, and watches the process's size.
+"""Bounds the memory of this process: watches its size.
 
-Memory that can be counted has a share of the bound: bytes of requests (`gateway.bounds.byte_budget`) and unread answers
-(`gateway.bounds.unread_answers`). Other memory cannot be counted: bytes that a transport has not delivered yet, what
-decoding takes for a moment, what the allocator keeps. So the size of the process is read many times a second.
-Beyond TIGHT_PART of the bound, the `reliefs` are asked to give memory back. Beyond FULL_PART, no request is accepted
-until the process is smaller.
+Memory that can be counted has a share of the bound (`GatewaySettings.bounded`): bytes of requests
+(`gateway.bounds.byte_budget`) and unread answers (`gateway.bounds.unread_answers`). Other memory cannot be counted:
+bytes that a transport has not delivered yet, what decoding takes for a moment, what the allocator keeps. So the size of
+the process is read many times a second. Beyond TIGHT_PART of the bound, the `reliefs` are asked to give memory back.
+Beyond FULL_PART, no request is accepted until the process is smaller.
 """
 
 from __future__ import annotations
@@ -13,57 +13,22 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from shared.contract.errors import UnavailableError
 from shared.process import logs
 
-OWN_BYTES = 192 << 20
-"""Memory of a gateway without any request: the interpreter, its libraries, their threads."""
 MEMORY_MIN = 384 << 20
 LOOK_EVERY_S = 0.05
 """Pause between two looks at the process's size. A client on the same machine sends some tens of MiB in this time."""
 TIGHT_PART = 0.65
 FULL_PART = 0.8
 """Parts of the bound. The rest is for requests that are being decoded and bytes that arrive until the next look."""
-MESSAGE_BYTES_MAX = 64 << 20
-"""Default bound of one request: Triton's bound on HTTP bodies."""
-IN_FLIGHT_BYTES_MAX = 1 << 30
-"""Highest default for the bytes of requests in flight: Redis holds them too."""
-RPC_BYTES = 128 << 10
-"""Memory of an idle gRPC call: its metadata, its tasks, half a window of the transport."""
-RPCS_MAX = 10_000
 TRIM_EVERY_S = 1.0
 SAY_EVERY_S = 10.0
 STATM = Path("/proc/self/statm")
 CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryShares:
-    """Default bounds that follow from the memory bound of a process. In bytes; `rpcs` in calls.
-
-    The bytes of requests in flight get only a quarter, because they exist several times: received, decoded, and encoded
-    for Redis.
-    """
-
-    in_flight: int
-    unread: int
-    message: int
-    rpcs: int
-
-
-def shares(memory_bytes_max: int) -> MemoryShares:
-    """The default bounds for a process that may take `memory_bytes_max`."""
-    rest = memory_bytes_max - OWN_BYTES
-    return MemoryShares(
-        in_flight=min(IN_FLIGHT_BYTES_MAX, rest // 4),
-        unread=rest // 4,
-        message=min(MESSAGE_BYTES_MAX, rest // 16),
-        rpcs=min(RPCS_MAX, rest // 2 // RPC_BYTES),
-    )
 
 
 def available_bytes(cgroup: Path = CGROUP, root: Path = CGROUP_ROOT) -> int:

@@ -35,7 +35,9 @@ class UnreadAnswers:
 
     def took(self, client: Hashable, size: int) -> None:
         """Counts bytes off: the client has read them, or has left. The client goes to the end of the order."""
-        held, cut = self._clients.pop(client, (0, _nothing))
+        if client not in self._clients:
+            return
+        held, cut = self._clients.pop(client)
         self.taken -= min(size, held)
         if held > size:
             self._clients[client] = (held - size, cut)
@@ -56,7 +58,3 @@ class UnreadAnswers:
         self.taken -= size
         logs.warning("answers are not taken, their client's connection is closed", unread_bytes=size)
         cut()
-
-
-def _nothing() -> None:
-    pass

@@ -16,13 +16,12 @@ import grpc
 
 from gateway.grpc.connections import LISTENING, GrpcConnections, client_port, received_bytes, sockets_of
 from gateway.grpc.errors import abort
+from gateway.grpc.pb import Context
 from shared.contract.errors import MeshError, UnavailableError
 from shared.process import logs
 
 _aio: Any = grpc.aio  # the checker does not see all that it exports
 END_OF_REQUESTS = _aio.EOF
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""
 CALL_BYTES = 64
 """Estimate of a message's headers and frames. Rather too large, so that a connection with many calls does not seem to
 have undelivered bytes."""

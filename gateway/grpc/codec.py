@@ -19,12 +19,12 @@ from gateway.grpc.pb import InferParameter, InferRequest, InferResponse, StreamI
 from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id
 from gateway.requests.classification import classify
+from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, RequestError, SequenceError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
-RESERVED_PREFIX = "triton_"
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 """Accepted without effect: a model of the mesh gives each request exactly one response, which is the final one."""
 RESERVED_REFUSAL = (

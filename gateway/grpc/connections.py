@@ -21,14 +21,12 @@ import struct
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from gateway.grpc.pb import Context
 
 OPEN_FILES = Path("/dev/fd")
 LOOK_INTERVAL_S = 0.02
 """Pause between two searches for connections without a call. One whose last call ends is closed without a search."""
-
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""
 
 
 class GrpcConnections:

@@ -9,7 +9,6 @@ Source: triton-spec section 6; Triton server, src/grpc/infer_handler.h, InferGRP
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,26 +16,17 @@ from gateway.grpc.pb import AnyMessage
 from shared.contract.errors import RequestError
 from shared.contract.tensors import NUMPY_TYPE, pack_bytes
 
-
-@dataclass(frozen=True, slots=True)
-class TypedField:
-    """One field of `InferTensorContents`: the datatype that it is named after, and the datatypes that it may carry."""
-
-    datatype: str
-    carries: tuple[str, ...]
-
-
-FIELDS: dict[str, TypedField] = {
-    "bool_contents": TypedField("BOOL", ("BOOL",)),
-    "int_contents": TypedField("INT32", ("INT8", "INT16", "INT32")),
-    "int64_contents": TypedField("INT64", ("INT64",)),
-    "uint_contents": TypedField("UINT32", ("UINT8", "UINT16", "UINT32")),
-    "uint64_contents": TypedField("UINT64", ("UINT64",)),
-    "fp32_contents": TypedField("FP32", ("FP32",)),
-    "fp64_contents": TypedField("FP64", ("FP64",)),
-    "bytes_contents": TypedField("BYTES", ("BYTES",)),
+FIELDS: dict[str, tuple[str, ...]] = {
+    "bool_contents": ("BOOL",),
+    "int_contents": ("INT32", "INT16", "INT8"),
+    "int64_contents": ("INT64",),
+    "uint_contents": ("UINT32", "UINT16", "UINT8"),
+    "uint64_contents": ("UINT64",),
+    "fp32_contents": ("FP32",),
+    "fp64_contents": ("FP64",),
+    "bytes_contents": ("BYTES",),
 }
-"""In the order of the field numbers, which is the order in which Triton looks at them."""
+"""The datatypes that each field of `InferTensorContents` may carry; Triton's errors name it after the first."""
 
 
 def pack_contents(contents: AnyMessage, datatype: str, name: str, model: str) -> bytes:
@@ -60,8 +50,8 @@ def pack_contents(contents: AnyMessage, datatype: str, name: str, model: str) ->
 
 def check_carries(field: str, datatype: str, where: str) -> None:
     """Raises RequestError when a typed field cannot hold a tensor of that datatype."""
-    if datatype not in FIELDS[field].carries:
-        raise RequestError(f"{where} of type '{FIELDS[field].datatype}', expected datatype '{datatype}'")
+    if datatype not in FIELDS[field]:
+        raise RequestError(f"{where} of type '{FIELDS[field][0]}', expected datatype '{datatype}'")
 
 
 def pack_values(values: Sequence[bytes] | Sequence[float], datatype: str, name: str, model: str) -> bytes:

@@ -21,22 +21,16 @@ from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.inflate import EITHER_WINDOW, gathered, inflated
 from gateway.bounds.memory import MemoryBound
 from gateway.grpc.arrivals import END_OF_REQUESTS, Arrivals
-from gateway.grpc.pb import AnyMessage
+from gateway.grpc.pb import AnyMessage, Context
 from gateway.grpc.weight import CARRIED, decoding_bytes
 from shared.contract.errors import Code, MeshError, RequestError
 
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""
 SMALL_BYTES = 64 << 10
 """A message up to this size is decoded without counting the memory that decoding takes."""
 PLAIN_BYTES_MAX = 1 << 20
 """Largest message that is neither an inference request nor a load request."""
 PACKED = frozenset({b"\x1f", b"\x78"})
 """First byte of gzip's and of zlib's data."""
-
-
-class MalformedError(RequestError):
-    """A message that cannot be parsed as its type."""
 
 
 class Intake:
@@ -65,7 +59,7 @@ class Intake:
             raise self._memory.refusal()
         raw = await self._arrivals.read(context, self.patience_s)
         if raw is END_OF_REQUESTS:
-            raise MalformedError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
+            raise RequestError(f"failed to parse the request: there is no {kind.DESCRIPTOR.full_name}")
         return await self._message(raw, kind)
 
     async def next_message(self, context: Context, kind: Any) -> AnyMessage:
@@ -85,7 +79,7 @@ class Intake:
             if len(raw) > SMALL_BYTES:
                 name: str = kind.DESCRIPTOR.name
                 if name not in CARRIED and len(raw) > PLAIN_BYTES_MAX:
-                    raise MalformedError(f"{len(raw)} bytes are too many for {kind.DESCRIPTOR.full_name}")
+                    raise RequestError(f"{len(raw)} bytes are too many for {kind.DESCRIPTOR.full_name}")
                 reservation.hold_decoded(len(raw), decoding_bytes(raw, name))
             return decoded(raw, kind)
 
@@ -96,10 +90,10 @@ class Intake:
 
 
 def decoded(raw: bytes, kind: Any) -> AnyMessage:
-    """Parses a message. Raises MalformedError."""
+    """Parses a message. Raises RequestError."""
     try:
         return kind.FromString(raw)
     except DecodeError:
-        error = MalformedError(f"failed to parse the request: the message is no {kind.DESCRIPTOR.full_name}")
+        error = RequestError(f"failed to parse the request: the message is no {kind.DESCRIPTOR.full_name}")
     # Raised outside the handler, so that it does not chain the DecodeError and its frames.
     raise error

@@ -16,10 +16,8 @@ from google.protobuf import message_factory
 from gateway.grpc.connections import GrpcConnections
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.intake import Intake
+from gateway.grpc.pb import Context
 from shared.contract.errors import MeshError, UnavailableError
-
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""
 
 
 def add_service(server: Any, service: Any, servicer: Any, intake: Intake, connections: GrpcConnections) -> None:

@@ -1,7 +1,7 @@
 """The protobuf classes of the v2 protocol. They come from the `tritonclient` package, so there is only one definition.
 
 The classes are made at run time and have no stubs: to the type checker every message is `Any`. The names below say
-which message is meant. A value that is read out of a message gets its type where it is read.
+what is meant. A value that is read out of a message gets its type where it is read.
 
 Importing any part of `tritonclient.grpc` imports the client too: 57 ms beside grpc and numpy, once per process.
 """
@@ -27,3 +27,5 @@ InferParameter = Any
 """inference.InferParameter"""
 AnyMessage = Any
 """Another message; the method's name says which."""
+Context = Any
+"""grpc.aio.ServicerContext; its methods carry no types."""

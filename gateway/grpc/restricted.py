@@ -17,29 +17,21 @@ from gateway.access.restrictions import Restriction
 from gateway.grpc.pb import pb
 
 KEY_PREFIX = "triton-grpc-protocol-"
-CATEGORY: dict[str, str] = {
-    "ServerLive": "health",
-    "ServerReady": "health",
-    "ModelReady": "health",
-    "ServerMetadata": "metadata",
-    "ModelMetadata": "metadata",
-    "ModelInfer": "inference",
-    "ModelStreamInfer": "inference",
-    "ModelConfig": "model-config",
-    "ModelStatistics": "statistics",
-    "RepositoryIndex": "model-repository",
-    "RepositoryModelLoad": "model-repository",
-    "RepositoryModelUnload": "model-repository",
-    "SystemSharedMemoryStatus": "shared-memory",
-    "SystemSharedMemoryRegister": "shared-memory",
-    "SystemSharedMemoryUnregister": "shared-memory",
-    "CudaSharedMemoryStatus": "shared-memory",
-    "CudaSharedMemoryRegister": "shared-memory",
-    "CudaSharedMemoryUnregister": "shared-memory",
-    "TraceSetting": "trace",
-    "LogSettings": "logging",
+RPCS = {
+    "health": ("ServerLive", "ServerReady", "ModelReady"),
+    "metadata": ("ServerMetadata", "ModelMetadata"),
+    "inference": ("ModelInfer", "ModelStreamInfer"),
+    "model-config": ("ModelConfig",),
+    "statistics": ("ModelStatistics",),
+    "model-repository": ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    "shared-memory": tuple(
+        f"{kind}SharedMemory{action}" for kind in ("System", "Cuda") for action in ("Status", "Register", "Unregister")
+    ),
+    "trace": ("TraceSetting",),
+    "logging": ("LogSettings",),
 }
-"""The category of every rpc of GRPCInferenceService. All rpcs of grpc.health.v1.Health are `health`."""
+"""The rpcs of GRPCInferenceService by category. All rpcs of grpc.health.v1.Health are `health`."""
+CATEGORY = {rpc: category for category, rpcs in RPCS.items() for rpc in rpcs}
 INFERENCE_PREFIX = f"/{pb.DESCRIPTOR.package}.GRPCInferenceService/"
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 

@@ -20,12 +20,10 @@ from gateway.grpc.methods import add_service
 from gateway.grpc.pb import pb
 from gateway.grpc.restricted import Restrictions
 from gateway.grpc.servicer import InferenceServicer
-from gateway.settings import GatewaySettings
+from gateway.settings import INT32_MAX, GatewaySettings
 from shared.contract.errors import UnavailableError
 from shared.process import logs
 
-INT32_MAX = (1 << 31) - 1
-"""Largest message in either direction, bytes: Triton's limit, and protobuf's own."""
 WINDOW_BYTES = 256 << 10
 """How much of a stream the transport receives before it is read. With 64 KiB, requests of that size take 1.5 times as
 long."""
@@ -142,6 +140,7 @@ def credentials(settings: GatewaySettings) -> grpc.ServerCredentials:
 
 def channel_options(settings: GatewaySettings, connections_max: int) -> list[tuple[str, int]]:
     arguments = [
+        # INT32_MAX is the largest message in either direction: Triton's limit, and protobuf's own.
         ("grpc.max_receive_message_length", min(settings.grpc_max_input_size, INT32_MAX)),
         ("grpc.max_send_message_length", INT32_MAX),
         ("grpc.max_allowed_incoming_connections", connections_max),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,14 +25,13 @@ from gateway.grpc.connections import GrpcConnections, client_port
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, call_metadata
-from gateway.grpc.pb import AnyMessage, InferRequest, InferResponse, pb, pb_grpc
+from gateway.grpc.pb import AnyMessage, Context, InferRequest, InferResponse, pb, pb_grpc
 from gateway.grpc.repository import check_unload_parameters, load_parameters
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
 from gateway.grpc.stream import InferStream
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import (
     EXTENSIONS,
-    SERVER_NAME,
     SHARED_MEMORY_REFUSAL,
     index_line,
     model_metadata,
@@ -44,6 +42,7 @@ from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.admission import has_many_strings, with_strings_read
 from gateway.requests.inference import Inference
+from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.store.release import RELEASE
@@ -53,7 +52,6 @@ from shared.store.release import RELEASE
 OUTSTANDING_MAX = 1024
 """Unanswered requests of one stream. More than the sequences that one client may sensibly interleave; 1024 waiting
 futures take about a megabyte."""
-INT32_MAX = (1 << 31) - 1
 COUNTED_BYTES = 64 << 10
 """Unary answers up to this size are not counted as unread: the number of calls is bounded."""
 COMPRESSION: dict[str, grpc.Compression | None] = {
@@ -63,8 +61,6 @@ COMPRESSION: dict[str, grpc.Compression | None] = {
     "high": grpc.Compression.Deflate,
 }
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
-Context = Any
-"""grpc.aio.ServicerContext; its methods carry no types."""
 Handler = Callable[[Any, Any, Any], Awaitable[Any]]
 
 _base: Any = pb_grpc.GRPCInferenceServiceServicer
@@ -102,13 +98,9 @@ def ignores(response: Any) -> Handler:
 class InferenceServicer(_base):
     """The service of one gateway.
 
-    server_name        the server's name in its metadata
     budget, memory     bounds of what is received; by default none
     unread             counts answers until their client has read them; by default without a bound
-    message_bytes_max  largest request, unpacked
     outstanding_max    unanswered requests of one stream
-    forward            metadata keys that match this pattern become parameters of the requests
-    compression        level at which answers to inference are compressed: none, low, medium or high
     """
 
     def __init__(
@@ -117,31 +109,30 @@ class InferenceServicer(_base):
         catalog: Catalog,
         repository: RepositoryControl,
         statistics: Statistics,
-        settings: RuntimeSettings,
+        runtime_settings: RuntimeSettings,
+        settings: GatewaySettings,
         *,
-        server_name: str = SERVER_NAME,
         budget: ByteBudget | None = None,
         memory: MemoryBound | None = None,
         unread: UnreadAnswers | None = None,
-        message_bytes_max: int = INT32_MAX,
         outstanding_max: int = OUTSTANDING_MAX,
-        forward: re.Pattern[str] | None = None,
-        compression: str = "none",
     ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._repository = repository
         self._statistics = statistics
-        self._settings = settings
-        self._server_name = server_name
+        self._runtime_settings = runtime_settings
+        self._server_name = settings.server_id
         self._outstanding_max = outstanding_max
-        self._forward = forward
-        self._compression = COMPRESSION[compression]
+        self._forward = settings.metadata_forward_regex
+        self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
         self.connections = GrpcConnections()
         memory = memory or MemoryBound()
         arrivals = Arrivals(self.connections)
         memory.reliefs.append(arrivals.relieve)
-        self.intake = Intake(budget or ByteBudget(UNLIMITED), memory, arrivals, message_bytes_max=message_bytes_max)
+        self.intake = Intake(
+            budget or ByteBudget(UNLIMITED), memory, arrivals, message_bytes_max=settings.grpc_max_input_size
+        )
         self._unread = unread or UnreadAnswers(UNLIMITED)
         self._streams: set[InferStream] = set()
         self._leaving = False
@@ -286,11 +277,11 @@ class InferenceServicer(_base):
     async def TraceSetting(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is traced."""
         by = f"gRPC client {context.peer()}"
-        return trace_response(await self._settings.traces(request.model_name, trace_changes(request), by))
+        return trace_response(await self._runtime_settings.traces(request.model_name, trace_changes(request), by))
 
     async def LogSettings(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Reads, and changes when the request says so, what is logged."""
-        return log_response(await self._settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
+        return log_response(await self._runtime_settings.logs(log_changes(request), f"gRPC client {context.peer()}"))
 
 
 def refuse_repository_name(request: AnyMessage) -> None:

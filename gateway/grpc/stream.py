@@ -27,7 +27,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -42,7 +41,7 @@ from gateway.grpc.codec import (
 )
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
-from gateway.grpc.pb import AnyMessage, InferRequest, StreamInferResponse
+from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
 from gateway.requests.waiting import Answer
 from shared.contract.errors import MeshError, ModelError, UnavailableError
@@ -56,8 +55,6 @@ ENTRY_BYTES = 2048
 
 Submit = Callable[[InferCall], asyncio.Future[Answer]]
 Read = Callable[[], Awaitable[AnyMessage]]
-StreamContext = Any
-"""grpc.aio.ServicerContext[ModelInferRequest, ModelStreamInferResponse]; its methods carry no types."""
 
 
 class Outstanding(msgspec.Struct):
@@ -87,7 +84,7 @@ class InferStream:
 
     def __init__(
         self,
-        context: StreamContext,
+        context: Context,
         read: Read,
         submit: Submit,
         metadata: CallMetadata,
@@ -161,7 +158,7 @@ class InferStream:
             except UnavailableError as full:
                 # No room for this message: it is answered with an error in its turn, and the stream goes on. Any other
                 # error, such as a malformed message, ends the reader and with it the call.
-                self._queue("", "", full.released(), NO_CLASSES, 0)
+                self._queue(Outstanding("", "", full.released(), NO_CLASSES, 0))
                 continue
             self._half_closed = request is END_OF_REQUESTS
             if self._half_closed or self._closed or self._stopping:
@@ -184,19 +181,12 @@ class InferStream:
             answer = self._submit(call)
         except MeshError as error:
             answer = error.released()
-        self._queue(request.id, request.model_name, answer, classes, size)
+        self._queue(Outstanding(request.id, request.model_name, answer, classes, size))
 
-    def _queue(
-        self,
-        request_id: str,
-        model: str,
-        answer: asyncio.Future[Answer] | MeshError,
-        classes: Mapping[str, int],
-        size: int,
-    ) -> None:
-        outstanding = Outstanding(request_id, model, answer, classes, size)
+    def _queue(self, outstanding: Outstanding) -> None:
         self._outstanding.append(outstanding)
-        self._outstanding_bytes += size
+        self._outstanding_bytes += outstanding.size
+        answer = outstanding.answer
         if isinstance(answer, asyncio.Future):
             if answer.done():
                 self._weigh(outstanding, answer)

@@ -338,7 +338,7 @@ def _summary(models: Sequence[Shown], quantiles: Sequence[float], name: str, tex
 def _first_response(models: Sequence[Shown]) -> Family:
     samples: list[Sample] = []
     for each in models:
-        bounds = first_response_bounds(each.record)
+        bounds = each.record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
         counts, total_ms = first_response_of(each.statistics.counts, len(bounds) + 1)
         upto = 0
         for bound, count in zip([*(f"{bound:g}" for bound in bounds), "+Inf"], counts, strict=True):
@@ -346,11 +346,6 @@ def _first_response(models: Sequence[Shown]) -> Family:
             samples.append(Sample("_bucket", {**each.labels, "le": bound}, upto))
         samples += [Sample("_sum", each.labels, total_ms), Sample("_count", each.labels, upto)]
     return Family(FIRST_RESPONSE, "histogram", "Duration from request to first response in milliseconds", samples)
-
-
-def first_response_bounds(record: ModelRecord) -> Sequence[float]:
-    """Upper bounds of the histogram's buckets in ms: the model's own, or Triton's default."""
-    return record.config.histogram_buckets.get(FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS)
 
 
 # -- hardware ----------------------------------------------------------------------------------------------------

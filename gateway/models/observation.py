@@ -74,7 +74,8 @@ class Observation:
         """The mesh now. Raises UnavailableError without Redis."""
         try:
             reports = await self.reports()
-            lines = await self._lines()
+            sequence_models = [*filter(self._is_sequence_model, self._catalog.view.ready)]
+            lines = await read_lines(self._redis, self._keys, sequence_models)
             pending = await self._queued()
             cache = await self._cache() if self._cache_bytes else None
             await tell_now(self._redis, self._keys)
@@ -108,10 +109,6 @@ class Observation:
 
     def _is_sequence_model(self, name: str) -> bool:
         return self._catalog.view.records[name].config.sequence_batching is not None
-
-    async def _lines(self) -> dict[str, WaitingLine]:
-        """Per sequence model: its sequences that wait for a slot."""
-        return await read_lines(self._redis, self._keys, [*filter(self._is_sequence_model, self._catalog.view.ready)])
 
     async def _queued(self) -> Counter[Place]:
         """Stateless requests that no executor has taken yet, per version."""

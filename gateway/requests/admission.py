@@ -232,17 +232,14 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _check_batch(call: InferCall, config: ModelConfig) -> None:
-    batch_size = None
     for tensor in call.inputs:
         if not tensor.shape:
             raise error_about(
                 call, f"input '{tensor.name}' has no shape but model requires batch dimension for '{config.name}'"
             )
-        if batch_size is None:
-            batch_size = tensor.shape[0]
-        elif tensor.shape[0] != batch_size:
+        if tensor.shape[0] != call.inputs[0].shape[0]:
             raise error_about(call, f"input '{tensor.name}' batch size does not match other inputs for '{config.name}'")
-    if batch_size is not None and batch_size > config.max_batch_size:
+    if call.inputs and call.inputs[0].shape[0] > config.max_batch_size:
         raise error_about(call, f"inference request batch-size must be <= {config.max_batch_size} for '{config.name}'")
 
 

@@ -419,11 +419,8 @@ class Dispatch:
             token=pending.token,
             timeout_us=0 if pending.admitted.timeout_is_ignored else call.timeout_us,
             message=encode(message),
-            since_ms=self._since_ms(pending),
+            since_ms=-1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms),
         )
-
-    def _since_ms(self, pending: PendingRequest) -> int:
-        return -1 if pending.first_sent is None else int(pending.first_sent * 1000 + self._redis_ahead_ms)
 
     def _item(self, pending: PendingRequest) -> WorkItem:
         message, queueing = pending.admitted.message, pending.admitted.queueing

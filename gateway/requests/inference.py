@@ -29,8 +29,6 @@ from shared.store.keyspace import Keyspace
 from shared.store.scripts import Orphan
 from shared.traces.tracing import NO_STEP, StepSpan, Tracing
 
-__all__ = ["Answer", "Inference"]
-
 
 class Inference:
     """Admits requests, sends them on and gives a future for each.

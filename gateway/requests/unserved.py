@@ -51,7 +51,11 @@ class Unserved:
         gone = self._catalog.unserved_for(self._patience_s)
         if not gone:
             return 0
-        lost = [pending for pending in self._waiting() if is_stateless(pending) and place_of(pending) in gone]
+        lost = [
+            pending
+            for pending in self._waiting()
+            if pending.accepted is not None and pending.admitted.sequence is None and place_of(pending) in gone
+        ]
         for pending in lost:
             self._give_up(pending)
         return len(lost)
@@ -65,11 +69,6 @@ class Unserved:
             logs.warning("request given up", model=model, version=version, cause=error.message)
             self._withdraw(pending)
             pending.failed(error)
-
-
-def is_stateless(pending: PendingRequest) -> bool:
-    """Whether the request is stateless, and Redis has accepted it."""
-    return pending.accepted is not None and pending.admitted.sequence is None
 
 
 def place_of(pending: PendingRequest) -> tuple[str, str]:

@@ -50,13 +50,9 @@ def _has_zlib_header(body: bytes) -> bool:
     return True
 
 
-class BodyTooLargeError(RequestError):
-    """A body beyond the bound. The rest of it is not read."""
-
-
-def too_large(size: int, size_max: int) -> BodyTooLargeError:
+def too_large(size: int, size_max: int) -> RequestError:
     """The error of a body beyond the bound. size: bytes seen so far or announced."""
-    return BodyTooLargeError(
+    return RequestError(
         f"request JSON size of {size} bytes exceeds the maximum allowed input size of {size_max} bytes. Use "
         "--http-max-input-size to increase the limit."
     )

@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.bounds.byte_budget import Reservation
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
-from gateway.requests.inference import Answer, Inference
+from gateway.requests.inference import Inference
+from gateway.requests.waiting import Answer
 from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
 from gateway.rest.json_values import parsing_bytes

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id, with_id
-from gateway.requests.forwarding import forwarded
+from gateway.requests.forwarding import RESERVED_PREFIX, forwarded
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
     INT64_MAX,
@@ -37,8 +37,6 @@ from shared.contract.errors import Code, RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
-
-RESERVED_PREFIX = "triton_"
 
 
 @dataclass(frozen=True, slots=True)

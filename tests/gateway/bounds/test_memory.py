@@ -17,7 +17,6 @@ from gateway.bounds.memory import (
     MemoryBound,
     available_bytes,
     resident_bytes,
-    shares,
 )
 from gateway.bounds.unread_answers import MUCH_BYTES, UnreadAnswers
 from gateway.requests.admission import InferCall
@@ -31,12 +30,12 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("memory_max", [MEMORY_MIN, GIB, 8 * GIB, 100 * GIB])
 def test_all_shares_together_fit_into_the_memory(memory_max: int) -> None:
-    share = shares(memory_max)
+    shares = GatewaySettings(redis_url="", memory_max=memory_max).bounded()
 
-    assert share.in_flight + share.unread < memory_max * TIGHT_PART
+    assert shares.max_bytes_in_flight + shares.max_bytes_unread < memory_max * TIGHT_PART
     # One message may be received and decoded beyond the second mark.
-    assert 2 * share.message < memory_max * (1 - FULL_PART)
-    assert share.rpcs >= 500
+    assert 2 * shares.grpc_max_input_size == 2 * shares.http_max_input_size < memory_max * (1 - FULL_PART)
+    assert shares.grpc_max_concurrent_rpcs >= 500
 
 
 def test_what_is_given_is_not_derived() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -172,12 +171,15 @@ def repository() -> RepositoryTwin:
 
 @pytest.fixture
 def make_servicer(
-    twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin
+    twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin, grpc_settings: GatewaySettings
 ) -> Callable[..., InferenceServicer]:
     """Makes a servicer over the twins, with a bound that tests can reach; options: the servicer's own."""
-    return functools.partial(
-        InferenceServicer, twin, catalog, repository, StatisticsTwin(), SettingsTwin(), outstanding_max=8
-    )
+    parts = twin, catalog, repository, StatisticsTwin(), SettingsTwin()
+
+    def make(settings: GatewaySettings = grpc_settings, **options: Any) -> InferenceServicer:
+        return InferenceServicer(*parts, settings, outstanding_max=8, **options)
+
+    return make
 
 
 @pytest.fixture

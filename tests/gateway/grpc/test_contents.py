@@ -14,7 +14,7 @@ from gateway.grpc.pb import pb
 from shared.contract.errors import Code, RequestError
 from shared.contract.tensors import NUMPY_TYPE, Tensor, to_numpy
 
-NUMERIC = [(field, datatype) for field, typed in FIELDS.items() for datatype in typed.carries if datatype != "BYTES"]
+NUMERIC = [(field, datatype) for field, carried in FIELDS.items() for datatype in carried if datatype != "BYTES"]
 
 
 def contents(**fields: Any) -> Any:

@@ -41,10 +41,8 @@ def serving(make_servicer: Callable[..., InferenceServicer]) -> Callable[[Gatewa
 
     @contextlib.asynccontextmanager
     async def serve(settings: GatewaySettings) -> AsyncGenerator[GrpcServer]:
-        servicer = make_servicer(
-            forward=settings.metadata_forward_regex, compression=settings.grpc_infer_response_compression_level
-        )
-        server = await serve_grpc(servicer, settings.bounded())
+        settings = settings.bounded()
+        server = await serve_grpc(make_servicer(settings), settings)
         try:
             yield server
         finally:

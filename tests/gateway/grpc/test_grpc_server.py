@@ -255,7 +255,7 @@ async def test_calls_beyond_the_bound_are_refused_until_there_is_room(
 
 
 async def test_messages_beyond_grpcs_own_default_pass_both_ways(rpc_server: GrpcServer) -> None:
-    """Without a bound of ours the limit is INT32_MAX; grpc's own would be 4 MiB."""
+    """grpc's own default would be 4 MiB."""
     size = 6 << 20
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{rpc_server.port}", options=options) as channel:

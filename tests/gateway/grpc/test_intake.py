@@ -74,8 +74,8 @@ async def server(
     budget: ByteBudget,
     unread: UnreadAnswers,
 ) -> AsyncIterator[GrpcServer]:
-    servicer = make_servicer(budget=budget, memory=memory, unread=unread, message_bytes_max=MESSAGE_MAX)
-    server = await serve_grpc(servicer, replace(grpc_settings, grpc_max_input_size=MESSAGE_MAX))
+    settings = replace(grpc_settings, grpc_max_input_size=MESSAGE_MAX)
+    server = await serve_grpc(make_servicer(settings, budget=budget, memory=memory, unread=unread), settings)
     yield server
     await server.stop(0)
 
