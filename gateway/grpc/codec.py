@@ -18,7 +18,7 @@ from gateway.grpc.metadata import NO_METADATA, CallMetadata
 from gateway.grpc.pb import InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
 from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id
-from gateway.requests.classification import classify
+from gateway.requests.classification import classified
 from gateway.requests.forwarding import RESERVED_PREFIX
 from gateway.requests.waiting import Answer
 from shared.contract.errors import Code, MeshError, RequestError, SequenceError
@@ -263,21 +263,15 @@ def fill_response(response: InferResponse, answer: Answer, classes: Mapping[str,
         response.id = answer.request_id
     outputs = answer.message.outputs
     if classes:
-        outputs = [classified(tensor, classes, answer) for tensor in outputs]
+        outputs = [
+            classified(output, classes[output.name], answer.model) if output.name in classes else output
+            for output in outputs
+        ]
     for tensor in outputs:
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         response.raw_output_contents.append(tensor.raw)
     if answer.parameters:
         write_parameters(response.parameters, answer.parameters)
-
-
-def classified(tensor: Tensor, classes: Mapping[str, int], answer: Answer) -> Tensor:
-    """The output itself, or its largest elements if the client asked for classes of it."""
-    if tensor.name not in classes:
-        return tensor
-    record = answer.model
-    batched = record.config.max_batch_size > 0
-    return classify(tensor, classes[tensor.name], batched=batched, labels=record.labels.get(tensor.name, ()))
 
 
 def write_parameters(target: Mapping[str, InferParameter], parameters: Mapping[str, Parameter]) -> None:

@@ -106,8 +106,8 @@ class InferStream:
         self._outstanding_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Task[None] | None = None
-        self._work: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
         self._closed = False
         self._half_closed = False
         self._leaving = False
@@ -127,7 +127,7 @@ class InferStream:
             # Set first, so that the reader submits nothing more.
             self._closed = True
             self._abandon()
-            wake(self._room)
+            self._room.set()
             if self._reader.done():
                 self._reading_ended(self._reader)
 
@@ -137,13 +137,13 @@ class InferStream:
         The status is UNAVAILABLE, unless the client had half-closed.
         """
         self._leaving = True
-        wake(self._work)
+        self._work.set()
 
     def stop(self) -> None:
         """Takes no further request. The call ends as after `leave`."""
         self._stopping = True
         self.leave()
-        wake(self._room)
+        self._room.set()
 
     # -- reader -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,8 @@ class InferStream:
         read, outstanding = self._read, self._outstanding
         while not (self._closed or self._stopping):
             if len(outstanding) >= self._outstanding_max or self._outstanding_bytes >= self._outstanding_bytes_max:
-                await self._wait_for_room()
+                self._room.clear()
+                await self._room.wait()
                 continue
             try:
                 request = await read()
@@ -192,7 +193,7 @@ class InferStream:
                 self._weigh(outstanding, answer)
             else:
                 answer.add_done_callback(lambda done: self._weigh(outstanding, done))
-        wake(self._work)
+        self._work.set()
 
     def _weigh(self, request: Outstanding, answer: asyncio.Future[Answer]) -> None:
         """Counts an answer that has come until it is written: it waits for earlier ones, and for the client to read."""
@@ -204,16 +205,11 @@ class InferStream:
                 request.unread = size + ENTRY_BYTES
                 self._unread.add(self, request.unread, self._cut)
 
-    async def _wait_for_room(self) -> None:
-        self._room = self._loop.create_future()
-        await self._room
-        self._room = None
-
     def _reading_ended(self, reader: asyncio.Task[None]) -> None:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
         if self._closed and not reader.cancelled():
             reader.exception()
-        wake(self._work)
+        self._work.set()
 
     # -- writer -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +221,7 @@ class InferStream:
                 response = await self._response_to(outstanding[0])
                 request = outstanding.popleft()
                 self._outstanding_bytes -= request.size
-                wake(self._room)
+                self._room.set()
                 try:
                     await write(response)
                 finally:
@@ -236,7 +232,8 @@ class InferStream:
             elif self._leaving:
                 break
             else:
-                await self._wait_for_work()
+                self._work.clear()
+                await self._work.wait()
         if self._leaving and not self._half_closed:
             await abort(self._context, UnavailableError(SHUTTING_DOWN))
 
@@ -257,11 +254,6 @@ class InferStream:
             await abort(self._context, error)
         return encode_stream_error(error, request.request_id, request.model)
 
-    async def _wait_for_work(self) -> None:
-        self._work = self._loop.create_future()
-        await self._work
-        self._work = None
-
     def _abandon(self) -> None:
         """Cancels all unanswered requests in one turn of the loop, so that no step is sent whose predecessor is
         cancelled."""
@@ -271,9 +263,3 @@ class InferStream:
                 answer.exception()  # retrieved, so that asyncio does not log it
             self._unread.took(self, request.unread)
         self._outstanding.clear()
-
-
-def wake(waiter: asyncio.Future[None] | None) -> None:
-    """Wakes the one coroutine that waits for this future, if one does."""
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)

@@ -71,9 +71,9 @@ class Share:
         """A seat for a new connection, which waits for its first request. None if there is no room."""
         if self._of_client[client] >= self.per_client:
             # A client at its own bound may end only connections of its own, not another client's.
-            has_room = self._relieved(now, client)
+            has_room = self.relieve(now, client)
         else:
-            has_room = self.taken < self.connections_max or self._relieved(now)
+            has_room = self.taken < self.connections_max or self.relieve(now)
         if not has_room:
             self.refused += 1
             return None
@@ -96,11 +96,8 @@ class Share:
             if not self._of_client[seat.client]:
                 del self._of_client[seat.client]
 
-    def relieve(self, now: float) -> None:
-        """Ends the connection that has waited longest, if one has waited long enough."""
-        self._relieved(now)
-
-    def _relieved(self, now: float, client: str | None = None) -> bool:
+    def relieve(self, now: float, client: str | None = None) -> bool:
+        """Ends the connection, of that client, that has waited longest. False if none has waited long enough."""
         for seat in self.waiting:
             if seat.since > now - SETTLED_S:
                 break

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.contract.errors import RequestError
+from shared.contract.messages import ModelRecord
 from shared.contract.tensors import Tensor, pack_bytes, to_numpy
 
 ELEMENTS_MAX = 1_000_000
@@ -33,6 +34,12 @@ def classify(tensor: Tensor, classes: int, *, batched: bool, labels: Sequence[st
     count = min(classes, rows.shape[1])
     elements = [element for row in rows for element in _top(row, count, labels)]
     return Tensor(tensor.name, "BYTES", (len(rows), count) if batched else (count,), pack_bytes(elements))
+
+
+def classified(tensor: Tensor, classes: int, record: ModelRecord) -> Tensor:
+    """As `classify`, for an output of this model."""
+    labels = record.labels.get(tensor.name, ())
+    return classify(tensor, classes, batched=record.config.max_batch_size > 0, labels=labels)
 
 
 def _top(row: NDArray[Any], count: int, labels: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gateway.requests.classification import classify
+from gateway.requests.classification import classified
 from gateway.requests.waiting import Answer
 from gateway.rest.json_tensors import json_of_tensor
 from gateway.rest.request import OutputForms
@@ -29,10 +29,7 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
     finite = True
     for output in answer.message.outputs:
         form = forms.of(output.name)
-        tensor = output
-        if form.classes:
-            labels = answer.model.labels.get(output.name, ())
-            tensor = classify(output, form.classes, batched=config.max_batch_size > 0, labels=labels)
+        tensor = classified(output, form.classes, answer.model) if form.classes else output
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if form.binary:
             described["parameters"] = {"binary_data_size": len(tensor.raw)}
