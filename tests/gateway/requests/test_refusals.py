@@ -20,6 +20,21 @@ from tests.gateway.fake_executor import running_sum
 REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}
 
 
+def pending(parameters: dict[str, str]) -> PendingRequest:
+    """A step of sequence 5 of a model with these parameters."""
+    config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
+    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence_id("model", "", 5))
+    future = cast("asyncio.Future[Answer]", None)
+    return PendingRequest(
+        InferCall("model"),
+        ModelRecord(config, "{}", ("1",)),
+        admitted,
+        future,
+        shard=cast(Any, 0),
+        token="1",
+    )
+
+
 @pytest.mark.parametrize(
     ("parameters", "remedy"),
     [
@@ -29,20 +44,17 @@ REPLAYED = {"sequence_recovery": "replay", "sequence_log_steps": "7"}
     ],
 )
 def test_a_lost_sequence_s_refusal_names_what_would_keep_the_next_one(parameters: dict[str, str], remedy: str) -> None:
-    config = msgspec.structs.replace(running_sum("model"), parameters=parameters)
-    admitted = Admitted(InferMessage("model", "1", "", 5, ()), sequence=sequence_id("model", "", 5))
-    future = cast("asyncio.Future[Answer]", None)
-    waiting = PendingRequest(
-        InferCall("model"),
-        ModelRecord(config, "{}", ("1",)),
-        admitted,
-        future,
-        shard=cast(Any, 0),
-        token="1",
-    )
-
-    error = refusal(waiting, Submitted(SubmitCode.LOST, 9, b""))
+    error = refusal(pending(parameters), Submitted(SubmitCode.LOST, 9, b""))
 
     assert (Reason.LOST, 9) == (error.reason, error.last_step)
     assert "the sequence's state was lost with the executor that held it; its last step was 9; " in error.message
     assert remedy in error.message
+
+
+@pytest.mark.parametrize("code", [code for code in SubmitCode if code < 0])
+def test_every_code_of_a_refusal_has_the_reason_of_its_name(code: SubmitCode) -> None:
+    error = refusal(pending({}), Submitted(code, 9, b"7"))
+
+    assert (code.name.lower(), 9) == (error.reason, error.last_step)
+    assert "sequence 5" in error.message
+    assert "model 'model'" in error.message
