@@ -256,7 +256,6 @@ async def _serve_ports(
         core.statistics,
         core.settings,
         settings,
-        budget=core.inference.budget,
         memory=core.memory,
         unread=core.unread,
     )

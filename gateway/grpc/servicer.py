@@ -16,9 +16,8 @@ from typing import Any
 
 import grpc
 
-from gateway.bounds.byte_budget import ByteBudget
 from gateway.bounds.memory import MemoryBound
-from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
+from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.arrivals import Arrivals
 from gateway.grpc.codec import decode_request, encode_answer, requested_classes
 from gateway.grpc.connections import GrpcConnections, client_port
@@ -98,9 +97,9 @@ def ignores(response: Any) -> Handler:
 class InferenceServicer(_base):
     """The service of one gateway.
 
-    budget, memory     bounds of what is received; by default none
-    unread             counts answers until their client has read them; by default without a bound
-    outstanding_max    unanswered requests of one stream
+    memory           bounds what is received, beside the budget of `inference`
+    unread           counts answers until their client has read them
+    outstanding_max  unanswered requests of one stream
     """
 
     def __init__(
@@ -112,9 +111,8 @@ class InferenceServicer(_base):
         runtime_settings: RuntimeSettings,
         settings: GatewaySettings,
         *,
-        budget: ByteBudget | None = None,
-        memory: MemoryBound | None = None,
-        unread: UnreadAnswers | None = None,
+        memory: MemoryBound,
+        unread: UnreadAnswers,
         outstanding_max: int = OUTSTANDING_MAX,
     ) -> None:
         self._inference = inference
@@ -127,13 +125,10 @@ class InferenceServicer(_base):
         self._forward = settings.metadata_forward_regex
         self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
         self.connections = GrpcConnections()
-        memory = memory or MemoryBound()
         arrivals = Arrivals(self.connections)
         memory.reliefs.append(arrivals.relieve)
-        self.intake = Intake(
-            budget or ByteBudget(UNLIMITED), memory, arrivals, message_bytes_max=settings.grpc_max_input_size
-        )
-        self._unread = unread or UnreadAnswers(UNLIMITED)
+        self.intake = Intake(inference.budget, memory, arrivals, message_bytes_max=settings.grpc_max_input_size)
+        self._unread = unread
         self._streams: set[InferStream] = set()
         self._leaving = False
         self._refuses = False

@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import MemoryBound
+from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
 from gateway.grpc.pb import pb_grpc
 from gateway.grpc.server import GrpcServer, serve_grpc
 from gateway.grpc.servicer import InferenceServicer
@@ -42,6 +45,7 @@ class InferenceTwin(Inference):
     """
 
     def __init__(self) -> None:
+        self.budget = ByteBudget(UNLIMITED)
         self.calls: list[InferCall] = []
         self.futures: list[asyncio.Future[Answer]] = []
         self.respond: Callable[[InferCall], Answer | MeshError | None] = self.answer
@@ -173,11 +177,16 @@ def repository() -> RepositoryTwin:
 def make_servicer(
     twin: InferenceTwin, catalog: CatalogTwin, repository: RepositoryTwin, grpc_settings: GatewaySettings
 ) -> Callable[..., InferenceServicer]:
-    """Makes a servicer over the twins, with a bound that tests can reach; options: the servicer's own."""
+    """Makes a servicer over the twins, with a bound that tests can reach; other bounds are far unless given."""
     parts = twin, catalog, repository, StatisticsTwin(), SettingsTwin()
 
-    def make(settings: GatewaySettings = grpc_settings, **options: Any) -> InferenceServicer:
-        return InferenceServicer(*parts, settings, outstanding_max=8, **options)
+    def make(
+        settings: GatewaySettings = grpc_settings,
+        memory: MemoryBound | None = None,
+        unread: UnreadAnswers | None = None,
+    ) -> InferenceServicer:
+        memory, unread = memory or MemoryBound(), unread or UnreadAnswers(UNLIMITED)
+        return InferenceServicer(*parts, settings, memory=memory, unread=unread, outstanding_max=8)
 
     return make
 

@@ -69,13 +69,15 @@ def unread() -> UnreadAnswers:
 @pytest.fixture
 async def server(
     make_servicer: Callable[..., InferenceServicer],
+    twin: Any,
     grpc_settings: GatewaySettings,
     memory: MemoryBound,
     budget: ByteBudget,
     unread: UnreadAnswers,
 ) -> AsyncIterator[GrpcServer]:
     settings = replace(grpc_settings, grpc_max_input_size=MESSAGE_MAX)
-    server = await serve_grpc(make_servicer(settings, budget=budget, memory=memory, unread=unread), settings)
+    twin.budget = budget
+    server = await serve_grpc(make_servicer(settings, memory, unread), settings)
     yield server
     await server.stop(0)
 
