@@ -188,7 +188,7 @@ def key_prefix(request: pytest.FixtureRequest, redis_server: str, store_kind: st
         with Redis.from_url(redis_server) as client:
             leaked = leaked_keys(client, prefix, sequences_may_live=sequences_may_live)
             remove_keys(client, prefix)
-    assert leaked == [], "keys without TTL that shared.store.keyspace.PERMANENT does not list"
+    assert leaked == [], "keys without TTL that docs/reference/keys.md does not call permanent"
 
 
 def has_marker(request: pytest.FixtureRequest, name: str) -> bool:

@@ -8,14 +8,14 @@ from typing import Any
 
 from shared.store.keyspace import Keyspace
 
-NO_KEYS = {"base", "home_shard", "shard_ids", "shard_of"}
-"""Public methods of a keyspace that are no keys; `.._prefix` and `.._base` neither."""
+NO_KEYS = {"prefix", "shards", "base", "home_shard", "shard_ids", "shard_of"}
+"""Public attributes and methods of a keyspace that are no keys."""
 
 
 def every_key(keys: Keyspace, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """The keys of each of a keyspace's methods. arguments: by the names of the methods' parameters."""
-    for name in dir(Keyspace):
-        if name.startswith("_") or name in NO_KEYS or name.endswith(("_prefix", "_base")):
+    """The keys that a keyspace names. arguments: by the names of its methods' parameters."""
+    for name in dir(keys):
+        if name.startswith("_") or name in NO_KEYS or name.endswith("_prefix"):
             continue
         made: Any = getattr(keys, name)
         if callable(made):

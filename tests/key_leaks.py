@@ -1,12 +1,12 @@
-"""Finds keys that would stay in Redis for ever: no TTL, and not in the list of permanent keys."""
+"""Finds keys that would stay in Redis for ever: no TTL, and of no kind that docs/reference/keys.md calls permanent."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from shared.store.keyspace import MESH, PERMANENT, SCHEMA_VERSION, SEQUENCE_BOUND
+from shared.store.keyspace import kind_of
+from tests.keys_page import PERMANENT, SEQUENCE_BOUND
 
 
 class Keys(Protocol):
@@ -19,17 +19,16 @@ class Keys(Protocol):
 
 
 def leaked_keys(client: Keys, prefix: str, *, sequences_may_live: bool = False) -> list[str]:
-    """Keys under `prefix` without TTL that match no permanent pattern, sorted, each with its type.
+    """Keys under `prefix` without TTL that are of no permanent kind, sorted, each with its type.
 
     sequences_may_live  the keys of sequences that neither ended nor expired are no leak
     """
-    allowed = PERMANENT + (SEQUENCE_BOUND if sequences_may_live else ())
-    patterns = [f"{prefix}:{MESH}", *(f"{prefix}:{SCHEMA_VERSION}:{pattern}" for pattern in allowed)]
+    allowed = PERMANENT | SEQUENCE_BOUND if sequences_may_live else PERMANENT
     leaked: list[str] = []
     for raw in keys_under(client, prefix):
         key = raw.decode(errors="replace")
         # -1: exists without TTL. -2: gone since the scan saw it.
-        if client.ttl(raw) == -1 and not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns):
+        if client.ttl(raw) == -1 and kind_of(key) not in allowed:
             leaked.append(f"{key} ({client.type(raw).decode()})")
     return sorted(leaked)
 

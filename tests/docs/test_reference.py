@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from executor.configuration.parameter_rules import PARAMETERS
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching
-from shared.store.key_kinds import FEED_KINDS, INBOX_KINDS, KINDS, STARTS_KINDS
+from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, TYPES, Keyspace, kind_of
 from tests.docs.reference.pages import FOLDER, PAGES
+from tests.every_key import every_key
+from tests.keys_page import ENTRY_KINDS, KINDS
 
 SCRIPTS = {path.stem for path in (Path(__file__).resolve().parents[2] / "shared" / "store" / "lua").glob("*.lua")}
 
@@ -23,7 +26,7 @@ def test_a_page_is_as_the_code_makes_it(name: str) -> None:
 
 
 def test_there_are_no_other_pages() -> None:
-    assert set(PAGES) == {path.name for path in FOLDER.iterdir()}
+    assert set(PAGES) | {"keys.md"} == {path.name for path in FOLDER.iterdir()}
 
 
 def test_the_defaults_of_parameters_are_the_configurations() -> None:
@@ -33,6 +36,16 @@ def test_the_defaults_of_parameters_are_the_configurations() -> None:
     assert "0" == numbers.pop("orphan_grace_microseconds") == str(config.orphan_grace_ms)
     assert numbers == {name: str(getattr(config, name)) for name in numbers}
     assert {"checkpoint_interval", "retry_replies", "retry_reply_bytes", "sequence_log_steps"} < set(numbers)
+
+
+def test_the_page_of_keys_lists_every_key_under_its_name_with_its_type() -> None:
+    names = ("model", "version", "generation", "load", "executor", "gateway", "name", "sequence")
+    arguments: dict[str, Any] = {name: f"<{name}>" for name in names} | {"shard": 0}
+    base = f"{DEFAULT_PREFIX}:{SCHEMA_VERSION}:"
+    made = (key.removeprefix(base).replace("{0}", "{<shard>}") for key in every_key(Keyspace(shards=1), arguments))
+
+    assert {kind_of(key): key for key in made} == {kind: about.key for kind, about in KINDS.items()}
+    assert {kind: about.type for kind, about in KINDS.items()} == TYPES
 
 
 def test_the_scripts_that_are_said_to_write_and_read_keys_exist() -> None:
@@ -52,4 +65,4 @@ def test_every_kind_of_entry_that_a_script_writes_is_explained() -> None:
     written = {kind for path in folder.glob("*.lua") for kind in re.findall(r"'k',\s*'(\w+)'", path.read_text())}
 
     assert {"w", "owned", "p"} <= written
-    assert set() == written - {*INBOX_KINDS, *STARTS_KINDS, *FEED_KINDS}
+    assert set() == written - ENTRY_KINDS

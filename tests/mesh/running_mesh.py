@@ -188,7 +188,7 @@ class RunningMesh:
         return next((name for name in self.names("scheduler") if scheduler_id.startswith(f"{name}-")), "")
 
     def record(self, sequence: SequenceId) -> dict[str, str]:
-        """A sequence's record as Redis holds it (fields: shared/contract/record.py); {} when there is none."""
+        """A sequence's record as Redis holds it (fields: docs/reference/keys.md); {} when there is none."""
         fields: dict[bytes, bytes] = self.redis.hgetall(self.keys.sequence(sequence).record)
         return {name.decode(): value.decode(errors="replace") for name, value in fields.items()}
 

@@ -491,7 +491,7 @@ class Fuzz:
         self.bench.now_us += (TOMBSTONE_MS + 1) * 1000
         for gateway in GATEWAYS:
             self.do("DEL", self.keys.replies(SHARD, gateway))
-        self.truth.violations += leftovers(self.store, self.keys)
+        self.truth.violations += leftovers(self.store)
 
     def turn(self) -> None:
         """One round of everybody. Time passes as well: who waits may need the slot of one that is idle."""

@@ -358,7 +358,7 @@ class World:
             if member.life is not None:
                 member.life.stop.request("the end")
         await asyncio.sleep(self.plan.shape.idle_s + 3 * LEASE_MS / 1000 + TOMBSTONE_S + 2)
-        for problem in leftovers(self.store, self.keys):
+        for problem in leftovers(self.store):
             self.story.violate(problem)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

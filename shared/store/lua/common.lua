@@ -1,6 +1,6 @@
 -- Prelude of every script: what more than one of them needs. shared/store/scripts.py puts it before each script.
 --
--- What each field of a sequence's record means, which script writes it and when it is absent: shared/contract/record.py.
+-- What each field of a sequence's record means, which script writes it and when it is absent: docs/reference/keys.md.
 -- States: w waiting for its first slot, l live, m moving to another owner, p paged; tombstones: e ended, x expired, f
 -- failed at START, o lost, c cancelled.
 -- A START on a live sequence goes on counting steps. A START after the end begins a new record, and nothing of the old
@@ -20,7 +20,7 @@ local function base_of(key)
   return string.match(key, '^(.-}:)')
 end
 
--- Counts an unreadable value by the kind of its key (shared/store/key_kinds.py), and logs it.
+-- Counts an unreadable value by the kind of its key (docs/reference/keys.md), and logs it.
 local function count_unreadable(key, cause)
   local base = base_of(key)
   if not base then return end

@@ -1,4 +1,4 @@
-"""The pages of docs/reference. Each is made from the code alone: by `make reference`, and by the test that compares."""
+"""The pages of docs/reference that are made from the code: by `make reference`, and by the test that compares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tests.docs.reference.commands import commands
 from tests.docs.reference.errors import errors
-from tests.docs.reference.keys import keys
 from tests.docs.reference.metrics import metrics
 from tests.docs.reference.model_parameters import model_parameters
 from tests.docs.reference.settings import settings
@@ -19,5 +18,4 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors,
     "metrics.md": metrics,
     "model-parameters.md": model_parameters,
-    "keys.md": keys,
 }
