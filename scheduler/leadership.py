@@ -4,7 +4,7 @@ A scheduler renews the leases that it holds, and asks for all others, in one cal
 after the leader's death, and at once after a leader has given its leases back.
 
 A leader that was frozen may wake up after its lease has ended. This module does not prevent that. Every script of a
-scheduler carries its term, and Redis refuses a term older than the newest that it has seen (`fence` in common.lua).
+scheduler carries its term, and Redis refuses a term older than the newest that it has seen (`leader.lua`).
 """
 
 from __future__ import annotations

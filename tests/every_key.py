@@ -15,7 +15,7 @@ NO_KEYS = {"prefix", "shards", "base", "home_shard", "shard_ids", "shard_of"}
 def every_key(keys: Keyspace, arguments: Mapping[str, Any]) -> Iterator[str]:
     """The keys that a keyspace names. arguments: by the names of its methods' parameters."""
     for name in dir(keys):
-        if name.startswith("_") or name in NO_KEYS or name.endswith("_prefix"):
+        if name.startswith("_") or name in NO_KEYS:
             continue
         made: Any = getattr(keys, name)
         if callable(made):

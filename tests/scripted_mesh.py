@@ -104,7 +104,6 @@ class ScriptedMesh:
             flags=flags | StepFlag.DURABLE,
             digest=step_digest(request_id, flags, tensors),
             expected_step=expected_step,
-            model=self.model,
             version=self.version,
             gateway=gateway,
             token=f"{correlation_id}/{self.submitted}",
@@ -117,9 +116,8 @@ class ScriptedMesh:
         self, submission: Submission, *, backlog_max: int = 100, in_flight_max: int = 100, live_max: int = 100
     ) -> Submitted:
         """Submits one step."""
-        shard = self.keys.shard_of(submission.sequence)
         call = self.scripts.submit(
-            [submission], shard=shard, backlog_max=backlog_max, in_flight_max=in_flight_max, live_max=live_max
+            [submission], backlog_max=backlog_max, in_flight_max=in_flight_max, live_max=live_max
         )
         (outcome,) = await self.scripts.run(call)
         return outcome
@@ -128,15 +126,13 @@ class ScriptedMesh:
         """The caller of an accepted step has gone."""
         gone = Cancellation(
             submission.sequence,
-            submission.model,
             accepted.extra.decode(),
             accepted.step,
             submission.gateway,
             submission.token,
         )
         reply = encode(ReplyMessage("", error_code=Code.CANCELLED))
-        shard = self.keys.shard_of(submission.sequence)
-        (code,) = await self.scripts.run(self.scripts.cancel([gone], shard=shard, reply=reply, feed_max=100))
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
         return code
 
     async def assign(

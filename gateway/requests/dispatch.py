@@ -377,7 +377,6 @@ class Dispatch:
             case CallKind.STEPS:
                 return self._scripts.submit(
                     [self._submission(pending) for pending in batch.requests],
-                    shard=batch.shard,
                     backlog_max=self._backlog_max,
                     in_flight_max=self._in_flight_max,
                     live_max=self._live_max,
@@ -391,7 +390,6 @@ class Dispatch:
             case CallKind.WITHDRAW_STEPS:
                 return self._scripts.cancel(
                     [self._withdrawn(pending) for pending in batch.requests],
-                    shard=batch.shard,
                     reply=CANCELLED_STEP,
                     # The feed has no bound of its own. A leader that is not told finds out when it assigns.
                     feed_max=self._backlog_max,
@@ -403,8 +401,7 @@ class Dispatch:
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
         assert pending.accepted is not None
         birth, step = pending.accepted
-        model = pending.admitted.message.model
-        return CancelledStep(sequence_of(pending), model, birth, step, self._gateway, pending.token)
+        return CancelledStep(sequence_of(pending), birth, step, self._gateway, pending.token)
 
     def _submission(self, pending: PendingRequest) -> Submission:
         message, call = pending.admitted.message, pending.call
@@ -413,7 +410,6 @@ class Dispatch:
             flags=pending.admitted.flags,
             digest=step_digest(call.request_id, pending.admitted.flags, call.inputs),
             expected_step=call.expected_step,
-            model=message.model,
             version=message.version,
             gateway=self._gateway,
             token=pending.token,

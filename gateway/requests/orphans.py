@@ -50,7 +50,7 @@ class ConnectionSequences:
         self._open.pop(sequence, None)
         if pending.admitted.flags & StepFlag.END:
             return
-        orphan = Orphan(sequence, pending.call.model, pending.token, grace_ms)
+        orphan = Orphan(sequence, pending.token, grace_ms)
         if self._gone:
             self._orphaned(orphan)
             return
@@ -92,7 +92,7 @@ class Orphans:
         shards: dict[ShardId, list[Orphan]] = {}
         for orphan in taken:
             shards.setdefault(self._keys.shard_of(orphan.sequence), []).append(orphan)
-        calls = [self._scripts.orphan(some, shard=shard, gateway=self._gateway) for shard, some in shards.items()]
+        calls = [self._scripts.orphan(some, gateway=self._gateway) for some in shards.values()]
         try:
             for outcome in await self._trips.send(calls):
                 if isinstance(outcome, ResponseError):

@@ -151,20 +151,11 @@ class Keyspace:
     def deadlines(self, shard: ShardId, model: str) -> str:
         return f"{self._shard_bases[shard]}deadlines:{model}"
 
-    def inbox_prefix(self, shard: ShardId) -> str:
-        return f"{self._shard_bases[shard]}inbox:"
-
     def inbox(self, shard: ShardId, executor: ExecutorId) -> str:
         return f"{self._shard_bases[shard]}inbox:{executor}"
 
-    def owned_prefix(self, shard: ShardId) -> str:
-        return f"{self._shard_bases[shard]}owned:"
-
     def owned(self, shard: ShardId, executor: ExecutorId, model: str) -> str:
         return f"{self._shard_bases[shard]}owned:{executor}:{model}"
-
-    def replies_prefix(self, shard: ShardId) -> str:
-        return f"{self._shard_bases[shard]}replies:"
 
     def replies(self, shard: ShardId, gateway: GatewayId) -> str:
         return f"{self._shard_bases[shard]}replies:{gateway}"
@@ -189,9 +180,6 @@ class Keyspace:
     def unreadable(self, shard: ShardId | None) -> str:
         """Scripts write a shard's, services the mesh's (None)."""
         return f"{self._mesh_base if shard is None else self._shard_bases[shard]}unreadable"
-
-    def tally_prefix(self, shard: ShardId, model: str, generation: str) -> str:
-        return f"{self._shard_bases[shard]}tally:{model}:{generation}:"
 
     def tally(self, shard: ShardId, model: str, version: str, generation: str) -> str:
         """The tally of one load. Generation "" is for requests that were refused while they waited, by scripts that

@@ -73,7 +73,6 @@ class Submission(msgspec.Struct, frozen=True):
     flags: StepFlag
     digest: bytes
     expected_step: int | None
-    model: str
     version: str
     gateway: str
     token: str
@@ -145,7 +144,6 @@ class Cancellation(msgspec.Struct, frozen=True):
     """An accepted step whose caller has gone. birth, step: from its `Submitted`"""
 
     sequence: SequenceId
-    model: str
     birth: str
     step: int
     gateway: str
@@ -160,7 +158,6 @@ class Orphan(msgspec.Struct, frozen=True):
     """
 
     sequence: SequenceId
-    model: str
     token: str
     grace_ms: int
 
@@ -294,38 +291,19 @@ GAVE_WAY = encode(
 """The reply to the oldest caller of a step when one caller too many waits for it. `submit.lua` writes the sequence's
 last step over the four bytes of this one, which occur once."""
 
-COUNTING = frozenset({"commit", "reject", "cancel"})
-"""Scripts that make requests final, and so count them. They have the prelude `tally.lua` too."""
-
-WORK = tuple(
-    f"work_{name}" for name in ("enqueue", "pull", "take", "read", "finish", "requeue", "withdraw", "refuse", "wake")
-)
-"""Scripts of stateless work (see `shared.store.work_scripts`). They have both preludes and `work.lua`."""
-
-CACHING = frozenset({"work_enqueue", "work_finish"})
-"""Scripts of `WORK` that use the response cache, and so have the prelude `cache.lua`."""
-
-NAMES = (
-    "submit",
-    "assign",
-    "attempt",
-    "commit",
-    "expire",
-    "reclaim",
-    "reload",
-    "drain",
-    "reject",
-    "cancel",
-    "orphan",
-    "lead",
-    "resign",
-    "total",
-    "vacate",
-    "remove",
-    "sweep",
-    "lose",
-    *WORK,
-)
+PRELUDES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("submit", "attempt", "reload", "drain", "orphan", "lead", "resign", "total", "lose"), ()),
+    **dict.fromkeys(("assign", "expire", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
+    **dict.fromkeys(("commit", "cancel"), ("tally",)),
+    "reject": ("leader", "tally"),
+    **dict.fromkeys(
+        [f"work_{name}" for name in ("pull", "take", "read", "requeue", "withdraw", "refuse", "wake")],
+        ("tally", "work"),
+    ),
+    **dict.fromkeys(("work_enqueue", "work_finish"), ("tally", "work", "cache")),
+}
+"""Script -> what stands before it, behind `common.lua`. Those of stateless work: `shared.store.work_scripts`."""
+NAMES = tuple(PRELUDES)
 
 ACCEPTING = frozenset({"submit", "work_enqueue"})
 """Scripts that a Redis without memory refuses before they do anything: they bring in new requests."""
@@ -340,17 +318,9 @@ FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
 def script_source(name: str) -> str:
     """A script's text, with its preludes."""
     folder = resources.files("shared.store") / "lua"
-    parts = ("common", "tally", name) if name in COUNTING else ("common", name)
-    if name in WORK:
-        parts = ("common", "tally", "work", *(("cache",) if name in CACHING else ()), name)
-    return _shebang(name) + "".join((folder / f"{part}.lua").read_text() for part in parts)
-
-
-def _shebang(name: str) -> str:
-    """The first line of a script. Without one, Redis judges a script by its first command that writes."""
-    if name in ACCEPTING:
-        return "#!lua\n"
-    return "#!lua flags=allow-oom\n" if name in FINISHING else ""
+    # Without a first line like these, Redis judges a script by its first command that writes.
+    shebang = "#!lua\n" if name in ACCEPTING else "#!lua flags=allow-oom\n" if name in FINISHING else ""
+    return shebang + "".join((folder / f"{part}.lua").read_text() for part in ("common", *PRELUDES[name], name))
 
 
 T = TypeVar("T")
@@ -433,7 +403,6 @@ class Scripts:
         self,
         steps: Sequence[Submission],
         *,
-        shard: ShardId,
         backlog_max: int,
         in_flight_max: int,
         live_max: int = LIVE_MAX,
@@ -443,17 +412,9 @@ class Scripts:
         backlog_max  most sequences of a model in this shard that wait for their first slot
         live_max     most sequences of a model in this shard that have had a slot
         """
-        models = {model: index for index, model in enumerate(dict.fromkeys(step.model for step in steps), 1)}
-        keys: list[str] = []
-        for model in models:
-            keys += (self._keys.starts(shard, model), self._keys.line(shard, model), self._keys.deadlines(shard, model))
-        args: list[Any] = [self._keys.inbox_prefix(shard), backlog_max, in_flight_max, RETRY_IDS, live_max, len(models)]
-        args += (self._keys.replies_prefix(shard), JOINED_MAX, GAVE_WAY)
+        args: list[Any] = [backlog_max, in_flight_max, RETRY_IDS, live_max, JOINED_MAX, GAVE_WAY]
         for step in steps:
-            own = self._keys.sequence(step.sequence)
-            keys += (own.record, own.idle, own.parked)
             args += (
-                models[step.model],
                 step.sequence,
                 int(step.flags),
                 step.digest,
@@ -465,7 +426,7 @@ class Scripts:
                 step.message,
                 step.since_ms,
             )
-        return Call("submit", keys, args, _read_submitted)
+        return Call("submit", self._of_sequences(step.sequence for step in steps), args, _read_submitted)
 
     def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, term: Term) -> Call[list[Epoch]]:
         """Gives sequences of one model and shard their owners.
@@ -473,29 +434,10 @@ class Scripts:
         Returns the new epochs; 0 for a sequence that does not wait any more.
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
-        model = assignments[0].model
-        keys = [
-            self._keys.fence(shard, model),
-            self._keys.epoch(shard),
-            self._keys.starts(shard, model),
-            self._keys.line(shard, model),
-        ]
+        keys = self._of_leader(shard, assignments[0].model) + self._of_sequences(one.sequence for one in assignments)
         args: list[Any] = [term]
-        for assignment in assignments:
-            own = self._keys.sequence(assignment.sequence)
-            keys += (
-                own.record,
-                own.parked,
-                self._keys.inbox(shard, assignment.executor),
-                self._keys.owned(shard, assignment.executor, model),
-            )
-            args += (
-                assignment.sequence,
-                assignment.entry,
-                assignment.executor,
-                assignment.instance,
-                assignment.slot,
-            )
+        for one in assignments:
+            args += (one.sequence, one.entry, one.executor, one.instance, one.slot)
         return Call("assign", keys, args, list)
 
     def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
@@ -534,14 +476,13 @@ class Scripts:
             self._keys.tally(shard, model, counted.version, counted.generation),
             self._keys.wanted_slots(shard, model, counted.version),
             self._keys.line(shard, model),
+            *self._of_sequences(step.sequence for step in steps),
         ]
         executions = [step.execution for step in steps if step.execution]
-        args: list[Any] = [self._keys.replies_prefix(shard), idle_ms, tombstone_ms]
         kept = kept or KeptReplies()
-        args += (executor, kept.count, kept.size, counted.version, mark, len(executions), *executions)
+        args: list[Any] = [idle_ms, tombstone_ms, executor, kept.count, kept.size, counted.version, mark]
+        args += (len(executions), *executions)
         for step in steps:
-            own = self._keys.sequence(step.sequence)
-            keys += (own.record, own.idle, own.parked, own.checkpoint)
             args += (
                 step.sequence,
                 step.epoch,
@@ -551,7 +492,7 @@ class Scripts:
                 step.gateway,
                 step.token,
                 step.reply,
-                1 if step.keep_reply else 0,
+                int(step.keep_reply),
                 step.counts,
                 step.replays_behind,
                 "" if step.recoverable is None else int(step.recoverable),
@@ -561,31 +502,14 @@ class Scripts:
             )
             for name, value in step.checkpoint:
                 args += (name, value)
-        return Call("commit", keys, args, _read_commit)
+        return Call("commit", keys, args, each_as(CommitCode))
 
     def expire(
         self, sequences: Sequence[SequenceId], *, shard: ShardId, model: str, term: Term, tombstone_ms: int
     ) -> Call[list[bool]]:
         """Ends the sequences whose idle marker has run out; True for each that was ended."""
-        keys = [
-            self._keys.fence(shard, model),
-            self._keys.deadlines(shard, model),
-            self._keys.feed(shard, model),
-            self._keys.line(shard, model),
-            self._keys.starts(shard, model),
-        ]
-        args: list[Any] = [
-            term,
-            tombstone_ms,
-            self._keys.inbox_prefix(shard),
-            self._keys.owned_prefix(shard),
-            model,
-            *sequences,
-        ]
-        for sequence in sequences:
-            own = self._keys.sequence(sequence)
-            keys += (own.record, own.idle, own.parked, own.checkpoint)
-        return Call("expire", keys, args, _read_flags)
+        keys = self._of_leader(shard, model) + self._of_sequences(sequences)
+        return Call("expire", keys, [term, tombstone_ms, *sequences], each_as(bool))
 
     def reclaim(
         self,
@@ -604,26 +528,8 @@ class Scripts:
         only  takes sequences of these versions only
         lost  the executor is dead: a step with which `LOST_OWNERS_MAX` owners in a row were lost is given up
         """
-        keys = [
-            self._keys.fence(shard, model),
-            self._keys.epoch(shard),
-            self._keys.starts(shard, model),
-            self._keys.owned(shard, executor, model),
-            self._keys.deadlines(shard, model),
-            self._keys.feed(shard, model),
-            self._keys.line(shard, model),
-        ]
-        args = [
-            term,
-            executor,
-            count,
-            tombstone_ms,
-            self._keys.base(shard),
-            LOST_OWNERS_MAX if lost else 0,
-            model,
-            *only,
-        ]
-        return Call("reclaim", keys, args, int)
+        keys = [*self._of_leader(shard, model), self._keys.owned(shard, executor, model)]
+        return Call("reclaim", keys, [term, executor, count, tombstone_ms, LOST_OWNERS_MAX if lost else 0, *only], int)
 
     def reload(
         self,
@@ -645,26 +551,18 @@ class Scripts:
             self._keys.deadlines(shard, model),
             self._keys.feed(shard, model),
         ]
-        for sequence in sequences:
-            own = self._keys.sequence(sequence)
-            keys += (own.record, own.idle, own.parked, own.checkpoint)
-        return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], _read_flags)
+        keys += self._of_sequences(sequences)
+        return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], each_as(bool))
 
     def vacate(
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
     ) -> Call[list[VacateCode]]:
         """Takes sequences of one model and shard out of their slots, between two steps, on executors that live."""
-        keys = [
-            self._keys.fence(shard, model),
-            self._keys.epoch(shard),
-            self._keys.starts(shard, model),
-            self._keys.line(shard, model),
-        ]
-        args: list[Any] = [term, self._keys.inbox_prefix(shard), self._keys.owned_prefix(shard), model]
-        for vacation in vacations:
-            keys.append(self._keys.sequence(vacation.sequence).record)
-            args += (vacation.sequence, vacation.epoch, "m" if vacation.moving else "p")
-        return Call("vacate", keys, args, _read_vacated)
+        keys = self._of_leader(shard, model) + self._of_sequences(one.sequence for one in vacations)
+        args: list[Any] = [term]
+        for one in vacations:
+            args += (one.sequence, one.epoch, "m" if one.moving else "p")
+        return Call("vacate", keys, args, each_as(VacateCode))
 
     def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
         """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
@@ -674,15 +572,14 @@ class Scripts:
         """Writes again what sequences' records say and other keys have lost; 0 for each sequence that is over, or was
         lost.
         """
-        keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.deadlines(shard, model)]
-        keys += [self._keys.sequence(sequence).record for sequence in sequences]
-        return Call("sweep", keys, [term, model, self._keys.base(shard), *sequences], list)
+        keys = self._of_leader(shard, model) + self._of_sequences(sequences)
+        return Call("sweep", keys, [term, *sequences], list)
 
     def remove(
         self, entries: Sequence[str | bytes], *, stream: str, shard: ShardId, model: str, term: Term
     ) -> Call[int]:
         """Removes entries of a model's feed or starts on which its leader has acted; returns how many were there."""
-        return Call("remove", [self._keys.fence(shard, model), stream], [term, *entries], int)
+        return Call("remove", [*self._of_leader(shard, model), stream], [term, *entries], int)
 
     def drain(
         self, executor: ExecutorId, *, shard: ShardId, after: str = "0-0", count: int = 256, alive: bool = False
@@ -692,53 +589,34 @@ class Scripts:
         alive    the executor still reads its inbox: control messages stay there for it
         returns  the last entry looked at, how many were looked at, and how many stayed
         """
-        args = [executor, after, count, self._keys.base(shard), 1 if alive else 0]
-        return Call("drain", [self._keys.inbox(shard, executor)], args, _read_drained)
+        return Call("drain", [self._keys.inbox(shard, executor)], [executor, after, count, int(alive)], _read_drained)
 
     def reject(self, rejections: Sequence[Rejection], *, shard: ShardId, model: str, term: Term) -> Call[list[int]]:
         """Ends waiting sequences.
 
         Returns for each the number of steps answered, -1 if it does not wait under that entry any more.
         """
-        keys = [self._keys.fence(shard, model), self._keys.starts(shard, model), self._keys.line(shard, model)]
-        args: list[Any] = [term, self._keys.replies_prefix(shard), self._keys.tally_prefix(shard, model, "")]
-        for rejection in rejections:
-            own = self._keys.sequence(rejection.sequence)
-            keys += (own.record, own.parked, own.idle, own.checkpoint)
-            args += (rejection.entry, rejection.reply)
-        return Call("reject", keys, args, list)
+        keys = self._of_leader(shard, model) + self._of_sequences(one.sequence for one in rejections)
+        return Call("reject", keys, [term, *(arg for one in rejections for arg in (one.entry, one.reply))], list)
 
-    def cancel(
-        self, cancellations: Sequence[Cancellation], *, shard: ShardId, reply: bytes, feed_max: int
-    ) -> Call[list[CancelCode]]:
+    def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes, feed_max: int) -> Call[list[CancelCode]]:
         """Tells the mesh of steps (of one shard) whose callers have gone.
 
         reply     encoded `ReplyMessage` for the other steps of a waiting sequence
         feed_max  entries of the feed from which on the scheduler is not told that a sequence waits no longer
         """
-        keys: list[str] = []
-        args: list[Any] = [self._keys.replies_prefix(shard), self._keys.inbox_prefix(shard), feed_max, reply]
+        args: list[Any] = [feed_max, reply]
         for one in cancellations:
-            own = self._keys.sequence(one.sequence)
-            keys += (own.record, own.parked, own.idle, own.checkpoint)
-            keys += (
-                self._keys.starts(shard, one.model),
-                self._keys.feed(shard, one.model),
-                self._keys.line(shard, one.model),
-            )
             args += (one.sequence, one.birth, one.step, one.gateway, one.token)
-            args.append(self._keys.tally_prefix(shard, one.model, ""))
-        return Call("cancel", keys, args, _read_cancelled)
+        keys = self._of_sequences(one.sequence for one in cancellations)
+        return Call("cancel", keys, args, each_as(CancelCode))
 
-    def orphan(self, orphans: Sequence[Orphan], *, shard: ShardId, gateway: str) -> Call[list[bool]]:
+    def orphan(self, orphans: Sequence[Orphan], *, gateway: str) -> Call[list[bool]]:
         """Limits the idle time of sequences (of one shard) whose connections to one gateway were closed."""
-        keys: list[str] = []
         args: list[Any] = [gateway]
         for one in orphans:
-            own = self._keys.sequence(one.sequence)
-            keys += (own.record, own.idle, self._keys.deadlines(shard, one.model))
             args += (one.sequence, one.token, one.grace_ms)
-        return Call("orphan", keys, args, _read_flags)
+        return Call("orphan", self._of_sequences(one.sequence for one in orphans), args, each_as(bool))
 
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
@@ -748,7 +626,7 @@ class Scripts:
         Returns for each model the term, 0 if another scheduler leads it, or the error that Redis has for it.
         """
         keys = [self._keys.terms, *map(self._keys.leader, terms)]
-        args = [scheduler, lease_ms, *(each for place in terms.items() for each in place)]
+        args = [scheduler, lease_ms, *(arg for model_and_term in terms.items() for arg in model_and_term)]
         return Call("lead", keys, args, list)
 
     def resign(self, model: str, scheduler: SchedulerId, *, term: Term) -> Call[bool]:
@@ -765,10 +643,30 @@ class Scripts:
         """
         keys: list[str] = []
         for load in loads:
-            place = (shard, load.model, load.version, load.generation)
+            counted = (shard, load.model, load.version, load.generation)
             refused = self._keys.tally(shard, load.model, load.version, "")
-            keys += (self._keys.tally(*place), refused, self._keys.counts(*place))
-        return Call("total", keys, [at_most, COUNTS_TTL_MS, 1 if read else 0], partial(_read_totals, keys[2::3]))
+            keys += (self._keys.tally(*counted), refused, self._keys.counts(*counted))
+        return Call("total", keys, [at_most, COUNTS_TTL_MS, int(read)], partial(_read_totals, keys[2::3]))
+
+    def _of_sequences(self, sequences: Iterable[SequenceId]) -> list[str]:
+        """The keys of sequences, as every script takes them."""
+        return [key for sequence in sequences for key in self._keys.sequence(sequence)]
+
+    def _of_leader(self, shard: ShardId, model: str) -> list[str]:
+        """The first keys of every script of a model's leader (`leader.lua`)."""
+        return [
+            self._keys.fence(shard, model),
+            self._keys.epoch(shard),
+            self._keys.starts(shard, model),
+            self._keys.feed(shard, model),
+            self._keys.deadlines(shard, model),
+            self._keys.line(shard, model),
+        ]
+
+
+def each_as(kind: Callable[[int], T]) -> Callable[[list[int]], list[T]]:
+    """Reads a reply with one number for each sequence, step or request."""
+    return lambda numbers: [kind(number) for number in numbers]
 
 
 def _read_totals(keys: Sequence[str], reply: list[Any]) -> Totals:
@@ -784,22 +682,6 @@ def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
     return [Submitted(SubmitCode(code), step, _as_bytes(extra)) for code, step, extra in replies]
-
-
-def _read_commit(codes: list[int]) -> list[CommitCode]:
-    return [CommitCode(code) for code in codes]
-
-
-def _read_cancelled(codes: list[int]) -> list[CancelCode]:
-    return [CancelCode(code) for code in codes]
-
-
-def _read_vacated(codes: list[int]) -> list[VacateCode]:
-    return [VacateCode(code) for code in codes]
-
-
-def _read_flags(flags: list[int]) -> list[bool]:
-    return [bool(flag) for flag in flags]
 
 
 def _read_drained(reply: list[Any]) -> tuple[str, int, int]:

@@ -19,7 +19,7 @@ from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
 from shared.statistics.tally import ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of
-from shared.store.scripts import Call
+from shared.store.scripts import Call, each_as
 
 LEVEL_DIGITS = 20
 """Digits of a priority level in a queue's order, because levels are uint64."""
@@ -173,12 +173,7 @@ class WorkScripts:
         shard = self._keys.home_shard(items[0].model)
         keys: list[str] = []
         tallies: list[str] = []
-        args: list[Any] = [
-            bound,
-            self._keys.replies_prefix(shard),
-            SKETCH_BASE if summaries else 0,
-            SKETCH_BUCKET_MAX,
-        ]
+        args: list[Any] = [bound, SKETCH_BASE if summaries else 0, SKETCH_BUCKET_MAX]
         # Items are grouped by queue; `order` leads the replies back to the items.
         order: list[int] = []
         for (model, version, generation), indexes in queues.items():
@@ -215,17 +210,8 @@ class WorkScripts:
         take      one of `Take`
         too_late  encoded reply for requests that the policy REJECT gives up
         """
-        args = [
-            self._replies(load),
-            executor,
-            tag,
-            min(requests_max, REQUESTS_MAX),
-            rows_max,
-            delay_us,
-            take,
-            too_late,
-        ]
-        return Call("work_pull", [*self._queue(load), self._tally(load)], args, _read_pulled)
+        args = [executor, tag, min(requests_max, REQUESTS_MAX), rows_max, delay_us, take, too_late]
+        return Call("work_pull", self._queue(load), args, _read_pulled)
 
     def take(
         self, load: ModelLoad, executor: ExecutorId, tag: str, ids: Sequence[RequestId]
@@ -244,45 +230,39 @@ class WorkScripts:
 
         execution  packed counts of the model's run
         """
-        args: list[Any] = [self._replies(load), executor, execution]
+        args: list[Any] = [executor, execution]
         for item in done:
             stored = (item.stored.name, item.stored.bound) if item.stored else ("", 0)
             args += (item.id, item.reply, item.counts, *stored)
         cache = self._keys.cache(self._keys.home_shard(load.model))
-        return Call("work_finish", [*self._queue(load), self._tally(load), *cache], args, _read_finished)
+        return Call("work_finish", [*self._queue(load), *cache], args, _read_finished)
 
     def requeue(self, load: ModelLoad, executor: ExecutorId, *, given_up: bytes = b"") -> Call[int]:
         """Puts all requests that an executor holds back at their old places; returns how many.
 
         given_up  of a dead executor: encoded reply for requests with which `LOST_EXECUTORS_MAX` executors were lost
         """
-        args: list[Any] = [executor, LOST_EXECUTORS_MAX if given_up else 0, self._replies(load), given_up]
-        return Call("work_requeue", [*self._queue(load), self._tally(load)], args, int)
+        return Call("work_requeue", self._queue(load), [executor, LOST_EXECUTORS_MAX if given_up else 0, given_up], int)
 
     def withdraw(self, load: ModelLoad, gateway: GatewayId, tokens: Sequence[str], *, reply: bytes) -> Call[list[bool]]:
         """Gives up requests whose callers have gone; False: the request is being run, or was answered.
         reply: encoded
         """
-        args: list[Any] = [self._replies(load), reply, *(request_id(gateway, token) for token in tokens)]
-        return Call("work_withdraw", [*self._queue(load), self._tally(load)], args, _read_flags)
+        ids = [request_id(gateway, token) for token in tokens]
+        return Call("work_withdraw", self._queue(load), [reply, *ids], each_as(bool))
 
     def refuse(self, load: ModelLoad, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
         """Answers the requests for a version that no executor serves any more; call again until it returns 0."""
-        args = [self._replies(load), reply, at_most]
-        return Call("work_refuse", [*self._queue(load), self._tally(load)], args, int)
+        return Call("work_refuse", self._queue(load), [reply, at_most], int)
 
     def wake(self, load: ModelLoad) -> Call[int]:
         """Passes a wake-up on to another idle executor."""
         return Call("work_wake", self._queue(load), [], int)
 
-    def _queue(self, load: ModelLoad) -> tuple[str, ...]:
-        return self._keys.work_queue(load.model, load.version)
-
-    def _tally(self, load: ModelLoad) -> str:
-        return self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
-
-    def _replies(self, load: ModelLoad) -> str:
-        return self._keys.replies_prefix(self._keys.home_shard(load.model))
+    def _queue(self, load: ModelLoad) -> list[str]:
+        """The keys of a model version's queue, and its tally."""
+        tally = self._keys.tally(self._keys.home_shard(load.model), load.model, load.version, load.generation)
+        return [*self._keys.work_queue(load.model, load.version), tally]
 
 
 def holders_of(takers: Mapping[bytes, bytes]) -> list[ExecutorId]:
@@ -330,8 +310,4 @@ def _read_messages(flat: list[bytes]) -> tuple[tuple[RequestId, bytes], ...]:
 
 def _read_finished(reply: list[int]) -> Finished:
     queued, *flags = reply
-    return Finished(queued, _read_flags(flags))
-
-
-def _read_flags(flags: list[int]) -> list[bool]:
-    return [bool(flag) for flag in flags]
+    return Finished(queued, each_as(bool)(flags))

@@ -67,7 +67,7 @@ class Backstage:
         inboxes = [
             inbox
             for shard in self._mesh.keys.shard_ids()
-            for inbox in self._mesh.redis.keys(f"{self._mesh.keys.inbox_prefix(shard)}*")
+            for inbox in self._mesh.redis.keys(f"{self._mesh.keys.base(shard)}inbox:*")
         ]
         return [entry for inbox in inboxes for entry, fields in self._mesh.redis.xrange(inbox) if b"k" in fields]
 

@@ -140,14 +140,13 @@ class Stage:
             StepFlag(flags),
             b"",
             None,
-            model,
             "1",
             self.gateway,
             str(correlation_id),
             timeout_us,
             encode(InferMessage(model, "1", "", correlation_id, ())),
         )
-        call = self.scripts.submit([step], shard=self.keys.shard_of(sequence), backlog_max=10_000, in_flight_max=1_000)
+        call = self.scripts.submit([step], backlog_max=10_000, in_flight_max=1_000)
         (submitted,) = await self.scripts.run(call)
         assert submitted.code in {SubmitCode.DELIVERED, SubmitCode.WAITING}
         return submitted
@@ -156,10 +155,9 @@ class Stage:
         """The caller of an accepted step has gone."""
         sequence = sequence_id(MODEL, "", correlation_id)
         birth = accepted.extra.decode()
-        gone = Cancellation(sequence, MODEL, birth, accepted.step, self.gateway, str(correlation_id))
+        gone = Cancellation(sequence, birth, accepted.step, self.gateway, str(correlation_id))
         reply = encode(ReplyMessage("", error_code="CANCELLED"))
-        shard = self.keys.shard_of(sequence)
-        (code,) = await self.scripts.run(self.scripts.cancel([gone], shard=shard, reply=reply, feed_max=100))
+        (code,) = await self.scripts.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
         return code
 
     async def start_many(self, count: int, *, model: str = MODEL) -> list[SequenceId]:
@@ -173,7 +171,6 @@ class Stage:
                         StepFlag.START | StepFlag.DURABLE,
                         b"",
                         None,
-                        model,
                         "1",
                         self.gateway,
                         "t",
@@ -181,7 +178,6 @@ class Stage:
                         b"",
                     )
                 ],
-                shard=self.keys.shard_of(sequence),
                 backlog_max=10_000,
                 in_flight_max=1_000,
             )

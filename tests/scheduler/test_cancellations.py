@@ -352,11 +352,11 @@ class Game:
         for shard in self.keys.shard_ids():
             assert 0 == await self.commands.xlen(self.keys.starts(shard, self.mesh.model))
             released += await self.released(shard)
-            async for key in self.commands.scan_iter(match=f"{self.keys.owned_prefix(shard)}*"):
+            async for key in self.commands.scan_iter(match=f"{self.keys.base(shard)}owned:*"):
                 owned += await self.commands.smembers(key)
             async for key in self.commands.scan_iter(match=f"{self.keys.base(shard)}parked:*"):
                 raise AssertionError(f"{key} is left")
-            async for key in self.commands.scan_iter(match=f"{self.keys.inbox_prefix(shard)}*"):
+            async for key in self.commands.scan_iter(match=f"{self.keys.base(shard)}inbox:*"):
                 assert 0 == await self.commands.xlen(key), f"{key} holds entries"
         assert {str(sequence).encode() for sequence in live} == set(owned)
         assert len(owned) == len(set(owned))

@@ -154,7 +154,6 @@ class Fuzz:
             flags=flags,
             digest=hashlib.sha1(b"%d" % number).digest()[:12] if kind == "named" else b"",
             expected_step=expected,
-            model=MODEL,
             version=VERSION,
             gateway=gateway,
             token=token,
@@ -166,7 +165,7 @@ class Fuzz:
         self.send(asked, submission)
 
     def send(self, asked: Asked, submission: Submission) -> Submitted:
-        call = self.scripts.submit([submission], shard=SHARD, backlog_max=3, in_flight_max=6, live_max=10)
+        call = self.scripts.submit([submission], backlog_max=3, in_flight_max=6, live_max=10)
         (outcome,) = self.run(call)
         self.tell(
             f"{submission.gateway} asks for {asked.number} of {asked.sequence}, {submission.flags!r}, "
@@ -228,11 +227,9 @@ class Fuzz:
         asked = self.chance.choice(accepted[-6:])
         submission, life = asked.submission, self.truth.lives[asked.sequence, asked.birth]
         is_open = life.steps[asked.place].reply is None
-        gone = Cancellation(
-            asked.sequence, MODEL, asked.birth.decode(), asked.place, submission.gateway, submission.token
-        )
+        gone = Cancellation(asked.sequence, asked.birth.decode(), asked.place, submission.gateway, submission.token)
         reply = b"cancelled %d" % self.bench.calls
-        (code,) = self.run(self.scripts.cancel([gone], shard=SHARD, reply=reply, feed_max=100))
+        (code,) = self.run(self.scripts.cancel([gone], reply=reply, feed_max=100))
         self.tell(f"the caller of {asked.number} leaves: {code.name}")
         if code in (CancelCode.TOLD, CancelCode.REMOVED):
             self.truth.left.add(asked.number)
@@ -245,8 +242,8 @@ class Fuzz:
         """A connection is gone that used a sequence."""
         if self.asked:
             one = self.chance.choice(self.asked[-4:]).submission
-            left = Orphan(one.sequence, MODEL, one.token, GRACE_MS)
-            (changed,) = self.run(self.scripts.orphan([left], shard=SHARD, gateway=one.gateway))
+            left = Orphan(one.sequence, one.token, GRACE_MS)
+            (changed,) = self.run(self.scripts.orphan([left], gateway=one.gateway))
             self.tell(f"a connection of {one.gateway} to {one.sequence} is gone: {changed}")
 
     # -- executors ----------------------------------------------------------------------------------------------------

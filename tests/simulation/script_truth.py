@@ -290,7 +290,7 @@ class Truth:
         places = Counter((r[b"ow"], r[b"in"], r[b"sl"]) for r in live.values())
         if places and max(places.values()) > 1:
             self.violate(f"a slot has two holders: {places}")
-        prefix = self._keys.owned_prefix(SHARD).encode()
+        prefix = f"{self._keys.base(SHARD)}owned:".encode()
         owned = {
             (key.removeprefix(prefix).split(b":")[0], member)
             for key in self._store.present()

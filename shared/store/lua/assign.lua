@@ -1,18 +1,13 @@
 -- Gives waiting or moving sequences an owner and a slot. Their parked steps go to the owner's inbox, in order. If a
 -- sequence has no parked step, its owner is told of it all the same, so that the state is loaded before the next step.
 --
--- KEYS   1 fence of the model   2 epoch counter of the shard   3 starts stream of the model   4 counts of the waiting
---        line
---        per sequence: record, parked steps, the new owner's inbox, its set of owned sequences
--- ARGV   1 term of the leader
---        per sequence: sequence id, entry id of its wait, executor, instance, slot
+-- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
+-- ARGV   1 term, then per sequence: sequence id, entry id of its wait, executor, instance, slot
 -- reply  per sequence its new epoch, or 0 if it does not wait under that entry any more
--- atomic epoch, owner and the move of every parked step. Error FENCED: a newer leader exists; nothing was changed.
+-- atomic epoch, owner and the move of every parked step
 
-local fenced = fence(KEYS[1], tonumber(ARGV[1]))
-if fenced then return fenced end
-
-local function assign(record, parked, inbox, owned, sid, waits, executor, instance, slot)
+local function assign(keys, sid, waits, executor, instance, slot)
+  local record, parked, inbox = keys.record, keys.parked, BASE .. 'inbox:' .. executor
   local got = redis.call('HMGET', record, 'st', 'be', 'cm', 'vr', 'ca', 'dn', 'gu', 'nx', 'tk')
   -- Parked steps without a record: the record was removed, not ended.
   if got[1] and not is_sound(got[1], tonumber(got[8]), tonumber(got[3]), 0, got[4])
@@ -22,15 +17,15 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= waits then
     return 0
   end
-  local epoch = redis.call('INCR', KEYS[2])
+  local epoch = redis.call('INCR', EPOCHS)
   redis.call('HSET', record, 'st', 'l', 'ow', executor, 'in', instance, 'sl', slot, 'ep', epoch)
   -- Only the first owner's epoch is kept here.
   redis.call('HSETNX', record, 'fe', epoch)
   redis.call('HDEL', record, 'be', 'dl', 'dn')
   local committed = number(got[3])
-  leave_line(KEYS[4], got[1], got[4], number(got[8]), committed)
-  redis.call('XDEL', KEYS[3], waits, got[6] or waits)
-  redis.call('SADD', owned, sid)
+  leave_line(LINE, got[1], got[4], number(got[8]), committed)
+  redis.call('XDEL', STARTS, waits, got[6] or waits)
+  redis.call('SADD', owned_by(executor, MODEL), sid)
   -- A step that is given up anyway (x 2 below) needs no suspicion.
   local suspected = number(got[7]) ~= committed + 1 and suspicion(got[9], committed + 1)
   local entries = redis.call('XRANGE', parked, '-', '+')
@@ -61,13 +56,10 @@ local function assign(record, parked, inbox, owned, sid, waits, executor, instan
   return epoch
 end
 
-local epochs = {}
-for i = 1, (#KEYS - 4) / 4 do
-  local k, a = 4 + (i - 1) * 4, 1 + (i - 1) * 5
-  local done, epoch = for_one(KEYS[k + 1], assign, KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4],
-    ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5])
-  epochs[i] = done and epoch or 0
+local epochs = for_each(MODEL_KEYS, 1, 5, assign, 0)
+for i, epoch in ipairs(epochs) do
   -- No sequence waits under that entry: it is removed, or the leader would read it again.
-  if epochs[i] == 0 and string.find(ARGV[a + 2], '^%d+%-%d+$') then redis.call('XDEL', KEYS[3], ARGV[a + 2]) end
+  local waits = ARGV[1 + (i - 1) * 5 + 2]
+  if epoch == 0 and string.find(waits, '^%d+%-%d+$') then redis.call('XDEL', STARTS, waits) end
 end
 return epochs

@@ -3,11 +3,10 @@
 -- KEYS   1 inbox   2 owned sequences   3 deadlines of the model   4 feed of the model
 --        5 tally of the model version   6 number of slots that the leader wants freed   7 counts of the waiting line
 --        per step: record, idle marker, parked steps, checkpoint
--- ARGV   1 prefix of this shard's reply streams   2 idle ms   3 tombstone ms   4 executor
---        5 replies of a sequence that are kept for a retry
---        6 bytes of all kept replies but the newest, which is kept whatever its size
---        7 model version   8 mark of the load that ran the steps, '' if there is none
---        9 number of executions' packed counts, and these counts (counted by the first call that commits any of the
+-- ARGV   1 idle ms   2 tombstone ms   3 executor   4 replies of a sequence that are kept for a retry
+--        5 bytes of all kept replies but the newest, which is kept whatever its size
+--        6 model version   7 mark of the load that ran the steps, '' if there is none
+--        8 number of executions' packed counts, and these counts (counted by the first call that commits any of the
 --          steps)
 --        per step: sequence id, epoch, step,
 --                  flags (1 START, 2 END, 16 the sequence consists of this one request),
@@ -26,11 +25,10 @@
 --                 -1 refused
 --                 -2 not the step after the last committed one (a fault of the executor; nothing was changed)
 -- atomic everything of one step. The replies for one gateway leave together, in as few entries as possible.
--- The reply stream of a retry may belong to a gateway that sent none of these steps. Its key follows from the record.
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
-local EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
+local EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
 -- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
 -- only.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
@@ -103,11 +101,11 @@ end
 -- How long the tombstone stays. If the gateway made the sequence's id for one request, no client asks for it again.
 -- Only the gateway itself may send the request again, and only if the client gave it a request id.
 local function tombstone_ms(step)
-  if not has(step.flags, ALONE) then return ARGV[3] end
-  return step.keep and math.min(tonumber(ARGV[3]), RESENT_WITHIN_MS) or 0
+  if not has(step.flags, ALONE) then return ARGV[2] end
+  return step.keep and math.min(tonumber(ARGV[2]), RESENT_WITHIN_MS) or 0
 end
 
--- Starts the idle time, as nothing is in flight any more. grace_ms: the shorter time of an orphaned sequence
+-- Starts the idle time, as no step is open any more. grace_ms: the shorter time of an orphaned sequence
 local function begin_idle_time(keys, sid, idle_ms, grace_ms)
   local order = 'NX'
   if grace_ms then
@@ -193,13 +191,13 @@ local function commit(keys, step)
     redis.call('HDEL', keys.record, 'vd', 'vk')
     void = nil
   end
-  -- Other steps are in flight: the sequence neither ends nor becomes idle with this one.
+  -- Other steps are open: the sequence neither ends nor becomes idle with this one.
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
     release(keys, step.sid, void and kind or 'e', step.epoch, tombstone_ms(step))
     return 2
   end
-  begin_idle_time(keys, step.sid, tonumber(ARGV[2]), got[16])
+  begin_idle_time(keys, step.sid, tonumber(ARGV[1]), got[16])
   local is_checkpointed = (step.base > 0 and step.base or number(got[13])) == step.n
   -- is_slot_wanted last, because it takes a slot off the wanted ones.
   if not (got[14] and is_checkpointed and is_slot_wanted(KEYS[6])) then return 1 end
@@ -209,7 +207,7 @@ local function commit(keys, step)
   return 3
 end
 
-local a = 8
+local a = 7
 local function take(count)
   local taken = {}
   for i = 1, count do taken[i] = ARGV[a + i] end
@@ -220,9 +218,8 @@ end
 local executions = take(tonumber(take(1)[1]))
 local results = {}
 for i = 1, (#KEYS - 7) / 4 do
-  local k = 7 + (i - 1) * 4
-  local keys = { inbox = KEYS[1], owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4], tally = KEYS[5],
-    record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4] }
+  local keys = sequence_keys(8 + (i - 1) * 4)
+  keys.inbox, keys.owned, keys.deadlines, keys.feed, keys.tally = unpack(KEYS, 1, 5)
   local fixed = take(12)
   local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
     outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8],
@@ -244,7 +241,7 @@ end
 if commits and not has_committed then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end
-count_line(KEYS[7], 'refused:' .. ARGV[7], refused)
+count_line(KEYS[7], 'refused:' .. ARGV[6], refused)
 tally_all()
-send_answers(ARGV[1])
+send_answers()
 return results

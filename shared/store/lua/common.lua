@@ -16,19 +16,22 @@ local redis = setmetatable({}, { __index = server })
 -- Called with every key that was removed because it cannot be read. A script that can rebuild such a key sets it.
 local on_removed = nil
 
-local function base_of(key)
-  return string.match(key, '^(.-}:)')
+-- The beginning of every key of this shard. Keys that a script builds from a record begin with it too, so they carry
+-- the hash tag of the declared keys.
+local BASE = string.match(KEYS[1], '^(.-}:)')
+
+-- The four keys of a sequence, of which the first is KEYS[k].
+local function sequence_keys(k)
+  return { record = KEYS[k], idle = KEYS[k + 1], parked = KEYS[k + 2], checkpoint = KEYS[k + 3] }
 end
 
 -- Counts an unreadable value by the kind of its key (docs/reference/keys.md), and logs it.
 local function count_unreadable(key, cause)
-  local base = base_of(key)
-  if not base then return end
   local kind = string.match(key, '}:([^:]+)')
   if kind == 'work' or kind == 'cache' then kind = kind .. ':' .. string.match(key, '([^:]*)$') end
   -- `server.pcall`, not `redis.call`: the counter itself may be unreadable, and counting that would never end.
-  if type(server.pcall('HINCRBY', base .. 'unreadable', kind, 1)) == 'table' then return end
-  server.pcall('HSET', base .. 'unreadable', 'last:' .. kind, key)
+  if type(server.pcall('HINCRBY', BASE .. 'unreadable', kind, 1)) == 'table' then return end
+  server.pcall('HSET', BASE .. 'unreadable', 'last:' .. kind, key)
   server.log(server.LOG_WARNING, 'seqmesh: value unreadable: ' .. key .. ': ' .. cause)
 end
 
@@ -139,13 +142,13 @@ local function entry_end(fields, from)
   return to
 end
 
--- To be called once, at the end of a script that answers. prefix: of this shard's reply streams
-local function send_answers(prefix)
+-- To be called once, at the end of a script that answers.
+local function send_answers()
   for _, gateway in ipairs(gateways) do
     local fields, from = outgoing[gateway], 1
     while from < #fields do
       local to = entry_end(fields, from)
-      redis.call('XADD', prefix .. gateway, 'NOMKSTREAM', '*', unpack(fields, from, to))
+      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', unpack(fields, from, to))
       from = to + 1
     end
   end
@@ -173,6 +176,11 @@ local function model_of(sid)
   return string.match(sid, '^[^|]*')
 end
 
+-- The set of the sequences of a model that an executor owns.
+local function owned_by(executor, model)
+  return BASE .. 'owned:' .. executor .. ':' .. model
+end
+
 -- Whether a record's fields are possible. An unreadable number is nil here, or NaN, which no comparison accepts.
 local function is_sound(state, accepted, committed, start, version)
   return STATES[state] and version and accepted and committed and start and committed >= 0 and accepted >= committed
@@ -181,12 +189,12 @@ end
 
 -- Tells every known caller of a sequence at once that the sequence is lost. Returns a set of the callers told, as
 -- `<gateway> <token>`. Callers are known from the record (asked again: j:<n>; latest: la) and from the parked steps.
-local function tell_lost(base, record, parked)
+local function tell_lost(record, parked)
   local told = {}
   local function tell(gateway, token)
     if gateway and token and not told[gateway .. ' ' .. token] then
       told[gateway .. ' ' .. token] = true
-      redis.call('XADD', base .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, LOST_REPLY)
+      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, LOST_REPLY)
     end
   end
   local got = redis.call('HGETALL', record)
@@ -209,27 +217,27 @@ end
 -- stays. All of its keys follow from the record's key. Returns as `tell_lost`.
 local function lose(record, cause)
   count_unreadable(record, cause)
-  local base, sid = string.match(record, '^(.-}:)seq:(.*)$')
-  local model, parked = model_of(sid), base .. 'parked:' .. sid
+  local sid = string.match(record, '}:seq:(.*)$')
+  local model, parked = model_of(sid), BASE .. 'parked:' .. sid
   local got = redis.call('HMGET', record, 'ow', 'be', 'bn', 'vr', 'nx', 'cm')
-  local told = tell_lost(base, record, parked)
+  local told = tell_lost(record, parked)
   -- The present wait is the first one: the sequence waits for its first slot, so the waiting line counts it and its
   -- steps.
   if got[2] and got[2] == got[3] then
-    redis.call('HINCRBY', base .. 'line:' .. model, 'w', -1)
+    redis.call('HINCRBY', BASE .. 'line:' .. model, 'w', -1)
     local waiting = (tonumber(got[5]) or 0) - (tonumber(got[6]) or 0)
     if got[4] and waiting > 0 and waiting % 1 == 0 and waiting < 1000000 then
-      redis.call('HINCRBY', base .. 'line:' .. model, 's:' .. got[4], -waiting)
+      redis.call('HINCRBY', BASE .. 'line:' .. model, 's:' .. got[4], -waiting)
     end
   end
-  redis.call('DEL', record, base .. 'idle:' .. sid, parked, base .. 'checkpoint:' .. sid)
-  redis.call('ZREM', base .. 'deadlines:' .. model, sid)
-  if got[1] then redis.call('SREM', base .. 'owned:' .. got[1] .. ':' .. model, sid) end
+  redis.call('DEL', record, BASE .. 'idle:' .. sid, parked, BASE .. 'checkpoint:' .. sid)
+  redis.call('ZREM', BASE .. 'deadlines:' .. model, sid)
+  if got[1] then redis.call('SREM', owned_by(got[1], model), sid) end
   redis.call('HSET', record, 'st', 'o', 'cl', 1, 'nx', 0, 'cm', 0, 'sn', 1, 'vr', '')
   redis.call('PEXPIRE', record, UNREADABLE_TOMBSTONE_MS)
   -- The record's own epoch may be unreadable; the newest of the shard tells the scheduler that every epoch so far is
   -- over.
-  redis.call('XADD', base .. 'feed:' .. model, '*', 'q', sid, 'e', number(redis.call('GET', base .. 'epoch')), 'k', 'u')
+  redis.call('XADD', BASE .. 'feed:' .. model, '*', 'q', sid, 'e', number(redis.call('GET', BASE .. 'epoch')), 'k', 'u')
   return told
 end
 
@@ -245,17 +253,17 @@ local function for_one(record, act, ...)
   return false, lose(record, cause)
 end
 
--- Leadership: a scheduler with a term older than the newest seen in this shard may decide no more. Returns an error
--- then.
-local function fence(key, term)
-  local seen = number(redis.call('GET', key))
-  if seen > term then
-    return redis.error_reply('FENCED term ' .. term .. ' is older than ' .. seen)
+-- Calls `act` for each sequence of a call with its keys and its own arguments, as `for_one`. Returns the results.
+-- keys, args: how many keys and arguments belong to the whole call; each: arguments of a sequence
+-- lost: the result for a sequence that was ended as lost
+local function for_each(keys, args, each, act, lost)
+  local results = {}
+  for k = keys + 1, #KEYS, 4 do
+    local a = args + #results * each
+    local done, result = for_one(KEYS[k], act, sequence_keys(k), unpack(ARGV, a + 1, a + each))
+    results[#results + 1] = done and result or lost
   end
-  if seen < term then
-    redis.call('SET', key, term)
-  end
-  return nil
+  return results
 end
 
 -- Counts of a model's waiting line (hash; shared/store/waiting_line.py reads them):
@@ -269,7 +277,7 @@ local function count_line(line, field, change)
   if change ~= 0 then redis.call('HINCRBY', line, field, change) end
 end
 
--- A sequence with nothing in flight gives up its slot. Its owner (ow) stays in the record, because the owner may send
+-- A sequence without an open step gives up its slot. Its owner (ow) stays in the record, because the owner may send
 -- its last commit a second time. The idle time goes on.
 local function page(record, line, version)
   redis.call('HSET', record, 'st', 'p')
@@ -281,14 +289,6 @@ end
 local function leave_line(line, state, version, accepted, committed)
   if state == 'w' then count_line(line, 'w', -1) end
   count_line(line, 's:' .. version, committed - accepted)
-end
-
--- A sequence has lost its owner. Its entry is of kind m, which is served before new sequences; `assign` gives it the
--- next owner.
-local function move_on(record, starts, epochs, sid, version)
-  local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
-  redis.call('HSET', record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', epochs))
-  redis.call('HDEL', record, 'ow', 'in', 'sl')
 end
 
 -- The sequence's state is lost since this step: every later step is answered with an error, in its turn, until a START.
@@ -310,30 +310,4 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
   redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
-end
-
--- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
--- Committed steps can be parked too (they are kept for a replay); they were answered before.
--- keys: record, idle, parked, checkpoint, starts, line
--- refused(version, ms): called for each step, with the time that it waited
--- Returns the number of steps answered.
-local function refuse_waiting(keys, replies_prefix, reply, refused)
-  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
-  local count = 0
-  local function refuse(fields, since_ms)
-    count = count + 1
-    redis.call('XADD', replies_prefix .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
-    refused(got[3], clock_ms() - since_ms)
-    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. fields.n) or '', '(%S+) (%S+);') do
-      redis.call('XADD', replies_prefix .. gateway, 'NOMKSTREAM', '*', token, reply)
-    end
-  end
-  for _, entry in ipairs(redis.call('XRANGE', keys.parked, '-', '+')) do
-    local fields = fields_of(entry)
-    if fields.g and fields.t and number(fields.n) > number(got[4]) then refuse(fields, tonumber(string.match(entry[1], '^%d+'))) end
-  end
-  leave_line(keys.line, got[5], got[3], number(got[6]), number(got[4]))
-  redis.call('XDEL', keys.starts, got[1], got[2] or got[1])
-  redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
-  return count
 end

@@ -3,57 +3,50 @@
 -- reason it takes no term: whoever calls it, and however late, entries go only to where the records say they belong.
 --
 -- KEYS   1 the executor's inbox
--- ARGV   1 executor   2 after this entry id   3 how many at most   4 prefix of every key of this shard
---        5 1 if the executor lives: then its control messages stay
+-- ARGV   1 executor   2 after this entry id   3 how many at most
+--        4 1 if the executor lives: then its control messages stay
 -- reply  {last entry id looked at, entries looked at, entries left where they are}
 -- * An entry of a sequence that the executor still owns (another model's leader has not reclaimed it yet) stays.
 -- * An entry of an earlier ownership by the same executor is added again, with the present epoch.
 -- * An entry of an earlier sequence of the same id (left behind by an expiry) is removed.
--- Records, parked streams and other inboxes follow from the entries; all carry the hash tag of the declared key.
-
-local function field(fields, name)
-  for i = 1, #fields, 2 do
-    if fields[i] == name then return fields[i + 1] end
-  end
-end
 
 -- Adds a step to the inbox of its present owner, as `assign` would have added it.
-local function forward(fields, inbox, got)
+-- fields: of the entry, by name; flat: as they stand there; got: of the record
+local function forward(fields, flat, got)
   local out = { 'e', got[3], 'i', got[4], 'l', got[5], 'c', got[7] }
-  if listed(got[9], field(fields, 'n')) then
+  if listed(got[9], fields.n) then
     out = { 'x', '1', unpack(out) }
-  elseif got[10] == field(fields, 'n') then
+  elseif got[10] == fields.n then
     out = { 'x', '2', unpack(out) }
   end
   local step = number(got[7]) + 1
   local suspected = number(got[10]) ~= step and suspicion(got[11], step)
   if suspected then out = { 'y', suspected, unpack(out) } end
-  for i = 1, #fields, 2 do
-    if not string.find(' e i l c x y ', ' ' .. fields[i] .. ' ', 1, true) then
-      out[#out + 1] = fields[i]
-      out[#out + 1] = fields[i + 1]
+  for i = 1, #flat, 2 do
+    if not string.find(' e i l c x y ', ' ' .. flat[i] .. ' ', 1, true) then
+      out[#out + 1] = flat[i]
+      out[#out + 1] = flat[i + 1]
     end
   end
-  redis.call('XADD', inbox, '*', unpack(out))
+  redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', unpack(out))
 end
 
 -- Handles one entry. True if it must stay in this inbox.
-local function stays(fields)
-  local sid = field(fields, 'q')
-  local n = number(field(fields, 'n'))
+local function stays(entry)
+  local fields = fields_of(entry)
+  local sid, n, epoch = fields.q, number(fields.n), number(fields.e)
   -- No step number: a control message.
-  if n == 0 then return ARGV[5] == '1' end
-  local got = redis.call('HMGET', ARGV[4] .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
+  if n == 0 then return ARGV[4] == '1' end
+  local got = redis.call('HMGET', BASE .. 'seq:' .. sid, 'st', 'ow', 'ep', 'in', 'sl', 'ck', 'cm', 'fe', 'ca', 'gu',
     'tk')
-  local epoch = number(field(fields, 'e'))
   -- The checkpoint covers the step, or the entry belongs to no sequence, or to an earlier one of the same id.
   if n <= number(got[6]) or not got[8] or epoch < number(got[8]) then return false end
   if got[1] == 'l' and got[2] == ARGV[1] and number(got[3]) == epoch then return true end
   if got[1] == 'l' then
-    forward(fields, ARGV[4] .. 'inbox:' .. got[2], got)
+    forward(fields, entry[2], got)
   elseif got[1] == 'w' or got[1] == 'm' or got[1] == 'p' then
-    redis.call('XADD', ARGV[4] .. 'parked:' .. sid, '*', 'q', sid, 'n', n, 'f', field(fields, 'f'),
-      'g', field(fields, 'g'), 't', field(fields, 't'), 'm', field(fields, 'm'))
+    redis.call('XADD', BASE .. 'parked:' .. sid, '*', 'q', sid, 'n', n, 'f', fields.f, 'g', fields.g, 't', fields.t,
+      'm', fields.m)
   end
   return false
 end
@@ -63,7 +56,7 @@ local entries = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', ARGV
 for _, entry in ipairs(entries) do
   last = entry[1]
   -- An entry that cannot be read belongs to no sequence, and is removed.
-  local is_read, is_kept = pcall(stays, entry[2])
+  local is_read, is_kept = pcall(stays, entry)
   if not is_read then count_unreadable(KEYS[1], 'an entry that cannot be read') end
   if is_read and is_kept then
     left = left + 1

@@ -2,17 +2,17 @@
 -- sequence again (`submit`), it ends after a short grace. A sequence that another connection has used since is no
 -- orphan.
 --
--- KEYS   per sequence: record, idle marker, deadlines of the model
--- ARGV   1 gateway
---        per sequence: sequence id, token of the latest step that came over the connection, grace ms
+-- KEYS   per sequence: record, idle marker, parked steps, checkpoint
+-- ARGV   1 gateway, then per sequence: sequence id, token of the latest step that came over the connection, grace ms
 -- reply  per sequence: 1 it may be idle for the grace at most, from now on or after its open steps
 --        0 nothing changed: it was used by another connection, is closed, over or orphaned already, or has less idle
 --        time left than the grace
 -- Safe to repeat.
 
-local function orphan(keys, sid, user, grace_ms)
+local function orphan(keys, sid, token, grace)
+  local grace_ms = tonumber(grace)
   local got = redis.call('HMGET', keys.record, 'la', 'cl', 'nx', 'cm', 'og')
-  if got[2] ~= '0' or got[5] or string.match(got[1] or '', '%S+ %S+$') ~= user then return 0 end
+  if got[2] ~= '0' or got[5] or string.match(got[1] or '', '%S+ %S+$') ~= ARGV[1] .. ' ' .. token then return 0 end
   if got[3] ~= got[4] then
     redis.call('HSET', keys.record, 'og', grace_ms)
     return 1
@@ -22,15 +22,8 @@ local function orphan(keys, sid, user, grace_ms)
   if left <= grace_ms then return 0 end
   redis.call('HSET', keys.record, 'og', clock_ms() + left)
   redis.call('PEXPIRE', keys.idle, grace_ms)
-  redis.call('ZADD', keys.deadlines, 'LT', clock_ms() + grace_ms, sid)
+  redis.call('ZADD', BASE .. 'deadlines:' .. model_of(sid), 'LT', clock_ms() + grace_ms, sid)
   return 1
 end
 
-local results = {}
-for i = 1, #KEYS / 3 do
-  local k, a = (i - 1) * 3, 1 + (i - 1) * 3
-  local done, limited = for_one(KEYS[k + 1], orphan, { record = KEYS[k + 1], idle = KEYS[k + 2], deadlines = KEYS[k + 3] },
-    ARGV[a + 1], ARGV[1] .. ' ' .. ARGV[a + 2], tonumber(ARGV[a + 3]))
-  results[i] = done and limited or 0
-end
-return results
+return for_each(0, 1, 3, orphan, 0)

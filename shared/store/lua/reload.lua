@@ -16,9 +16,8 @@ end
 
 local results = {}
 for i = 1, (#KEYS - 3) / 4 do
-  local k = 3 + (i - 1) * 4
-  local keys = { record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], checkpoint = KEYS[k + 4],
-    owned = KEYS[1], deadlines = KEYS[2], feed = KEYS[3] }
+  local keys = sequence_keys(4 + (i - 1) * 4)
+  keys.owned, keys.deadlines, keys.feed = KEYS[1], KEYS[2], KEYS[3]
   local epoch = is_outdated(keys.record)
   if epoch then release(keys, ARGV[4 + i], 'o', epoch, ARGV[4]) end
   results[i] = epoch and 1 or 0

@@ -1,14 +1,12 @@
 -- Accepts steps of sequences, in the order given. One call carries all steps that a gateway has gathered for one shard.
 --
--- KEYS   per model: its starts stream, counts of its waiting line, its deadlines
---        per step: record, idle marker, parked steps
--- ARGV   1 prefix of this shard's inboxes   2 most sequences of a model that wait for their first slot
---        3 most open steps per sequence   4 steps of a sequence whose digests are remembered
---        5 most live sequences of a model   6 number of models   7 prefix of this shard's reply streams
---        8 most callers that wait for one step by a retry
---        9 encoded reply for the oldest of these callers when there is one too many; its step is 0xffffffff and stands
+-- KEYS   per step: record, idle marker, parked steps, checkpoint
+-- ARGV   1 most sequences of a model that wait for their first slot   2 most open steps per sequence
+--        3 steps of a sequence whose digests are remembered   4 most live sequences of a model
+--        5 most callers that wait for one step by a retry
+--        6 encoded reply for the oldest of these callers when there is one too many; its step is 0xffffffff and stands
 --          for the last committed step (since START)
---        per step: index of its model (the first is 1), sequence id,
+--        per step: sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence consists of this one request, 32 it may be paged),
 --                  digest of its request id and content (12 bytes) or '', expected step since START or '', version,
@@ -27,8 +25,9 @@
 --       -12 it was answered, and its reply is kept no longer
 --       -13 the sequence exists, and is beyond its first step
 -- atomic each step's number, its place in the inbox and the record change together.
--- The inbox's key follows from the record (its owner), and so does the reply stream of a retry. Both carry the same
--- hash tag as the declared keys.
+
+local WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local LIVE_MAX, JOINED_MAX, GAVE_WAY = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 
 -- The reply codes, by their names in `SubmitCode` (shared/store/scripts.py). -10 means nothing.
 local DELIVERED, WAITING, REPEATED, JOINED = 0, 1, 2, 3
@@ -41,15 +40,16 @@ local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
 -- Puts a step into its owner's inbox.
 local function deliver(step, record, n, flags)
-  local inbox = ARGV[1] .. record.owner
+  local inbox = BASE .. 'inbox:' .. record.owner
   local delivered = redis.call('XADD', inbox, 'NOMKSTREAM', '*', 'q', step.sid, 'n', n, 'f', flags, 'e', record.epoch,
     'i', record.instance, 'l', record.slot, 'c', record.committed, 'v', record.version, 'g', step.gateway,
     't', step.token, 'm', step.message)
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
-  local owned = base_of(step.record) .. 'owned:' .. record.owner .. ':' .. model_of(step.sid)
-  if redis.call('SISMEMBER', owned, step.sid) == 0 then error('the owner of a sequence cannot be read') end
+  if redis.call('SISMEMBER', owned_by(record.owner, step.model), step.sid) == 0 then
+    error('the owner of a sequence cannot be read')
+  end
   -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
   redis.call('XDEL', inbox, redis.call('XADD', inbox, '*', 'k', ''))
   deliver(step, record, n, flags)
@@ -57,7 +57,7 @@ end
 
 -- Keeps a step until its sequence has an owner.
 local function park(step, n, flags, version)
-  count_line(step.model.line, 's:' .. version, 1)
+  count_line(step.line, 's:' .. version, 1)
   redis.call('XADD', step.parked, '*', 'q', step.sid, 'n', n, 'f', flags,
     'g', step.gateway, 't', step.token, 'm', step.message)
 end
@@ -114,9 +114,9 @@ local function digest_of(ids, n, newest)
   end
 end
 
--- The remembered ids, without those of steps that are both answered and too old (ARGV[4]).
+-- The remembered ids, without those of steps that are both answered and too old.
 local function with_recent(ids, n, committed)
-  local from, oldest = 1, math.min(committed, n - tonumber(ARGV[4]))
+  local from, oldest = 1, math.min(committed, n - REMEMBERED)
   while from <= #ids and step_at(ids, from, n) <= oldest do from = from + ENTRY end
   return string.sub(ids, from)
 end
@@ -129,10 +129,10 @@ local function join(step, n, record)
   local joined = redis.call('HGET', step.record, field) or ''
   if string.find(';' .. joined, ';' .. place, 1, true) then return end
   local _, count = string.gsub(joined, ';', '')
-  if count >= tonumber(ARGV[8]) then
+  if count >= JOINED_MAX then
     local gateway, token, rest = string.match(joined, '^(%S+) (%S+);(.*)')
     local function last_step() return four_bytes(record.last_step) end
-    local reply = string.gsub(ARGV[9], string.rep('\255', 4), last_step)
+    local reply = string.gsub(GAVE_WAY, string.rep('\255', 4), last_step)
     answer(gateway, token, reply)
     joined = rest
   end
@@ -217,7 +217,7 @@ end
 -- have had the step.
 local function remembers_all_since(step, record)
   local born_ms = tonumber(string.match(record.birth, '^%d+'))
-  return step.digest ~= '' and record.accepted <= tonumber(ARGV[4]) and born_ms and born_ms < step.since
+  return step.digest ~= '' and record.accepted <= REMEMBERED and born_ms and born_ms < step.since
 end
 
 local function accepted_now(step)
@@ -233,24 +233,23 @@ end
 local function lower_deadline(step, record)
   local deadline = patience_ms(step)
   if record.deadline and tonumber(record.deadline) <= deadline then return end
-  if record.news then redis.call('XDEL', step.model.starts, record.news) end
-  local news = redis.call('XADD', step.model.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
+  if record.news then redis.call('XDEL', step.starts, record.news) end
+  local news = redis.call('XADD', step.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
     'd', deadline)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
 -- Begins a new record, with this step as its first. last_step: of the old one, for a refusal
 local function create(step, flags, last_step)
-  if number(redis.call('HGET', step.model.line, 'w')) >= tonumber(ARGV[2]) then
+  if number(redis.call('HGET', step.line, 'w')) >= WAITING_MAX then
     return { BACKLOG_FULL, last_step, 'waiting' }
   end
   -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
   -- is paged. So the number of entries bounds the live sequences.
-  if redis.call('ZCARD', step.model.deadlines) >= tonumber(ARGV[5]) then return { BACKLOG_FULL, last_step, 'live' } end
+  if redis.call('ZCARD', BASE .. 'deadlines:' .. step.model) >= LIVE_MAX then return { BACKLOG_FULL, last_step, 'live' } end
   redis.call('DEL', step.record)
-  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout,
-    'k', 'w')
-  count_line(step.model.line, 'w', 1)
+  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
+  count_line(step.line, 'w', 1)
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
@@ -264,8 +263,8 @@ end
 
 -- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
 local function return_to_line(step, record)
-  local entry = redis.call('XADD', step.model.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
-  count_line(step.model.line, 'in:' .. record.version, 1)
+  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
+  count_line(step.line, 'in:' .. record.version, 1)
   redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end
 
@@ -305,9 +304,7 @@ local function submit(step, flags)
     if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
     return { GONE[state], last_step, '' }
   end
-  if record.accepted - record.committed >= tonumber(ARGV[3]) then
-    return { BUSY, last_step, '' }
-  end
+  if record.accepted - record.committed >= OPEN_MAX then return { BUSY, last_step, '' } end
   -- With an open step a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.accepted == record.committed and redis.call('PERSIST', step.idle) == 0 then
     -- The marker has run out, and the scheduler has not ended the sequence yet. A START goes on with its record and
@@ -347,24 +344,18 @@ local function submit(step, flags)
   return { WAITING, n, record.birth }
 end
 
-local models = {}
-for i = 1, tonumber(ARGV[6]) do
-  models[i] = { starts = KEYS[3 * i - 2], line = KEYS[3 * i - 1], deadlines = KEYS[3 * i] }
-end
+local FIELDS = 10
 local replies = {}
-for i = 1, #KEYS / 3 - #models do
-  local k, a = 3 * (#models + i - 1), 9 + (i - 1) * 11
-  local step = {
-    record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], model = models[tonumber(ARGV[a + 1])],
-    sid = ARGV[a + 2], digest = ARGV[a + 4], expected = ARGV[a + 5], version = ARGV[a + 6],
-    gateway = ARGV[a + 7], token = ARGV[a + 8], timeout = ARGV[a + 9], message = ARGV[a + 10],
-    since = tonumber(ARGV[a + 11]),
-  }
-  local flags = tonumber(ARGV[a + 3])
+for i = 1, #KEYS / 4 do
+  local step, a = sequence_keys((i - 1) * 4 + 1), 6 + (i - 1) * FIELDS
+  local sid, flags, model = ARGV[a + 1], tonumber(ARGV[a + 2]), model_of(ARGV[a + 1])
+  step.sid, step.model, step.starts, step.line = sid, model, BASE .. 'starts:' .. model, BASE .. 'line:' .. model
+  step.digest, step.expected, step.version, step.gateway, step.token = unpack(ARGV, a + 3, a + 7)
+  step.timeout, step.message, step.since = ARGV[a + 8], ARGV[a + 9], tonumber(ARGV[a + 10])
   local done, reply = for_one(step.record, submit, step, flags)
   -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
   -- refused, or begins a new sequence.
   replies[i] = done and reply or submit(step, flags)
 end
-send_answers(ARGV[7])
+send_answers()
 return replies

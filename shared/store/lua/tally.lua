@@ -26,6 +26,32 @@ local function tally_refused(key, reason, ms)
   tally(key, cmsgpack.pack({ 'fail_count', 1, 'fail_ns', math.max(0, ms) * 1000000, 'fail_' .. reason, 1 }))
 end
 
+-- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
+-- Committed steps can be parked too (they are kept for a replay); they were answered before.
+-- Each step is counted as failed for this reason (shared/statistics/tally.py). Returns the number of steps answered.
+local function refuse_waiting(keys, reply, reason)
+  local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
+  local model, count = model_of(string.match(keys.record, '}:seq:(.*)$')), 0
+  local function refuse(fields, since_ms)
+    count = count + 1
+    redis.call('XADD', BASE .. 'replies:' .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)
+    tally_refused(BASE .. 'tally:' .. model .. '::' .. got[3], reason, clock_ms() - since_ms)
+    for gateway, token in string.gmatch(redis.call('HGET', keys.record, 'j:' .. fields.n) or '', '(%S+) (%S+);') do
+      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, reply)
+    end
+  end
+  for _, entry in ipairs(redis.call('XRANGE', keys.parked, '-', '+')) do
+    local fields = fields_of(entry)
+    if fields.g and fields.t and number(fields.n) > number(got[4]) then
+      refuse(fields, tonumber(string.match(entry[1], '^%d+')))
+    end
+  end
+  leave_line(BASE .. 'line:' .. model, got[5], got[3], number(got[6]), number(got[4]))
+  redis.call('XDEL', BASE .. 'starts:' .. model, got[1], got[2] or got[1])
+  redis.call('DEL', keys.record, keys.parked, keys.idle, keys.checkpoint)
+  return count
+end
+
 -- To be called once, at the end of the script. A tally that was empty is new, and gets its TTL here.
 local function tally_all()
   for _, key in ipairs(tally_keys) do

@@ -5,8 +5,8 @@
 -- KEYS   per queue: the ten keys of shared/store/lua/work.lua
 --        then per queue: tally of the model version
 --        then the cache
--- ARGV   1 bound of a queue, with the answers that it holds back (0: none)   2 prefix of this shard's reply streams
---        3 base of the summaries' buckets (0: no summaries)   4 the last bucket
+-- ARGV   1 bound of a queue, with the answers that it holds back (0: none)
+--        2 base of the summaries' buckets (0: no summaries)   3 the last bucket
 --        per queue: number of requests, and per request: id, level (20 digits), bound of its level (0: none),
 --                   timeout us (0: none), action (R or D), rows, 1: answers leave in order, shape, message,
 --                   name in the cache ('': it is not looked up), when it arrived at the gateway, us
@@ -21,7 +21,7 @@ local function looked_up(f, counts)
   local name = ARGV[f + 10]
   if name == '' then return nil end
   local reply = cache_get(cache, name, now)
-  tally_lookup(counts, reply ~= nil, now - tonumber(ARGV[f + 11]), tonumber(ARGV[3]), tonumber(ARGV[4]))
+  tally_lookup(counts, reply ~= nil, now - tonumber(ARGV[f + 11]), tonumber(ARGV[2]), tonumber(ARGV[3]))
   return reply
 end
 
@@ -100,12 +100,12 @@ local function enqueue(keys, counts, a, count, results)
 end
 
 local queues = (#KEYS - CACHE_KEYS) / (WORK_KEYS + 1)
-local results, a = {}, 4
+local results, a = {}, 3
 for i = 1, queues do
   local count = tonumber(ARGV[a + 1])
   enqueue(work_keys(i), KEYS[queues * WORK_KEYS + i], a + 1, count, results)
   a = a + 1 + count * FIELDS
 end
-send_answers(ARGV[2])
+send_answers()
 tally_all()
 return results

@@ -4,7 +4,7 @@
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
 --        12.. the cache (shared/store/lua/cache.lua)
--- ARGV   1 prefix of this shard's reply streams   2 executor   3 packed counts of the execution
+-- ARGV   1 executor   2 packed counts of the execution
 --        per request: id, reply, packed counts, name in the cache ('': it is not stored), bytes that the cache may hold
 -- reply  { requests left in the queue, per request: 1 answered, 0 another executor holds it, or it was answered
 --        before }
@@ -15,16 +15,16 @@ local FIELDS = 5
 
 local keys, counts = work_keys(1), KEYS[WORK_KEYS + 1]
 local ids, fields = {}, {}
-for a = 4, #ARGV, FIELDS do ids[#ids + 1] = ARGV[a] end
+for a = 3, #ARGV, FIELDS do ids[#ids + 1] = ARGV[a] end
 local holders = redis.call('HMGET', keys.held, unpack(ids))
 local ordered = redis.call('EXISTS', keys.order) == 1
 local results, done, stored = { redis.call('ZCARD', keys.queue) }, {}, {}
 for i, id in ipairs(ids) do
-  local held = holders[i] == ARGV[2]
+  local held = holders[i] == ARGV[1]
   results[i + 1] = held and 1 or 0
   if held then
     done[#done + 1] = id
-    fields[#done] = 3 + (i - 1) * FIELDS
+    fields[#done] = 2 + (i - 1) * FIELDS
   end
 end
 if #done > 0 then
@@ -32,7 +32,7 @@ if #done > 0 then
   redis.call('HDEL', keys.held, unpack(done))
   redis.call('HDEL', keys.meta, unpack(done))
   redis.call('HDEL', keys.messages, unpack(done))
-  tally(counts, ARGV[3])
+  tally(counts, ARGV[2])
 end
 for i, id in ipairs(done) do
   local f = fields[i]
@@ -46,7 +46,7 @@ for i, id in ipairs(done) do
   tally(counts, ARGV[f + 3])
 end
 if ordered then send_ordered(keys) end
-send_answers(ARGV[1])
+send_answers()
 tally_all()
 for _, f in ipairs(stored) do
   cache_put(cache_keys(), ARGV[f + 4], ARGV[f + 2], tonumber(ARGV[f + 5]), now_us())

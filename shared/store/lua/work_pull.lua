@@ -4,29 +4,29 @@
 -- `work_take`.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
--- ARGV   1 prefix of this shard's reply streams   2 executor   3 tag of this take
---        4 most requests, 0: only apply the timeout policies and tell the next deadline
---        5 most rows   6 delay us
---        7 may take: 0 never, 1 when the front is late, 2 when it is late or no more fits (or there is no delay)
---        8 answer of requests that are too late
+-- ARGV   1 executor   2 tag of this take
+--        3 most requests, 0: only apply the timeout policies and tell the next deadline
+--        4 most rows   5 delay us
+--        6 may take: 0 never, 1 when the front is late, 2 when it is late or no more fits (or there is no delay)
+--        7 answer of requests that are too late
 -- reply  { 1, requests left in the queue, us until the next deadline (-1: none), id, message, id, message, ... } taken;
 --        { 0, requests in the queue, us until the next deadline, now us, id, rows, arrived us, shape, ... } not taken:
 --        the front, with one request more than fits, if there is one
 -- atomic a request is taken by one executor; the same tag gets the same again
 
 local keys, now = work_keys(1), now_us()
-local executor, tag, most, rows_max = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local delay, may_take = tonumber(ARGV[6]), tonumber(ARGV[7])
+local executor, tag, most, rows_max = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local delay, may_take = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 local function finish(reply)
-  send_answers(ARGV[1])
+  send_answers()
   tally_all()
   return reply
 end
 
 local again = taken_before(keys, executor, tag)
 if again then return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now, true), unpack(again) } end
-local has_deadlines = expire(keys, now, ARGV[8], KEYS[WORK_KEYS + 1])
+local has_deadlines = expire(keys, now, ARGV[7], KEYS[WORK_KEYS + 1])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 

@@ -1,23 +1,23 @@
 -- Gives up the front of a queue that no executor serves any more, because its model was unloaded.
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
--- ARGV   1 prefix of this shard's reply streams   2 reply   3 how many at most
+-- ARGV   1 reply   2 how many at most
 -- reply  number of requests that were answered; call again until it is 0
 -- A request that an executor still holds is answered by that executor.
 
 local keys, now = work_keys(1), now_us()
-local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[3]) - 1)
+local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[2]) - 1)
 for _, member in ipairs(members) do
   local id = id_of(member)
   local meta = meta_of(redis.call('HGET', keys.meta, id))
   if meta and member_of(meta, id) == member then
-    give_up(keys, id, meta, ARGV[2])
+    give_up(keys, id, meta, ARGV[1])
     tally_refused(KEYS[WORK_KEYS + 1], 'OTHER', math.floor((now - meta.arrived) / 1000))
   else
     give_up_unreadable(keys, id, member)
   end
 end
 redis.call('DEL', keys.wake)
-send_answers(ARGV[1])
+send_answers()
 tally_all()
 return #members

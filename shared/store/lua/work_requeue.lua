@@ -7,7 +7,7 @@
 --
 -- KEYS   the queue (shared/store/lua/work.lua)   11 tally of the model version
 -- ARGV   1 executor   2 executors that may be lost with one request; 0: this executor leaves, it is not lost
---        3 prefix of this shard's reply streams   4 answer of a request with which so many were lost
+--        3 answer of a request with which so many were lost
 -- reply  number of requests that the executor held
 
 local ALONE_FROM = 2
@@ -18,7 +18,7 @@ local keys, lost_max, now = work_keys(1), tonumber(ARGV[2]), now_us()
 local function survives(id, meta)
   meta.lost = meta.lost + 1
   if meta.lost >= lost_max then
-    give_up(keys, id, meta, ARGV[4])
+    give_up(keys, id, meta, ARGV[3])
     tally_refused(KEYS[WORK_KEYS + 1], 'BACKEND', math.floor((now - meta.arrived) / 1000))
     return false
   end
@@ -46,6 +46,6 @@ for i = 1, #held, 2 do
   end
 end
 if queued > 0 then wake(keys) end
-send_answers(ARGV[3])
+send_answers()
 tally_all()
 return count

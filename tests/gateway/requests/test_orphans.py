@@ -183,7 +183,7 @@ def used(sequence: str, token: str, flags: StepFlag = StepFlag.NONE) -> PendingR
 
 
 def left(sequence: str, token: str) -> Orphan:
-    return Orphan(SequenceId(sequence), GRACED, token, grace_ms=2)
+    return Orphan(SequenceId(sequence), token, grace_ms=2)
 
 
 def test_a_connection_names_the_latest_step_of_each_sequence_it_has_not_ended() -> None:

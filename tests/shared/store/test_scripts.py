@@ -133,8 +133,8 @@ async def start(
 
 async def orphan(mesh: ScriptedMesh, token: str, *, correlation_id: int = 7, grace_ms: int = GRACE_MS) -> bool:
     """The connection whose latest step had that token is gone; whether the sequence's idle time is the grace now."""
-    left = Orphan(mesh.sequence(correlation_id), mesh.model, token, grace_ms)
-    call = mesh.scripts.orphan([left], shard=mesh.keys.shard_of(left.sequence), gateway=GATEWAY)
+    left = Orphan(mesh.sequence(correlation_id), token, grace_ms)
+    call = mesh.scripts.orphan([left], gateway=GATEWAY)
     (changed,) = await mesh.scripts.run(call)
     return changed
 

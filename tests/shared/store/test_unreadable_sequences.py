@@ -47,7 +47,7 @@ async def spoil(mesh: ScriptedMesh, correlation_id: int, kind: str) -> None:
 
 async def submitted(mesh: ScriptedMesh, *steps: Submission) -> list[Submitted]:
     """Steps that one call carries."""
-    call = mesh.scripts.submit(steps, shard=mesh.keys.shard_ids()[0], backlog_max=100, in_flight_max=100)
+    call = mesh.scripts.submit(steps, backlog_max=100, in_flight_max=100)
     return await mesh.scripts.run(call)
 
 
