@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar, cast
@@ -51,7 +51,7 @@ RECLAIM_COUNT = 256
 """Sequences or inbox entries that one call of a takeover moves. A script blocks Redis for a few us for each."""
 
 T = TypeVar("T")
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Assign | MoveOut | Reject | Vacate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +143,14 @@ class EffectPerformer:
     async def _place(self, actions: Sequence[Action]) -> list[Event]:
         """Carries out a run of `WantSlots`, `Assign` and `Vacate`.
 
-        `WantSlots` go first: a sequence that is then asked for its slot while a step is in flight is paged by the
+        `WantSlots` go first: a sequence that is then asked for its slot while it has an open step is paged by the
         commit of that step.
         """
         await self._want([action for action in actions if isinstance(action, WantSlots)])
-        assigns = self._chunks((a for a in actions if isinstance(a, Assign)), lambda assign: assign.sequence)
-        vacates = self._chunks((a for a in actions if isinstance(a, Vacate)), lambda vacate: vacate.sequence)
+        assigns = self._chunks(action for action in actions if isinstance(action, Assign))
+        vacates = self._chunks(action for action in actions if isinstance(action, Vacate))
         calls: list[Call[Any]] = [
-            self._scripts.assign([_assignment(self._model, a) for a in chunk], shard=shard, term=self._term)
+            self._scripts.assign([_assignment(self._model, one) for one in chunk], shard=shard, term=self._term)
             for shard, chunk in assigns
         ]
         calls += self._vacations(vacates)
@@ -196,22 +196,16 @@ class EffectPerformer:
         return Assigned(assign.sequence, assign.entry, epoch, assign.cause)
 
     async def _reject(self, rejects: Sequence[Reject]) -> None:
-        chunks = self._chunks(rejects, lambda reject: reject.sequence)
         calls = [
-            self._scripts.reject(
-                [_rejection(r) for r in chunk],
-                shard=shard,
-                model=self._model,
-                term=self._term,
-            )
-            for shard, chunk in chunks
+            self._scripts.reject([_rejection(one) for one in chunk], shard=shard, model=self._model, term=self._term)
+            for shard, chunk in self._chunks(rejects)
         ]
         await self._run(calls)
         for reject in rejects:
             logs.info("sequence rejected", sequence=reject.sequence, why=reject.message, cause=reject.cause)
 
     async def _move_out(self, actions: Sequence[MoveOut]) -> list[Event]:
-        chunks = self._chunks(actions, lambda action: action.sequence)
+        chunks = self._chunks(actions)
         codes = [code for reply in await self._run(self._vacations(chunks, moving=True)) for code in reply]
         asked = [action for _, chunk in chunks for action in chunk]
         await self._drain_undrained([action.executor for action in asked], codes)
@@ -343,9 +337,7 @@ class EffectPerformer:
             due = await self._due(shards, now_ms)
             looked_at = [sequence for sequences in due.values() for sequence in sequences]
             # Read before the script runs, which removes the checkpoints.
-            states = await paged_descriptions(
-                self._mesh.redis, self._keys, self._mesh.membership, self._model, looked_at
-            )
+            states = await paged_descriptions(self._redis, self._keys, self._mesh.membership, self._model, looked_at)
             calls = [
                 self._scripts.expire(
                     sequences, shard=shard, model=self._model, term=self._term, tombstone_ms=self._tombstone_ms
@@ -383,13 +375,11 @@ class EffectPerformer:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    def _chunks(
-        self, items: Iterable[Item], sequence_of: Callable[[Item], SequenceId]
-    ) -> list[tuple[ShardId, list[Item]]]:
-        """The items by shard, in their order, in pieces that one script call may carry."""
+    def _chunks(self, actions: Iterable[Item]) -> list[tuple[ShardId, list[Item]]]:
+        """The actions by shard, in their order, in pieces that one script call may carry."""
         by_shard: dict[ShardId, list[Item]] = defaultdict(list)
-        for item in items:
-            by_shard[self._keys.shard_of(sequence_of(item))].append(item)
+        for action in actions:
+            by_shard[self._keys.shard_of(action.sequence)].append(action)
         return [
             (shard, members[begin : begin + SCRIPT_STEPS_MAX])
             for shard, members in by_shard.items()
@@ -433,8 +423,8 @@ def _kind(action: Action) -> type[Action]:
 
 
 def _assignment(model: str, assign: Assign) -> Assignment:
-    place = assign.place
-    return Assignment(assign.sequence, _entry_id(assign.entry), model, place.executor, place.instance, place.slot)
+    slot = assign.place
+    return Assignment(assign.sequence, _entry_id(assign.entry), model, slot.executor, slot.instance, slot.slot)
 
 
 def _entry_id(entry: Entry) -> str:

@@ -44,8 +44,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """An entry as it was read."""
-
     source: Source
     entry: bytes
     fields: Mapping[bytes, bytes]

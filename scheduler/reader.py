@@ -21,8 +21,6 @@ BLOCK_MS = 1000
 
 
 class StreamReader:
-    """Reads for all leaders at once."""
-
     def __init__(self, redis: Redis) -> None:
         self._link = Link(redis)
         self._reading: asyncio.Timeout | None = None

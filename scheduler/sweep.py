@@ -28,8 +28,6 @@ KEYS_PER_SCAN = 1000
 
 
 class SpoiltKeys:
-    """Watches the counts of removed keys."""
-
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._keys = keys

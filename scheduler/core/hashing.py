@@ -49,15 +49,6 @@ class HashRing:
         self._points: list[tuple[int, str]] = []
         self._nodes: set[str] = set()
 
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def __contains__(self, node: str) -> bool:
-        return node in self._nodes
-
-    def nodes(self) -> list[str]:
-        return sorted(self._nodes)
-
     def add(self, node: str) -> None:
         """Puts a node on the ring. Does nothing when it is there already."""
         if node in self._nodes:

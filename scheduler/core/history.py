@@ -29,27 +29,18 @@ class IllegalMoveError(Exception):
 
 
 class History:
-    """The last moves, oldest first."""
-
     def __init__(self) -> None:
         self._moves: deque[Move] = deque(maxlen=HISTORY_MOVES_MAX)
 
-    def of(self, subject: str) -> list[Move]:
-        """The remembered moves of one sequence or executor, oldest first."""
-        return [move for move in self._moves if move.subject == subject]
-
-    def record(self, subject: str, move: str, before: str, after: str, cause: str) -> None:
-        self._moves.append(Move(subject, move, before, after, cause))
-
-    def illegal(self, subject: str, move: str, before: str, cause: str) -> IllegalMoveError:
-        """The error for a move that the table does not have, with the subject's remembered moves."""
-        story = "".join(f"\n  {m.move}: {m.before} -> {m.after} ({m.cause})" for m in self.of(subject))
-        return IllegalMoveError(f"'{subject}' is {before}: it cannot be {move} ({cause}); before that:{story or ' -'}")
-
     def step(self, table: Mapping[tuple[str, str], str], subject: str, move: str, before: str, cause: str) -> str:
-        """The phase that a move leads to. Remembers the move; raises IllegalMoveError if the table does not have it."""
+        """The phase that a move leads to. Remembers the move.
+
+        Raises IllegalMoveError, with the subject's remembered moves, if the table does not have it.
+        """
         after = table.get((before, move))
         if after is None:
-            raise self.illegal(subject, move, before, cause)
-        self.record(subject, move, before, after, cause)
+            known = [one for one in self._moves if one.subject == subject]
+            story = "".join(f"\n  {one.move}: {one.before} -> {one.after} ({one.cause})" for one in known) or " -"
+            raise IllegalMoveError(f"'{subject}' is {before}: it cannot be {move} ({cause}); before that:{story}")
+        self._moves.append(Move(subject, move, before, after, cause))
         return after

@@ -21,7 +21,6 @@ def check(state: LeaderState) -> None:
 
 
 def demand(claim: object, complaint: str) -> None:
-    """Raises unless the claim holds."""
     if not claim:
         raise BrokenInvariantError(complaint)
 

@@ -14,8 +14,6 @@ from shared.contract.ids import ExecutorId, InstanceIndex, SequenceId, SlotIndex
 
 @dataclass(frozen=True, slots=True, order=True)
 class SlotAddress:
-    """The address of one slot in the mesh."""
-
     executor: ExecutorId
     version: str
     instance: InstanceIndex
@@ -93,8 +91,6 @@ class InstanceSlots:
 
 
 class SlotTable:
-    """All slots of one version on one executor."""
-
     def __init__(self, executor: ExecutorId, served: OfferedVersion) -> None:
         self.executor = executor
         self.served = served

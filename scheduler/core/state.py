@@ -233,25 +233,3 @@ class LeaderState:
     def held_by(self, executor: ExecutorId) -> list[Sequence]:
         """The sequences in an executor's slots, in the order of the slots."""
         return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
-
-
-@dataclass(frozen=True, slots=True)
-class StateView:
-    """A state as a value that can be compared: sequences with slots, waiting sequences, and executors with phases."""
-
-    live: tuple[tuple[SequenceId, SlotAddress, Epoch], ...]
-    waiting: tuple[tuple[str, SequenceId, bool], ...]
-    executors: tuple[tuple[ExecutorId, ExecutorPhase], ...]
-
-
-def view(state: LeaderState) -> StateView:
-    placed = [(s.sequence, s.place, s.epoch) for s in state.sequences.values()]
-    return StateView(
-        live=tuple(sorted((sequence, place, epoch) for sequence, place, epoch in placed if place is not None)),
-        waiting=tuple(
-            (version, waiting.sequence, state.sequences[waiting.sequence].moving)
-            for version, backlog in sorted(state.backlogs.items())
-            for waiting in backlog.in_order()
-        ),
-        executors=tuple(sorted((e.executor, e.phase) for e in state.executors.values())),
-    )

@@ -37,7 +37,6 @@ class Tenants:
         self._line[sequence] = None
 
     def remove(self, sequence: SequenceId) -> None:
-        """Takes a sequence out of the line."""
         del self._line[sequence]
 
     def next_to_ask(self) -> SequenceId | None:

@@ -18,17 +18,26 @@ from deploy.local.embedded import EmbeddedRedis
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
-from scheduler.core.state import ExecutorPhase, Policy, StateView, view
+from scheduler.core.state import ExecutorPhase, Policy
 from scheduler.effects import EffectPerformer
 from scheduler.ingest import StreamKind, parse_entry
 from scheduler.leader import Leader
 from scheduler.leadership import Leadership
 from scheduler.rebuild import raise_fence
-from shared.contract.ids import ExecutorId, InstanceIndex, SchedulerId, ShardId, SlotIndex, Term, sequence_id
+from shared.contract.ids import (
+    ExecutorId,
+    InstanceIndex,
+    SchedulerId,
+    ShardId,
+    SlotIndex,
+    Term,
+    sequence_id,
+)
 from shared.store.link import Link
 from shared.store.membership import Member, Membership
 from shared.store.scripts import Call, Scripts
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
+from tests.scheduler.state_view import StateView, view
 
 QUESTION = sequence_id(MODEL, "", 1)
 T = TypeVar("T")

@@ -48,8 +48,9 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from scheduler.core.state import LeaderState, Policy, view
+from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
+from tests.scheduler.state_view import view
 
 SEQUENCES = [SequenceId(f"q{number}") for number in range(4)]
 SHARD = ShardId(0)

@@ -11,11 +11,12 @@ from scheduler.core.backlog import Entry
 from scheduler.core.decide import decide
 from scheduler.core.events import Assigned, Event, ExecutorSeen, SequenceFound, SequenceWaits, VersionsWithdrawn
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from scheduler.core.state import LeaderState, view
+from scheduler.core.state import LeaderState
 from scheduler.ingest import withdrawn
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
 from shared.contract.messages import ExecutorRegistration, RepositoryEntry, ServedModel
 from shared.store.membership import Member
+from tests.scheduler.state_view import view
 
 E1 = ExecutorId("e1")
 V1, V2 = OfferedVersion("1", 1, 2), OfferedVersion("2", 1, 2)

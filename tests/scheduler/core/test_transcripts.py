@@ -69,8 +69,9 @@ from scheduler.core.events import (
     WaitEnded,
 )
 from scheduler.core.slots import OfferedVersion, SlotAddress
-from scheduler.core.state import LeaderState, Policy, view
+from scheduler.core.state import LeaderState, Policy
 from shared.contract.ids import Epoch, ExecutorId, InstanceIndex, SequenceId, ShardId, SlotIndex
+from tests.scheduler.state_view import view
 
 FOLDER = Path(__file__).parents[2] / "transcripts" / "scheduler"
 FILES = sorted(FOLDER.glob("*.txt"))
