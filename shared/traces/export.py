@@ -121,9 +121,6 @@ class BoundedExporter(SpanExporter):
         self._closed = True
         self._exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
-
 
 class SdkSink:
     """Sends spans to one or more of the SDK's exporters."""

@@ -11,8 +11,6 @@ AttributeValue = str | bool | int | float
 
 
 class SpanName(StrEnum):
-    """Every span of the mesh."""
-
     START = "sequence.start"
     STEP = "step"
     GATEWAY = "gateway"

@@ -120,6 +120,7 @@ class RecordedStep(StepSpan):
         "_begin_ns",
         "_client",
         "_ended",
+        "_model",
         "_parent_id",
         "_replied_ns",
         "_sequence",
@@ -152,6 +153,7 @@ class RecordedStep(StepSpan):
         self._accepted_ns = 0
         self._replied_ns = 0
         self._ended = False
+        self._model = model
         self._attributes: dict[str, AttributeValue] = {"seqmesh.model": model}
         if sequence is not None:
             self._attributes["seqmesh.sequence"] = sequence
@@ -210,36 +212,17 @@ class RecordedStep(StepSpan):
     def _record_start(self, sequence: SequenceId, step: int) -> None:
         """Records the root span; if the run continues a live record, a child of the root."""
         root_id = sequence_root_id(sequence)
-        first = step <= 1
+        span_id, parent_id = (root_id, 0) if step <= 1 else (new_span_id(), root_id)
+        attributes = prefixed({"model": self._model, "sequence": sequence, "step": step})
+        start_ns, end_ns = self._begin_ns, self._accepted_ns
         self._sink.emit(
             FinishedSpan(
-                name=SpanName.START,
-                trace_id=self._trace_id,
-                span_id=root_id if first else new_span_id(),
-                parent_id=0 if first else root_id,
-                start_ns=self._begin_ns,
-                end_ns=self._accepted_ns,
-                attributes={
-                    "seqmesh.model": self._attributes["seqmesh.model"],
-                    "seqmesh.sequence": sequence,
-                    "seqmesh.step": step,
-                },
-                remote=not first,
+                SpanName.START, self._trace_id, span_id, parent_id, start_ns, end_ns, attributes, remote=parent_id != 0
             )
         )
 
     def _child(self, name: SpanName, start_ns: int, end_ns: int) -> None:
-        self._sink.emit(
-            FinishedSpan(
-                name=name,
-                trace_id=self._trace_id,
-                span_id=new_span_id(),
-                parent_id=self._span_id,
-                start_ns=start_ns,
-                end_ns=end_ns,
-                attributes={},
-            )
-        )
+        self._sink.emit(FinishedSpan(name, self._trace_id, new_span_id(), self._span_id, start_ns, end_ns, {}))
 
 
 class Tracing:
@@ -302,9 +285,10 @@ class Tracing:
         """Context of a sequence's root span, as parent for `record`; "" if tracing is off or the sequence is not
         sampled.
         """
-        if self._sink is None or not self._samples(sequence):
+        if self._sink is None:
             return ""
-        return sequence_traceparent(sequence)
+        is_sampled = self.control.sampler(model_of(sequence)).samples(sequence_trace_id(sequence))
+        return sequence_traceparent(sequence) if is_sampled else ""
 
     def record(
         self,
@@ -324,26 +308,7 @@ class Tracing:
         error     why it failed, "" for success
         returns   the span's own traceparent, "" when nothing was recorded
         """
-        sink = self._sink
-        if sink is None or not parent:
-            return ""
-        trace_id, parent_id = parse(parent)
-        span_id = new_span_id()
-        sink.emit(
-            FinishedSpan(
-                name=name,
-                trace_id=trace_id,
-                span_id=span_id,
-                parent_id=parent_id,
-                start_ns=start_ns,
-                end_ns=max(start_ns, end_ns),
-                attributes=prefixed(attributes),
-                links=[parse(link) for link in links if link],
-                error=error,
-                remote=True,
-            )
-        )
-        return traceparent(trace_id, span_id)
+        return self._record(parent, 0, name, start_ns, end_ns, attributes, links, error)
 
     def record_takeover(
         self,
@@ -361,28 +326,41 @@ class Tracing:
         name      TAKEOVER; or PAGED_IN: the sequence was paged, and began to wait for an owner at `start_ns`
         returns   the span's traceparent, "" if nothing was recorded
         """
-        sink = self._sink
-        if sink is None or not self._samples(sequence):
-            return ""
-        trace_id = sequence_trace_id(sequence)
+        described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch, **attributes}
         span_id = takeover_id(sequence, epoch)
-        described = {"model": model_of(sequence), "sequence": sequence, "epoch": epoch}
-        sink.emit(
+        return self._record(self.root_of(sequence), span_id, name, start_ns, end_ns, described)
+
+    def _record(
+        self,
+        parent: str,
+        span_id: int,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, AttributeValue],
+        links: Sequence[str] = (),
+        error: str = "",
+    ) -> str:
+        """As `record`. span_id: 0 for a random one"""
+        if self._sink is None or not parent:
+            return ""
+        trace_id, parent_id = parse(parent)
+        span_id = span_id or new_span_id()
+        self._sink.emit(
             FinishedSpan(
                 name=name,
                 trace_id=trace_id,
                 span_id=span_id,
-                parent_id=sequence_root_id(sequence),
+                parent_id=parent_id,
                 start_ns=start_ns,
                 end_ns=max(start_ns, end_ns),
-                attributes=prefixed({**described, **attributes}),
+                attributes=prefixed(attributes),
+                links=[parse(link) for link in links if link],
+                error=error,
                 remote=True,
             )
         )
         return traceparent(trace_id, span_id)
-
-    def _samples(self, sequence: SequenceId) -> bool:
-        return self.control.sampler(model_of(sequence)).samples(sequence_trace_id(sequence))
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Sends the spans that are still queued, for at most `timeout_s` seconds, and ends the exporter's thread.
