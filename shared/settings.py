@@ -184,7 +184,6 @@ class ByteCount(click.ParamType[int]):
         self.minimum = minimum or 0
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes as an integer."""
         if isinstance(value, int):
             return value
         text = str(value).strip()
@@ -204,7 +203,6 @@ class CommaList(click.ParamType[str]):
     envvar_list_splitter = LIST_SEPARATOR
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text without blanks around it."""
         return str(value).strip()
 
 
@@ -238,12 +236,10 @@ def settings_fields(settings_type: type[SettingsClass]) -> dict[str, Meaning]:
 
 
 def variable_name(field: str) -> str:
-    """The environment variable of a field."""
     return ENVIRONMENT_PREFIX + field.upper()
 
 
 def options(settings_type: type[SettingsClass]) -> list[SettingOption]:
-    """One click option per field."""
     types = typing.get_type_hints(settings_type)
     defaults = {field.name: field.default for field in dataclasses.fields(settings_type)}
     return [
@@ -366,7 +362,6 @@ def refuse_unknown_variables(
 
 
 def complaint(name: str, known: Iterable[str]) -> str:
-    """The message about one unknown variable."""
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"unknown setting {name} in the environment" + (f"; did you mean {nearest[0]}?" if nearest else "")
 

@@ -39,8 +39,6 @@ class ChangedSettings(msgspec.Struct, frozen=True):
 
 
 class StoredSettings:
-    """The settings of one mesh."""
-
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._key = keys.settings

@@ -120,7 +120,6 @@ _config_class = GetMessageClass(CONFIG_DESCRIPTOR)
 
 
 def new_config() -> ConfigMessage:
-    """An empty configuration."""
     return _config_class()
 
 

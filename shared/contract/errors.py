@@ -35,7 +35,6 @@ class Explained(StrEnum):
     meaning: str
 
     def __new__(cls, word: str, meaning: str) -> Self:
-        """One member."""
         member = str.__new__(cls, word)
         member._value_ = word
         member.meaning = meaning

@@ -52,7 +52,6 @@ def correlation_id_of(sequence: SequenceId) -> CorrelationId:
 
 
 def model_of(sequence: SequenceId) -> str:
-    """The model that a sequence belongs to."""
     return sequence.split("|", 1)[0]
 
 

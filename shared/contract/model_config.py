@@ -285,7 +285,6 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:
-        """The declared inputs."""
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property

@@ -63,7 +63,6 @@ class Stop:
         self._event.set()
 
     async def wait(self) -> None:
-        """Returns when the stop is requested."""
         await self._event.wait()
 
 

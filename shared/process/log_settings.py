@@ -12,7 +12,6 @@ from shared.process.logs import Level
 LOG_FILE_REFUSAL = "log file location can not be updated through network protocol"
 FORMATS = ("default", "ISO8601")
 BOOLEANS = ("log_info", "log_warning", "log_error")
-UINT32_MAX = (1 << 32) - 1
 
 
 class LogSettings(msgspec.Struct, frozen=True):

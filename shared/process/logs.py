@@ -57,23 +57,19 @@ def log(level: Level, event: str, exc: BaseException | None = None, /, **fields:
 
 
 def debug(event: str, /, **fields: object) -> None:
-    """`log` at DEBUG."""
     if LOGGER.isEnabledFor(Level.DEBUG):
         LOGGER.log(Level.DEBUG, event, extra={"fields": fields})
 
 
 def info(event: str, /, **fields: object) -> None:
-    """`log` at INFO."""
     log(Level.INFO, event, None, **fields)
 
 
 def warning(event: str, /, exc: BaseException | None = None, **fields: object) -> None:
-    """`log` at WARNING."""
     log(Level.WARNING, event, exc, **fields)
 
 
 def error(event: str, /, exc: BaseException | None = None, **fields: object) -> None:
-    """`log` at ERROR."""
     log(Level.ERROR, event, exc, **fields)
 
 
@@ -123,7 +119,6 @@ class WithoutRepeats(logging.Filter):
         self._repeats = Repeats()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is written."""
         if record.levelno < Level.WARNING:
             return True
         cause = record.exc_info[1] if record.exc_info else None

@@ -42,9 +42,6 @@ LAST_INFERENCE = "last_inference_ms"
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 """Durations with a count and nanoseconds, in the protocol's order."""
 
-SUMMARIES = ("request", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-"""Durations that a summary shows, by their names in the metric's name (triton-spec 7)."""
-
 FULL_LOGS = "full_log_count"
 SKETCH = "sketch:"
 FIRST_RESPONSE = "first_response:"
@@ -136,7 +133,7 @@ def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, 
 
 
 def sketches(durations_ns: Mapping[str, int]) -> dict[str, int]:
-    """Counts of one request's durations, for the summaries; names as in `SUMMARIES`."""
+    """Counts of one request's durations, for the summaries, by their names in the metric's name (triton-spec 7)."""
     return {f"{SKETCH}{name}:{sketch_bucket(ns // 1000)}": 1 for name, ns in durations_ns.items()}
 
 
@@ -149,7 +146,6 @@ def first_response(ns: int, bounds_ms: Sequence[float]) -> dict[str, int]:
 
 
 def added(several: Iterable[Counts]) -> dict[str, int]:
-    """The sum of counts."""
     total: Counter[str] = Counter()
     last = 0
     for counts in several:
@@ -176,7 +172,6 @@ def packed(counts: Counts) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, int]:
-    """The counts that `packed` was given."""
     flat = _unpack(data) if data else []
     return {str(name): int(by) for name, by in zip(flat[::2], flat[1::2], strict=True)}
 

@@ -41,8 +41,6 @@ _decoder = msgspec.json.Decoder(ServiceLine)
 
 
 class Company:
-    """One service among the others of its mesh."""
-
     def __init__(self, redis: Redis, keys: Keyspace, service: str, name: str) -> None:
         self._redis = redis
         self._keys = keys

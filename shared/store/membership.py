@@ -149,7 +149,6 @@ class Membership:
         )
 
     async def publish(self, record: ModelRecord) -> None:
-        """Makes a loaded model's configuration known to the mesh."""
         await self._redis.hset(self._keys.models, record.config.name, msgspec.json.encode(record))
 
     async def model(self, name: str) -> ModelRecord | None:
@@ -157,10 +156,7 @@ class Membership:
         be read.
         """
         data: bytes | None = await self._redis.hget(self._keys.models, name)
-        if data is None:
-            self._read.pop(name, None)
-            return None
-        return self._record(name, data)
+        return None if data is None else self._record(name, data)
 
     def _record(self, name: str, data: bytes) -> ModelRecord | None:
         known = self._read.get(name)

@@ -62,7 +62,6 @@ class MendingRedis(Redis):
     """A client that removes keys of a wrong type when a command meets them."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """As redis-py's."""
         # redis-py leaves the result's type open.
         execute = cast("Any", super().execute_command)
         try:
@@ -74,11 +73,9 @@ class MendingRedis(Redis):
         return await execute(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RepeatablePipeline:  # noqa: FBT001, FBT002 - redis-py's signature
-        """As redis-py's."""
         return _MendingPipeline(self, transaction=transaction, shard_hint=shard_hint)
 
     async def ask(self, commands: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """Sends commands in one round trip."""
         pipe = cast("Any", super().pipeline(transaction=False))
         for command in commands:
             pipe.execute_command(*command)
@@ -94,7 +91,6 @@ class _MendingPipeline(RepeatablePipeline):
         self._client = client
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:  # noqa: FBT001, FBT002 - redis-py's signature
-        """As redis-py's."""
         commands = self.queued()
         try:
             return await super().execute(raise_on_error)

@@ -256,15 +256,11 @@ def check_server_info(info: Mapping[str, Any]) -> None:
         raise UnfitRedisError(
             "Redis runs as a Cluster: keys are made for it, connections are not yet. Give the mesh a server of its own"
         )
-    if info.get("role", "master") != "master" and _is_read_only(info):
+    if info.get("role", "master") != "master" and int(info.get("slave_read_only", 1)):
         raise UnfitRedisError(
             f"this Redis is a read-only replica of {info.get('master_host')}:{info.get('master_port')}: give the "
             "primary's address"
         )
-
-
-def _is_read_only(info: Mapping[str, Any]) -> bool:
-    return bool(int(info.get("slave_read_only", 1)))
 
 
 async def _check_policies(redis: Redis, *, replicas: int) -> None:

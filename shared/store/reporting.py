@@ -17,8 +17,6 @@ REPORT_TTL_MS = 10_000
 
 
 class Reports:
-    """Writes and reads reports."""
-
     def __init__(self, redis: Redis, keys: Keyspace) -> None:
         self._redis = redis
         self._keys = keys

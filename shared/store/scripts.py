@@ -316,7 +316,6 @@ FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
 
 
 def script_source(name: str) -> str:
-    """A script's text, with its preludes."""
     folder = resources.files("shared.store") / "lua"
     # Without a first line like these, Redis judges a script by its first command that writes.
     shebang = "#!lua\n" if name in ACCEPTING else "#!lua flags=allow-oom\n" if name in FINISHING else ""
@@ -353,7 +352,6 @@ class Scripts:
         return self._digests[name]
 
     async def run(self, call: Call[T]) -> T:
-        """Sends one call."""
         (outcome,) = await self.run_all([call])
         if isinstance(outcome, Exception):
             raise outcome

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from shared.contract.ids import ShardId
 from shared.statistics.tally import ModelLoad, added
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import TOTAL_MAX, Call, Scripts, Totals
+from shared.store.scripts import TOTAL_MAX, Scripts
 
 LOADS_PER_CALL = 64
 """Model versions that one call of the script reads: its reply stays small."""
@@ -42,31 +42,25 @@ class Tallies:
 
     async def _total(self, loads: Sequence[ModelLoad], *, read: bool) -> dict[ModelLoad, list[dict[str, int]]]:
         sums: dict[ModelLoad, list[dict[str, int]]] = defaultdict(list)
-        remaining = self._parts(loads)
+        remaining = [
+            (shard, loads[first : first + LOADS_PER_CALL])
+            for shard in self._keys.shard_ids()
+            for first in range(0, len(loads), LOADS_PER_CALL)
+        ]
         for _ in range(ROUNDS_MAX):
-            outcomes = await self._scripts.run_all([self._call(part, read=read) for part in remaining])
+            calls = [self._scripts.total(part, shard=shard, read=read) for shard, part in remaining]
+            outcomes = await self._scripts.run_all(calls)
             again: list[tuple[ShardId, Sequence[ModelLoad]]] = []
-            for part, outcome in zip(remaining, outcomes, strict=True):
+            for (shard, part), outcome in zip(remaining, outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     raise outcome
                 # More may be left. The sums are not complete yet, so this part is asked for again.
                 if outcome.added_up == TOTAL_MAX:
-                    again.append(part)
+                    again.append((shard, part))
                     continue
-                for load, counts in zip(part[1], outcome.sums, strict=read):
+                for load, counts in zip(part, outcome.sums, strict=read):
                     sums[load].append(counts)
             remaining = again
             if not remaining:
                 break
         return sums
-
-    def _parts(self, loads: Sequence[ModelLoad]) -> list[tuple[ShardId, Sequence[ModelLoad]]]:
-        return [
-            (shard, loads[first : first + LOADS_PER_CALL])
-            for shard in self._keys.shard_ids()
-            for first in range(0, len(loads), LOADS_PER_CALL)
-        ]
-
-    def _call(self, part: tuple[ShardId, Sequence[ModelLoad]], *, read: bool) -> Call[Totals]:
-        shard, loads = part
-        return self._scripts.total(loads, shard=shard, read=read)

@@ -149,7 +149,6 @@ REQUESTS_MAX = 1024
 
 
 def request_id(gateway: str, token: str) -> RequestId:
-    """A request's name in its queue."""
     return f"{gateway}/{token}"
 
 

@@ -87,8 +87,9 @@ local function send_ordered(keys)
   end
 end
 
--- Gives up a request that no executor holds: it leaves every key, and its caller gets the reply at once.
-local function give_up(keys, id, meta, reply)
+-- Gives up a request that no executor holds: it leaves every key, its caller gets the reply at once, and it is counted
+-- as failed for this reason (shared/statistics/tally.py).
+local function give_up(keys, id, meta, reply, reason)
   redis.call('ZREM', keys.queue, member_of(meta, id))
   redis.call('ZREM', keys.deadlines, id)
   redis.call('HDEL', keys.meta, id)
@@ -96,6 +97,7 @@ local function give_up(keys, id, meta, reply)
   if meta.ordered then redis.call('ZREM', keys.order, id) end
   send(id, reply)
   if meta.ordered then send_ordered(keys) end
+  tally_refused(KEYS[WORK_KEYS + 1], reason, math.floor((now_us() - meta.arrived) / 1000))
 end
 
 -- Gives up a request whose meta cannot be read. member: its member of the queue, if that is known
@@ -145,7 +147,7 @@ local EXPIRED_MAX = 128
 
 -- Applies the timeout policy to late requests: REJECT answers a request; DELAY moves it, for good, behind the others of
 -- its level. Returns whether a request in the queue has a deadline.
-local function expire(keys, now, reply, counts)
+local function expire(keys, now, reply)
   if redis.call('EXISTS', keys.deadlines) == 0 then return false end
   local late = redis.call('ZRANGEBYSCORE', keys.deadlines, '-inf', string.format('%.0f', now), 'LIMIT', 0, EXPIRED_MAX)
   for _, id in ipairs(late) do
@@ -162,8 +164,7 @@ local function expire(keys, now, reply, counts)
       redis.call('ZADD', keys.queue, 0, member_of(meta, id))
       redis.call('HSET', keys.meta, id, meta_text(meta))
     else
-      give_up(keys, id, meta, reply)
-      tally_refused(counts, 'REJECTED', math.floor((now - meta.arrived) / 1000))
+      give_up(keys, id, meta, reply, 'REJECTED')
     end
   end
   return true

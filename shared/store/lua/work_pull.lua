@@ -26,7 +26,7 @@ end
 
 local again = taken_before(keys, executor, tag)
 if again then return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now, true), unpack(again) } end
-local has_deadlines = expire(keys, now, ARGV[7], KEYS[WORK_KEYS + 1])
+local has_deadlines = expire(keys, now, ARGV[7])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
 

@@ -5,14 +5,13 @@
 -- reply  number of requests that were answered; call again until it is 0
 -- A request that an executor still holds is answered by that executor.
 
-local keys, now = work_keys(1), now_us()
+local keys = work_keys(1)
 local members = redis.call('ZRANGE', keys.queue, 0, tonumber(ARGV[2]) - 1)
 for _, member in ipairs(members) do
   local id = id_of(member)
   local meta = meta_of(redis.call('HGET', keys.meta, id))
   if meta and member_of(meta, id) == member then
-    give_up(keys, id, meta, ARGV[1])
-    tally_refused(KEYS[WORK_KEYS + 1], 'OTHER', math.floor((now - meta.arrived) / 1000))
+    give_up(keys, id, meta, ARGV[1], 'OTHER')
   else
     give_up_unreadable(keys, id, member)
   end

@@ -12,14 +12,13 @@
 
 local ALONE_FROM = 2
 
-local keys, lost_max, now = work_keys(1), tonumber(ARGV[2]), now_us()
+local keys, lost_max = work_keys(1), tonumber(ARGV[2])
 
 -- Counts the dead executor for this request. False if the request is given up for it.
 local function survives(id, meta)
   meta.lost = meta.lost + 1
   if meta.lost >= lost_max then
-    give_up(keys, id, meta, ARGV[3])
-    tally_refused(KEYS[WORK_KEYS + 1], 'BACKEND', math.floor((now - meta.arrived) / 1000))
+    give_up(keys, id, meta, ARGV[3], 'BACKEND')
     return false
   end
   -- Only requests of one shape share a batch, and no other request has this one.

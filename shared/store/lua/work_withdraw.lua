@@ -4,14 +4,12 @@
 -- ARGV   1 reply   2... ids
 -- reply  per request: 1 withdrawn, 0 it is being run, or it was answered
 
-local keys, now, results = work_keys(1), now_us(), {}
+local keys, results = work_keys(1), {}
 for i = 2, #ARGV do
   local id = ARGV[i]
-  local text = redis.call('HGET', keys.meta, id)
-  local meta = meta_of(text)
+  local meta = meta_of(redis.call('HGET', keys.meta, id))
   if meta and redis.call('HEXISTS', keys.held, id) == 0 then
-    give_up(keys, id, meta, ARGV[1])
-    tally_refused(KEYS[WORK_KEYS + 1], 'CANCELED', math.floor((now - meta.arrived) / 1000))
+    give_up(keys, id, meta, ARGV[1], 'CANCELED')
     results[i - 1] = 1
   else
     results[i - 1] = 0
