@@ -28,7 +28,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Vacate:
-    """Page the sequence in this slot, if no step of it is in flight. `Vacated` says whether it was paged."""
+    """Page the sequence in this slot, if it has no open step. `Vacated` says whether it was paged."""
 
     sequence: SequenceId
     place: SlotAddress

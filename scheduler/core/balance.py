@@ -3,7 +3,7 @@
 Both kinds of moves go the same way. `MoveOut` takes a sequence out of its slot if, in Redis, the sequence is between
 two steps and its state is checkpointed; `MovedOut` says whether that was so. A sequence that was taken comes back
 through the starts stream as a moving one, like a sequence of a lost executor, and gets a slot by the same rules. A
-sequence that was not taken (a step was in flight, or only its executor has its state) is tried again later, less and
+sequence that was not taken (it had an open step, or only its executor has its state) is tried again later, less and
 less often.
 
 Load is even when no executor is above its share (`Ring.share`). Placement keeps to the same share, so a sequence that

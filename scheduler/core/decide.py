@@ -28,11 +28,9 @@ from scheduler.core.events import (
     VersionsWithdrawn,
     WaitEnded,
 )
-from scheduler.core.moves import move
 from scheduler.core.slots import OfferedVersion, SlotTable
 from scheduler.core.state import (
     CONFIRMED,
-    EXECUTOR_MOVES,
     NO_EPOCH,
     SEQUENCE_MOVES,
     Executor,
@@ -114,7 +112,7 @@ def sequence_waits(state: LeaderState, event: SequenceWaits) -> list[Action]:
         actions = end(state, known, "superseded", event.cause)
     sequence = Sequence(event.sequence, event.version, SequencePhase.ABSENT, event.entry, event.moving, event.returning)
     state.sequences[event.sequence] = sequence
-    move(state, sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
+    state.move(sequence, "moved" if event.moving else "returned" if event.returning else "begun", event.cause)
     state.backlog(event.version).add(event.sequence, event.entry, moving=event.moving)
     if event.timeout_us > 0 and not event.moving:
         expiry.watch(state, event.sequence, event.entry, expiry.deadline_ms(event.entry, event.timeout_us))
@@ -151,7 +149,7 @@ def assigned(state: LeaderState, event: Assigned) -> list[Action]:
         return []
     if event.epoch == 0:
         return end(state, sequence, "refused", event.cause)
-    move(state, sequence, "confirmed", event.cause)
+    state.move(sequence, "confirmed", event.cause)
     sequence.epoch = event.epoch
     # The end of this epoch may have been heard of before its confirmation (see `sequence_over`).
     if sequence.over_epoch >= event.epoch:
@@ -189,7 +187,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
         return []
     if event.freed:
         return end(state, sequence, "paged", event.cause)
-    move(state, sequence, "kept", event.cause)
+    state.move(sequence, "kept", event.cause)
     state.tenants(sequence.version).busy += 1
     return paging.make_room(state, sequence.version, event.cause)
 
@@ -222,7 +220,7 @@ def sequence_found(state: LeaderState, event: SequenceFound) -> list[Action]:
         return take_all(state, executor, event.cause)
     sequence = Sequence(event.sequence, version, SequencePhase.ABSENT, place=event.place, epoch=event.epoch)
     state.sequences[event.sequence] = sequence
-    move(state, sequence, "found", event.cause)
+    state.move(sequence, "found", event.cause)
     return []
 
 
@@ -241,7 +239,7 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
 
 def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) -> Assign:
     """Takes a slot of this table for a sequence that was withdrawn from the backlog."""
-    move(state, sequence, "placed", cause)
+    state.move(sequence, "placed", cause)
     sequence.place = table.take(sequence.sequence)
     assert sequence.entry is not None
     return Assign(sequence.sequence, sequence.place, sequence.entry, sequence.moving, cause, paged=sequence.returning)
@@ -249,7 +247,7 @@ def place(state: LeaderState, sequence: Sequence, table: SlotTable, cause: str) 
 
 def end(state: LeaderState, sequence: Sequence, how: str, cause: str) -> list[Action]:
     """Forgets a sequence. If it held a slot, the slot goes to the next in the backlog."""
-    move(state, sequence, how, cause)
+    state.move(sequence, how, cause)
     del state.sequences[sequence.sequence]
     if sequence.place is None:
         state.backlog(sequence.version).withdraw(sequence.sequence)
@@ -270,11 +268,11 @@ def executor_seen(state: LeaderState, event: ExecutorSeen) -> list[Action]:
     executor = state.executors.get(event.executor)
     if executor is None:
         executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
-        move_executor(state, executor, "joined", event.cause)
+        state.move_executor(executor, "joined", event.cause)
     elif executor.phase is not ExecutorPhase.SERVING or executor.versions == event.versions:
         return []
     else:
-        move_executor(state, executor, "changed", event.cause)
+        state.move_executor(executor, "changed", event.cause)
     held = state.held_by(event.executor)
     gone = {served.version for served in executor.versions} - {served.version for served in event.versions}
     executor.versions = event.versions
@@ -300,7 +298,7 @@ def executor_lost(state: LeaderState, event: ExecutorLost) -> list[Action]:
         executor = state.executors[event.executor] = Executor(event.executor, ExecutorPhase.ABSENT)
     elif executor.phase is not ExecutorPhase.SERVING:
         return []
-    move_executor(state, executor, "lost", event.cause)
+    state.move_executor(executor, "lost", event.cause)
     executor.versions = ()
     return take_all(state, executor, event.cause)
 
@@ -317,7 +315,7 @@ def reclaimed(state: LeaderState, event: Reclaimed) -> list[Action]:
     """A lost executor owns nothing of this model any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.LOST:
-        move_executor(state, executor, "emptied", event.cause)
+        state.move_executor(executor, "emptied", event.cause)
         executor.quiet_since_ms = state.now_ms
     return []
 
@@ -326,7 +324,7 @@ def forgotten(state: LeaderState, event: Forgotten) -> list[Action]:
     """Redis holds nothing of an executor any more."""
     executor = state.executors.get(event.executor)
     if executor is not None and executor.phase is ExecutorPhase.EMPTY:
-        move_executor(state, executor, "forgotten", event.cause)
+        state.move_executor(executor, "forgotten", event.cause)
         del state.executors[event.executor]
     return []
 
@@ -350,18 +348,12 @@ def keeps_its_slot(state: LeaderState, sequence: Sequence) -> bool:
 def drop(state: LeaderState, held: list[Sequence], cause: str) -> None:
     """Forgets sequences whose slots are gone. They come back through the starts stream when they are reclaimed."""
     for sequence in held:
-        move(state, sequence, "taken", cause)
+        state.move(sequence, "taken", cause)
         del state.sequences[sequence.sequence]
 
 
 def serve_all(state: LeaderState, versions: tuple[OfferedVersion, ...], cause: str) -> list[Action]:
     return [action for served in versions for action in serve(state, served.version, cause)]
-
-
-def move_executor(state: LeaderState, executor: Executor, how: str, cause: str) -> None:
-    """Changes an executor's phase by the table of legal moves."""
-    after = state.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
-    executor.phase = ExecutorPhase(after)
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ paged. Paged sequences with a new step come back into the same backlog, by age, 
 from __future__ import annotations
 
 from scheduler.core.actions import Action, Vacate, WantSlots
-from scheduler.core.moves import move
 from scheduler.core.state import LeaderState
 
 
@@ -28,7 +27,7 @@ def make_room(state: LeaderState, version: str, cause: str) -> list[Action]:
     while tenants.asked < len(backlog) and (asked := tenants.next_to_ask()) is not None:
         sequence = state.sequences[asked]
         assert sequence.place is not None
-        move(state, sequence, "asked", cause)
+        state.move(sequence, "asked", cause)
         actions.append(Vacate(asked, sequence.place, sequence.epoch, cause))
     return actions if actions or tenants.asked else want_slots(state, version, cause)
 

@@ -233,3 +233,20 @@ class LeaderState:
     def held_by(self, executor: ExecutorId) -> list[Sequence]:
         """The sequences in an executor's slots, in the order of the slots."""
         return [self.sequences[sequence] for table in self.tables(executor) for _, sequence in table.holders()]
+
+    def move(self, sequence: Sequence, how: str, cause: str) -> None:
+        """Changes the phase of a sequence by the table, and keeps its version's `Tenants` in step with it."""
+        before = sequence.phase
+        after = SequencePhase(self.history.step(SEQUENCE_MOVES, sequence.sequence, how, before, cause))
+        sequence.phase = after
+        tenants = self.tenants(sequence.version)
+        if before is SequencePhase.LIVE:
+            tenants.remove(sequence.sequence)
+        if after is SequencePhase.LIVE:
+            tenants.add(sequence.sequence)
+        tenants.asked += (after is SequencePhase.YIELDING) - (before is SequencePhase.YIELDING)
+
+    def move_executor(self, executor: Executor, how: str, cause: str) -> None:
+        """Changes the phase of an executor by the table."""
+        after = self.history.step(EXECUTOR_MOVES, executor.executor, how, executor.phase, cause)
+        executor.phase = ExecutorPhase(after)
