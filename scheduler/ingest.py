@@ -135,22 +135,22 @@ def patience_lowered(entry: StreamEntry) -> PatienceLowered:
 
 def move_wished(entry: StreamEntry) -> MoveWished:
     """An entry with an operator's wish (`seqmesh move`)."""
-    place = parse_entry(entry.entry, entry.source.shard)
+    wish = parse_entry(entry.entry, entry.source.shard)
     to = entry.fields[b"x"].decode()
-    return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, place, f"wish {place}")
+    return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, wish, f"wish {wish}")
 
 
 def waiting(entry: StreamEntry) -> SequenceWaits:
     """An entry by which a sequence waits (`create` and `return_to_line` in submit.lua, reclaim.lua, vacate.lua)."""
-    place = parse_entry(entry.entry, entry.source.shard)
+    wait = parse_entry(entry.entry, entry.source.shard)
     check_versions([entry.fields[b"v"].decode()])
     return SequenceWaits(
         sequence=SequenceId(entry.fields[b"q"].decode()),
         version=entry.fields[b"v"].decode(),
-        entry=place,
+        entry=wait,
         moving=entry.fields[b"k"] == b"m",
         timeout_us=int(entry.fields[b"u"] or 0),
-        cause=f"starts {place}",
+        cause=f"starts {wait}",
         returning=entry.fields[b"k"] == b"r",
     )
 

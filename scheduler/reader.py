@@ -33,7 +33,7 @@ class StreamReader:
         raises   one of `redis_client.CONNECTION_LOST`; the next read then begins where this one did
         """
         owners: dict[str, Leader] = {}
-        places: list[str] = []
+        last_read: list[str] = []
         block_ms = BLOCK_MS
         for leader in leaders:
             positions = leader.positions()
@@ -41,10 +41,10 @@ class StreamReader:
                 block_ms = min(block_ms, tick_ms)
             for stream, last in positions.items():
                 owners[stream] = leader
-                places.append(last)
+                last_read.append(last)
         if not owners:
             return False
-        command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *places)
+        command = ("XREAD", "COUNT", ENTRIES_PER_STREAM, "BLOCK", block_ms, "STREAMS", *owners, *last_read)
         # Never runs out by itself; `look_again` makes it run out at once.
         self._reading = reading = asyncio.timeout(None)
         try:

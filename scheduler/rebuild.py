@@ -80,10 +80,10 @@ async def found(redis: Redis, keys: Keyspace, sequences: Sequence[SequenceId]) -
 
 def _found(sequence: SequenceId, record: Sequence[bytes]) -> SequenceFound:
     _, owner, version, instance, slot, epoch = record
-    place = SlotAddress(
+    address = SlotAddress(
         ExecutorId(owner.decode()), version.decode(), InstanceIndex(int(instance)), SlotIndex(int(slot))
     )
-    return SequenceFound(sequence, place, Epoch(int(epoch)), "rebuild")
+    return SequenceFound(sequence, address, Epoch(int(epoch)), "rebuild")
 
 
 async def _pipelined(redis: Redis, commands: Iterable[tuple[str, ...]]) -> list[Any]:

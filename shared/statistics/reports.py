@@ -93,8 +93,8 @@ def merged_families(reports: Sequence[ExecutorReport]) -> list[CustomFamily]:
             families.setdefault(family.name, family)
             values = sums.setdefault(family.name, {})
             for sample in family.samples:
-                place = (sample.suffix, tuple(sample.labels.items()))
-                values[place] = values.get(place, 0.0) + sample.value
+                line = (sample.suffix, tuple(sample.labels.items()))
+                values[line] = values.get(line, 0.0) + sample.value
     return [
         CustomFamily(
             name,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -112,11 +112,6 @@ def value_of(key: str, data: T, decode: Callable[[T], Any], *, field: str = "") 
 def text_of(name: bytes) -> str:
     """A name as text that can be shown."""
     return name.decode(errors="backslashreplace")
-
-
-def counts() -> Mapping[str, int]:
-    """How many unreadable values this process has not added to the mesh's counts yet, by kind."""
-    return dict(found.counts)
 
 
 async def tell(redis: Redis, keys: Keyspace) -> None:

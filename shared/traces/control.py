@@ -68,10 +68,9 @@ class TraceControl:
         self._used.subtract(used)
 
     def _rule(self, model: str) -> _Rule:
-        rule = self._rules.get(model)
-        if rule is None:
-            rule = self._rules[model] = self._made(model)
-        return rule
+        if model not in self._rules:
+            self._rules[model] = self._made(model)
+        return self._rules[model]
 
     def _made(self, model: str) -> _Rule:
         settings, own = self.settings(model), self._overrides.get(model, {})

@@ -43,6 +43,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shared.contract.ids import Epoch, SequenceId, model_of
 from shared.traces.context import (
@@ -111,99 +112,75 @@ class StepSpan:
 NO_STEP = StepSpan()
 
 
+@dataclass(slots=True, eq=False)
 class RecordedStep(StepSpan):
-    """The span of a request that is sampled."""
+    """The span of a request that is sampled. Its fields belong to the methods of this class."""
 
-    __slots__ = (
-        "_accepted_ns",
-        "_attributes",
-        "_begin_ns",
-        "_client",
-        "_ended",
-        "_model",
-        "_parent_id",
-        "_replied_ns",
-        "_sequence",
-        "_sink",
-        "_span_id",
-        "_start",
-        "_trace_id",
-    )
+    sink: SpanSink
+    sequence: SequenceId | None
+    model: str
+    start: bool
+    client: ClientContext | None
+    trace_id: int
+    parent_id: int
+    begin_ns: int
+    span_id: int = field(default_factory=new_span_id)
+    accepted_ns: int = 0
+    replied_ns: int = 0
+    ended: bool = False
+    attributes: dict[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
 
-    def __init__(
-        self,
-        sink: SpanSink,
-        *,
-        sequence: SequenceId | None,
-        model: str,
-        start: bool,
-        client: ClientContext | None,
-        trace_id: int,
-        parent_id: int,
-        begin_ns: int,
-    ) -> None:
-        self._sink = sink
-        self._sequence = sequence
-        self._start = start
-        self._client = client
-        self._trace_id = trace_id
-        self._parent_id = parent_id
-        self._span_id = new_span_id()
-        self._begin_ns = begin_ns
-        self._accepted_ns = 0
-        self._replied_ns = 0
-        self._ended = False
-        self._model = model
-        self._attributes: dict[str, AttributeValue] = {"seqmesh.model": model}
-        if sequence is not None:
-            self._attributes["seqmesh.sequence"] = sequence
-            if client is not None:
-                self._attributes["seqmesh.client_trace_id"] = f"{client.trace_id:032x}"
+    def __post_init__(self) -> None:
+        self.attributes["seqmesh.model"] = self.model
+        if self.sequence is not None:
+            self.attributes["seqmesh.sequence"] = self.sequence
+            if self.client is not None:
+                self.attributes["seqmesh.client_trace_id"] = f"{self.client.trace_id:032x}"
 
     @property
     def traceparent(self) -> str:
-        return traceparent(self._trace_id, self._span_id)
+        return traceparent(self.trace_id, self.span_id)
 
     def accepted(self, step: int, *, repeated: bool = False) -> None:
-        self._accepted_ns = time.time_ns()
-        self._child(SpanName.GATEWAY, self._begin_ns, self._accepted_ns)
+        self.accepted_ns = time.time_ns()
+        self._child(SpanName.GATEWAY, self.begin_ns, self.accepted_ns)
         if step:
-            self._attributes["seqmesh.step"] = step
+            self.attributes["seqmesh.step"] = step
         if repeated:
-            self._attributes["seqmesh.repeated"] = True
-        elif self._sequence is not None and (self._start or step == 1):
-            self._record_start(self._sequence, step)
+            self.attributes["seqmesh.repeated"] = True
+        elif self.sequence is not None and (self.start or step == 1):
+            self._record_start(self.sequence, step)
 
     def replied(self) -> None:
-        self._replied_ns = time.time_ns()
+        self.replied_ns = time.time_ns()
 
     def end(self, error: str = "", **attributes: AttributeValue) -> None:
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         now_ns = time.time_ns()
-        if not self._accepted_ns:
-            self._child(SpanName.GATEWAY, self._begin_ns, now_ns)
-        if self._replied_ns:
-            self._child(SpanName.REPLY, self._replied_ns, now_ns)
-        self._attributes.update(prefixed(attributes))
+        if not self.accepted_ns:
+            self._child(SpanName.GATEWAY, self.begin_ns, now_ns)
+        if self.replied_ns:
+            self._child(SpanName.REPLY, self.replied_ns, now_ns)
+        self.attributes.update(prefixed(attributes))
         self._record_step(now_ns, error)
 
     def _record_step(self, end_ns: int, error: str) -> None:
-        client, in_sequence = self._client, self._sequence is not None
-        self._sink.emit(
+        client, in_sequence = self.client, self.sequence is not None
+        self.sink.emit(
             FinishedSpan(
                 name=SpanName.STEP,
-                trace_id=self._trace_id,
-                span_id=self._span_id,
-                parent_id=self._parent_id,
-                start_ns=self._begin_ns,
+                trace_id=self.trace_id,
+                span_id=self.span_id,
+                parent_id=self.parent_id,
+                start_ns=self.begin_ns,
                 end_ns=end_ns,
-                attributes=self._attributes,
+                attributes=self.attributes,
                 links=((client.trace_id, client.span_id),) if client is not None and in_sequence else (),
                 error=error,
                 # The root was recorded by the gateway of the START, which may have been another one.
-                remote=self._parent_id != 0,
+                remote=self.parent_id != 0,
                 server=True,
                 trace_state=client.trace_state if client is not None and not in_sequence else "",
             )
@@ -213,16 +190,16 @@ class RecordedStep(StepSpan):
         """Records the root span; if the run continues a live record, a child of the root."""
         root_id = sequence_root_id(sequence)
         span_id, parent_id = (root_id, 0) if step <= 1 else (new_span_id(), root_id)
-        attributes = prefixed({"model": self._model, "sequence": sequence, "step": step})
-        start_ns, end_ns = self._begin_ns, self._accepted_ns
-        self._sink.emit(
+        attributes = prefixed({"model": self.model, "sequence": sequence, "step": step})
+        start_ns, end_ns = self.begin_ns, self.accepted_ns
+        self.sink.emit(
             FinishedSpan(
-                SpanName.START, self._trace_id, span_id, parent_id, start_ns, end_ns, attributes, remote=parent_id != 0
+                SpanName.START, self.trace_id, span_id, parent_id, start_ns, end_ns, attributes, remote=parent_id != 0
             )
         )
 
     def _child(self, name: SpanName, start_ns: int, end_ns: int) -> None:
-        self._sink.emit(FinishedSpan(name, self._trace_id, new_span_id(), self._span_id, start_ns, end_ns, {}))
+        self.sink.emit(FinishedSpan(name, self.trace_id, new_span_id(), self.span_id, start_ns, end_ns, {}))
 
 
 class Tracing:

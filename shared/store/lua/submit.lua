@@ -121,13 +121,13 @@ local function with_recent(ids, n, committed)
   return string.sub(ids, from)
 end
 
--- Notes that this caller waits for step n too, once. A caller that asks again and again has usually left its older
--- places: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox entry, and
+-- Notes that this caller waits for step n too, once. A caller that asks again and again has usually stopped waiting
+-- under its older tokens: so if there are too many, the oldest gives way, and is told. The first caller stands in the inbox entry, and
 -- never gives way.
 local function join(step, n, record)
-  local field, place = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
+  local field, caller = 'j:' .. n, step.gateway .. ' ' .. step.token .. ';'
   local joined = redis.call('HGET', step.record, field) or ''
-  if string.find(';' .. joined, ';' .. place, 1, true) then return end
+  if string.find(';' .. joined, ';' .. caller, 1, true) then return end
   local _, count = string.gsub(joined, ';', '')
   if count >= JOINED_MAX then
     local gateway, token, rest = string.match(joined, '^(%S+) (%S+);(.*)')
@@ -136,7 +136,7 @@ local function join(step, n, record)
     answer(gateway, token, reply)
     joined = rest
   end
-  redis.call('HSET', step.record, field, joined .. place)
+  redis.call('HSET', step.record, field, joined .. caller)
 end
 
 -- Answers a retry of step n, which was accepted before: with the stored reply, or with a place beside the caller that

@@ -138,7 +138,7 @@ async def test_a_reply_that_cannot_be_read_is_answered_to_its_own_caller_and_nob
     assert (500, {"error": text.format(2)}) == (status, body)
     assert ["1", "1", text.format(BYSTANDERS[2]), "1", "1"] == texts
     lines = [cast("Any", line).fields for line in caplog.records if "unreadable" in line.getMessage()]
-    assert {"replies": 2} == reading.counts()
+    assert {"replies": 2} == reading.found.counts
     assert len({line["key"] for line in lines}) == len(lines) <= keys.shards
 
 
@@ -188,7 +188,7 @@ async def test_a_kept_reply_that_cannot_be_read_is_its_own_callers_trouble(
 
     assert 500 == status
     assert "its answer cannot be read" in body["error"]
-    assert {"seq": 1} == reading.counts()
+    assert {"seq": 1} == reading.found.counts
     assert 200 == (await post(session, step(2, 5)))[0]
 
 

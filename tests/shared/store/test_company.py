@@ -66,7 +66,7 @@ async def test_who_is_silent_or_unreadable_is_forgotten(
 
     assert ("gateway", "gateway-1", RELEASE, FORMAT) == (line.service, line.name, line.release, line.format)
     assert 1 == await redis.hlen(keys.services)
-    assert {"services": 4} == reading.counts()
+    assert {"services": 4} == reading.found.counts
 
 
 async def test_who_leaves_takes_its_word_back(redis: Any, keys: Keyspace) -> None:

@@ -50,7 +50,7 @@ def test_a_value_that_cannot_be_read_is_left_out_counted_and_logged_once(
         found = [reading.value_of(keys.models, data, int, field="m") for data in (b"7", b"x", b"y")]
 
     assert [7, None, None] == found
-    assert {"models": 2} == reading.counts()
+    assert {"models": 2} == reading.found.counts
     (line,) = caplog.records
     fields = cast("Any", line).fields
     assert f"{keys.models} m" == fields["key"]
@@ -62,7 +62,7 @@ def test_what_is_kept_in_mind_is_bounded(keys: Keyspace) -> None:
         reading.noted(keys.models, "garbage", field=str(number))
 
     assert reading.NAMES_MAX == len(reading.found.names)
-    assert {"models": 2 * reading.NAMES_MAX} == reading.counts()
+    assert {"models": 2 * reading.NAMES_MAX} == reading.found.counts
 
 
 async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, keys: Keyspace) -> None:
@@ -73,7 +73,7 @@ async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, key
     await cast("Any", redis).hset(keys.unreadable(ShardId(1)), mapping={"seq": 3, "last:seq": "x", "models": "garbage"})
 
     assert {"models": 2, "seq": 3} == await reading.read_counts(redis, keys)
-    assert {} == reading.counts()
+    assert {} == reading.found.counts
 
 
 @pytest.mark.parametrize("transaction", [True, False])
@@ -93,7 +93,7 @@ async def test_a_key_of_another_type_is_taken_for_an_empty_one(
 
     assert {b"b": b"2"} == await client.hgetall(keys.models)
     assert {b"a": b"1"} == await client.hgetall(keys.executors)
-    assert {"models": 2} == reading.counts()
+    assert {"models": 2} == reading.found.counts
 
 
 async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redis, keys: Keyspace) -> None:
@@ -112,7 +112,7 @@ async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redi
     assert 1 == added
     assert [[feed.encode(), [[b"1-1", [b"a", b"1"]]]]] == read
     assert isinstance(refused, Exception)
-    assert {"starts": 1} == reading.counts()
+    assert {"starts": 1} == reading.found.counts
     assert 0 == await client.exists(starts)
     await client.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
 
