@@ -15,23 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-ELEMENT_BYTES: dict[str, int] = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
-"""Size of one element, bytes. BYTES is not in it, because its elements have no fixed size."""
-
 NUMPY_TYPE: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"),
@@ -47,6 +30,9 @@ NUMPY_TYPE: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 """BF16 has no numpy type (its bits travel as uint16); BYTES becomes an object array."""
+
+ELEMENT_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPE.items()} | {"BF16": 2}
+"""Size of one element, bytes. BYTES is not in it, because its elements have no fixed size."""
 
 PARTS_MAX = 1 << 14
 """Lengths and elements that are gathered before they are joined: as objects, short ones take many times their bytes."""

@@ -95,11 +95,7 @@ class Compute(msgspec.Struct, frozen=True):
 
     def items(self) -> tuple[tuple[str, int], ...]:
         """The three times, by their names in `COMPUTE`."""
-        return (
-            ("compute_input", self.input_ns),
-            ("compute_infer", self.infer_ns),
-            ("compute_output", self.output_ns),
-        )
+        return tuple(zip(COMPUTE, (self.input_ns, self.infer_ns, self.output_ns), strict=True))
 
 
 # -- counting ----------------------------------------------------------------------------------------------------
