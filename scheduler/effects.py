@@ -150,7 +150,7 @@ class EffectPerformer:
         assigns = self._chunks(action for action in actions if isinstance(action, Assign))
         vacates = self._chunks(action for action in actions if isinstance(action, Vacate))
         calls: list[Call[Any]] = [
-            self._scripts.assign([_assignment(self._model, one) for one in chunk], shard=shard, term=self._term)
+            self._scripts.assign([_assignment(one) for one in chunk], shard=shard, model=self._model, term=self._term)
             for shard, chunk in assigns
         ]
         calls += self._vacations(vacates)
@@ -422,9 +422,9 @@ def _kind(action: Action) -> type[Action]:
     return Assign if isinstance(action, Vacate | WantSlots) else type(action)
 
 
-def _assignment(model: str, assign: Assign) -> Assignment:
+def _assignment(assign: Assign) -> Assignment:
     slot = assign.place
-    return Assignment(assign.sequence, _entry_id(assign.entry), model, slot.executor, slot.instance, slot.slot)
+    return Assignment(assign.sequence, _entry_id(assign.entry), slot.executor, slot.instance, slot.slot)
 
 
 def _entry_id(entry: Entry) -> str:

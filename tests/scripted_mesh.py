@@ -146,8 +146,8 @@ class ScriptedMesh:
         """Gives a waiting sequence to an executor."""
         sequence = self.sequence(correlation_id)
         entry = (await self.record(correlation_id)).get("be", "")
-        place = Assignment(sequence, entry, self.model, executor, InstanceIndex(instance), SlotIndex(slot))
-        call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), term=self.term)
+        place = Assignment(sequence, entry, executor, InstanceIndex(instance), SlotIndex(slot))
+        call = self.scripts.assign([place], shard=self.keys.shard_of(sequence), model=self.model, term=self.term)
         (epoch,) = await self.scripts.run(call)
         return epoch
 

@@ -93,36 +93,38 @@ class Submitted(msgspec.Struct, frozen=True):
     extra: bytes
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class OfSequence(msgspec.Struct, frozen=True):
+    """What a script is told of one sequence: its arguments are the fields, in their order."""
+
+    sequence: SequenceId
+
+
+class Assignment(OfSequence, frozen=True):
     """A sequence's new executor, instance and slot.
 
     entry  id of its wait in the starts stream; a later sequence of the same id waits under another entry
     """
 
-    sequence: SequenceId
     entry: str
-    model: str
     executor: ExecutorId
     instance: InstanceIndex
     slot: SlotIndex
 
 
-class Rejection(msgspec.Struct, frozen=True):
+class Rejection(OfSequence, frozen=True):
     """A waiting sequence that is refused. entry: id of its wait; reply: encoded `ReplyMessage` for each of its steps"""
 
-    sequence: SequenceId
     entry: str
     reply: bytes
 
 
-class Vacation(msgspec.Struct, frozen=True):
+class Vacation(OfSequence, frozen=True):
     """A live sequence that shall give up its slot, if it has no open step.
 
     epoch   in which the scheduler saw it in that slot; 0: it has no slot, because it is paged
     moving  True: it gets another slot at once; False: it is paged until its next step
     """
 
-    sequence: SequenceId
     epoch: Epoch
     moving: bool = False
 
@@ -140,24 +142,22 @@ class VacateCode(IntEnum):
     UNDRAINED = 2
 
 
-class Cancellation(msgspec.Struct, frozen=True):
+class Cancellation(OfSequence, frozen=True):
     """An accepted step whose caller has gone. birth, step: from its `Submitted`"""
 
-    sequence: SequenceId
     birth: str
     step: int
     gateway: str
     token: str
 
 
-class Orphan(msgspec.Struct, frozen=True):
+class Orphan(OfSequence, frozen=True):
     """A sequence whose connection was closed before its END.
 
     token     token of the latest step that came over the connection
     grace_ms  how long the sequence may be idle from now on
     """
 
-    sequence: SequenceId
     token: str
     grace_ms: int
 
@@ -426,17 +426,13 @@ class Scripts:
             )
         return Call("submit", self._of_sequences(step.sequence for step in steps), args, _read_submitted)
 
-    def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, term: Term) -> Call[list[Epoch]]:
+    def assign(self, assignments: Sequence[Assignment], *, shard: ShardId, model: str, term: Term) -> Call[list[Epoch]]:
         """Gives sequences of one model and shard their owners.
 
         Returns the new epochs; 0 for a sequence that does not wait any more.
         Raises redis.ResponseError that begins with FENCED when a newer leader exists.
         """
-        keys = self._of_leader(shard, assignments[0].model) + self._of_sequences(one.sequence for one in assignments)
-        args: list[Any] = [term]
-        for one in assignments:
-            args += (one.sequence, one.entry, one.executor, one.instance, one.slot)
-        return Call("assign", keys, args, list)
+        return self._of_each("assign", assignments, self._of_leader(shard, model), (term,), list)
 
     def attempt(self, sequence: SequenceId, epoch: Epoch) -> Call[bool]:
         """Notes that the owner of a suspected sequence runs its next step. False if the sequence has another owner
@@ -556,11 +552,7 @@ class Scripts:
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term
     ) -> Call[list[VacateCode]]:
         """Takes sequences of one model and shard out of their slots, between two steps, on executors that live."""
-        keys = self._of_leader(shard, model) + self._of_sequences(one.sequence for one in vacations)
-        args: list[Any] = [term]
-        for one in vacations:
-            args += (one.sequence, one.epoch, "m" if one.moving else "p")
-        return Call("vacate", keys, args, each_as(VacateCode))
+        return self._of_each("vacate", vacations, self._of_leader(shard, model), (term,), each_as(VacateCode))
 
     def lose(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> Call[bool]:
         """Ends a sequence whose record its owner cannot read; False if another executor owns it."""
@@ -594,8 +586,7 @@ class Scripts:
 
         Returns for each the number of steps answered, -1 if it does not wait under that entry any more.
         """
-        keys = self._of_leader(shard, model) + self._of_sequences(one.sequence for one in rejections)
-        return Call("reject", keys, [term, *(arg for one in rejections for arg in (one.entry, one.reply))], list)
+        return self._of_each("reject", rejections, self._of_leader(shard, model), (term,), list)
 
     def cancel(self, cancellations: Sequence[Cancellation], *, reply: bytes, feed_max: int) -> Call[list[CancelCode]]:
         """Tells the mesh of steps (of one shard) whose callers have gone.
@@ -603,18 +594,11 @@ class Scripts:
         reply     encoded `ReplyMessage` for the other steps of a waiting sequence
         feed_max  entries of the feed from which on the scheduler is not told that a sequence waits no longer
         """
-        args: list[Any] = [feed_max, reply]
-        for one in cancellations:
-            args += (one.sequence, one.birth, one.step, one.gateway, one.token)
-        keys = self._of_sequences(one.sequence for one in cancellations)
-        return Call("cancel", keys, args, each_as(CancelCode))
+        return self._of_each("cancel", cancellations, (), (feed_max, reply), each_as(CancelCode))
 
     def orphan(self, orphans: Sequence[Orphan], *, gateway: str) -> Call[list[bool]]:
         """Limits the idle time of sequences (of one shard) whose connections to one gateway were closed."""
-        args: list[Any] = [gateway]
-        for one in orphans:
-            args += (one.sequence, one.token, one.grace_ms)
-        return Call("orphan", self._of_sequences(one.sequence for one in orphans), args, each_as(bool))
+        return self._of_each("orphan", orphans, (), (gateway,), each_as(bool))
 
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
@@ -645,6 +629,19 @@ class Scripts:
             refused = self._keys.tally(shard, load.model, load.version, "")
             keys += (self._keys.tally(*counted), refused, self._keys.counts(*counted))
         return Call("total", keys, [at_most, COUNTS_TTL_MS, int(read)], partial(_read_totals, keys[2::3]))
+
+    def _of_each(
+        self,
+        script: str,
+        told: Sequence[OfSequence],
+        keys: Sequence[str],
+        args: Sequence[Any],
+        read: Callable[[Any], T],
+    ) -> Call[T]:
+        """A call that concerns several sequences. keys, args: those of the whole call, which come first"""
+        # Redis takes no booleans.
+        own = [int(arg) if isinstance(arg, bool) else arg for one in told for arg in msgspec.structs.astuple(one)]
+        return Call(script, [*keys, *self._of_sequences(one.sequence for one in told)], [*args, *own], read)
 
     def _of_sequences(self, sequences: Iterable[SequenceId]) -> list[str]:
         """The keys of sequences, as every script takes them."""

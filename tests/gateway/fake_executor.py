@@ -185,7 +185,6 @@ class FakeExecutor:
                     Assignment(
                         SequenceId(fields[b"q"].decode()),
                         entry.decode(),
-                        model.name,
                         self.executor,
                         InstanceIndex(0),
                         SlotIndex(0),
@@ -194,7 +193,7 @@ class FakeExecutor:
                     if fields[b"k"] != b"d"
                 ]
                 if places:
-                    await self.scripts.run(self.scripts.assign(places, shard=shard, term=Term(1)))
+                    await self.scripts.run(self.scripts.assign(places, shard=shard, model=model.name, term=Term(1)))
                 moved += len(places)
         return moved
 

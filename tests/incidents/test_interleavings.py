@@ -62,10 +62,10 @@ async def owned_by(stage: Stage, executor: ExecutorId, numbers: Sequence[int]) -
         await stage.submit(number)
         sequence = sequence_id(MODEL, "", number)
         entry = (await stage.record(number))["be"]
-        place = Assignment(sequence, entry, MODEL, executor, InstanceIndex(0), SlotIndex(slot))
+        place = Assignment(sequence, entry, executor, InstanceIndex(0), SlotIndex(slot))
         term = await stage.term()
         (epoch,) = await stage.scripts.run(
-            stage.scripts.assign([place], shard=stage.keys.shard_of(sequence), term=term)
+            stage.scripts.assign([place], shard=stage.keys.shard_of(sequence), model=MODEL, term=term)
         )
         assert epoch
 

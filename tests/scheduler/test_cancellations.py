@@ -208,8 +208,9 @@ class Game:
         free = [(r.name, slot) for r in self.runners for slot in range(SLOTS) if (r.name, slot) not in taken]
         for (entry, fields), (executor, slot) in zip(entries, free, strict=False):
             sequence = SequenceId(fields[b"q"].decode())
-            place = Assignment(sequence, entry.decode(), self.mesh.model, executor, InstanceIndex(0), SlotIndex(slot))
-            await self.mesh.scripts.run(self.mesh.scripts.assign([place], shard=shard, term=self.mesh.term))
+            place = Assignment(sequence, entry.decode(), executor, InstanceIndex(0), SlotIndex(slot))
+            call = self.mesh.scripts.assign([place], shard=shard, model=self.mesh.model, term=self.mesh.term)
+            await self.mesh.scripts.run(call)
 
     async def places(self) -> set[tuple[ExecutorId, int]]:
         records = [await self.mesh.record(number) for number in IDS]

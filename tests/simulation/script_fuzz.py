@@ -327,8 +327,8 @@ class Fuzz:
         for sequence in self.sequences:
             record = self.truth.record(sequence)
             if entry := record.get(b"be"):
-                place = Assignment(sequence, entry.decode(), MODEL, owner, InstanceIndex(0), SlotIndex(0))
-                calls.append(self.scripts.assign([place], shard=SHARD, term=leader.term))
+                place = Assignment(sequence, entry.decode(), owner, InstanceIndex(0), SlotIndex(0))
+                calls.append(self.scripts.assign([place], **where))
                 calls.append(self.scripts.reject([Rejection(sequence, entry.decode(), b"rejected")], **where))
             if epoch := record.get(b"ep"):
                 calls.append(self.scripts.vacate([Vacation(sequence, Epoch(int(epoch)))], **where))
@@ -361,8 +361,8 @@ class Fuzz:
             return
         sequence = self.chance.choice(sorted(leader.waiting))
         waits, (executor, slot) = leader.waiting.pop(sequence), self.chance.choice(free)
-        place = Assignment(sequence, waits.entry, MODEL, executor, InstanceIndex(0), SlotIndex(slot))
-        (epoch,) = self.run(self.scripts.assign([place], shard=SHARD, term=leader.term))
+        place = Assignment(sequence, waits.entry, executor, InstanceIndex(0), SlotIndex(slot))
+        (epoch,) = self.run(self.scripts.assign([place], shard=SHARD, model=MODEL, term=leader.term))
         self.tell(f"{sequence} is assigned to {executor}/{slot}: epoch {epoch}")
         if epoch:
             leader.slots[sequence] = (executor, slot, epoch)

@@ -36,7 +36,7 @@ local function cancel(keys, sid, birth, step, gateway, token)
   if listed(got[9], n) then return 1 end
   if not leave(keys.record, n, gateway .. ' ' .. token .. ';') then return -1 end
   if state == 'w' and number(got[5]) == 1 then
-    refuse_waiting(keys, ARGV[2], 'CANCELED')
+    refuse_waiting(keys, sid, ARGV[2], 'CANCELED')
     -- A leader that is not told finds out when it assigns the sequence. So the feed may have a bound here.
     if redis.call('XLEN', feed) < tonumber(ARGV[1]) then
       redis.call('XADD', feed, '*', 'q', sid, 'e', 0, 'k', 'c', 'b', got[8])

@@ -2,15 +2,15 @@
 -- error, and no record stays.
 --
 -- KEYS   those of leader.lua, then per sequence: record, idle marker, parked steps, checkpoint
--- ARGV   1 term, then per sequence: entry id of its wait, encoded reply
+-- ARGV   1 term, then per sequence: sequence id, entry id of its wait, encoded reply
 -- reply  per sequence: steps answered; -1 if it does not wait under that entry any more
 
-local function reject(keys, entry, reply)
+local function reject(keys, sid, entry, reply)
   local got = redis.call('HMGET', keys.record, 'st', 'be')
   if (got[1] ~= 'w' and got[1] ~= 'm') or got[2] ~= entry then return -1 end
-  return refuse_waiting(keys, reply, 'REJECTED')
+  return refuse_waiting(keys, sid, reply, 'REJECTED')
 end
 
-local results = for_each(MODEL_KEYS, 1, 2, reject, -1)
+local results = for_each(MODEL_KEYS, 1, 3, reject, -1)
 tally_all()
 return results

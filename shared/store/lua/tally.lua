@@ -29,9 +29,9 @@ end
 -- Ends a sequence that waits for a slot: each step that is not committed gets the same reply, and no record stays.
 -- Committed steps can be parked too (they are kept for a replay); they were answered before.
 -- Each step is counted as failed for this reason (shared/statistics/tally.py). Returns the number of steps answered.
-local function refuse_waiting(keys, reply, reason)
+local function refuse_waiting(keys, sid, reply, reason)
   local got = redis.call('HMGET', keys.record, 'be', 'dn', 'vr', 'cm', 'st', 'nx')
-  local model, count = model_of(string.match(keys.record, '}:seq:(.*)$')), 0
+  local model, count = model_of(sid), 0
   local function refuse(fields, since_ms)
     count = count + 1
     redis.call('XADD', BASE .. 'replies:' .. fields.g, 'NOMKSTREAM', '*', fields.t, reply)

@@ -1005,10 +1005,10 @@ class TestCancel:
         await mesh.cancel(first, accepted)
         await mesh.submit(mesh.submission(7, ONE, START))
         sequence, shard = mesh.sequence(7), mesh.keys.shard_of(mesh.sequence(7))
-        place = Assignment(sequence, old, "sum", ALICE, InstanceIndex(0), SlotIndex(0))
+        place = Assignment(sequence, old, ALICE, InstanceIndex(0), SlotIndex(0))
         late = [Rejection(sequence, old, REPLY)]
 
-        assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], shard=shard, term=Term(1)))
+        assert [0] == await mesh.scripts.run(mesh.scripts.assign([place], shard=shard, model="sum", term=Term(1)))
         assert [-1] == await mesh.scripts.run(mesh.scripts.reject(late, shard=shard, model="sum", term=Term(1)))
         assert "w" == (await mesh.record(7))["st"]
 
