@@ -7,7 +7,6 @@ The checkpoint is removed when the sequence expires, so it is read before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from shared.contract.ids import SequenceId
 from shared.contract.messages import ModelRecord, checkpointed_states
@@ -19,20 +18,14 @@ from shared.store.membership import Membership
 from shared.store.reading import value_of
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """The last step of a sequence and its state after that: each tensor's name, datatype, shape, mean and norm."""
-
-    last_step: int
-    state: str
-
-
 async def paged_descriptions(
     redis: Redis, keys: Keyspace, membership: Membership, model: str, sequences: Iterable[SequenceId]
-) -> Mapping[SequenceId, Description]:
+) -> Mapping[SequenceId, Mapping[str, object]]:
     """Descriptions of the paged ones among the sequences, if the model asks for it; else none.
 
-    Sequences in a slot are left out: their checkpoint may be older than their state. Raises one of `CONNECTION_LOST`.
+    A description has the fields of the log: `last_step`, and `state` after that step, with each tensor's name,
+    datatype, shape, mean and norm. Sequences in a slot are left out: their checkpoint may be older than their state.
+    Raises one of `CONNECTION_LOST`.
     """
     looked_at = list(sequences)
     if not looked_at or not _is_asked_for(await membership.model(model)):
@@ -51,9 +44,9 @@ async def paged_descriptions(
     return {sequence: description for sequence, description in found.items() if description is not None}
 
 
-def _description(read: tuple[bytes, Mapping[bytes, bytes]]) -> Description:
+def _description(read: tuple[bytes, Mapping[bytes, bytes]]) -> Mapping[str, object]:
     step, fields = read
-    return Description(int(step), described(checkpointed_states(fields)))
+    return {"last_step": int(step), "state": described(checkpointed_states(fields))}
 
 
 def _is_asked_for(record: ModelRecord | None) -> bool:

@@ -28,7 +28,7 @@ from scheduler.core.actions import (
 )
 from scheduler.core.backlog import Entry
 from scheduler.core.events import Assigned, Event, Forgotten, Looked, MovedOut, Reclaimed, Vacated
-from scheduler.descriptions import Description, paged_descriptions
+from scheduler.descriptions import paged_descriptions
 from scheduler.ingest import StreamKind
 from shared.contract.errors import Code
 from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId, Term
@@ -363,13 +363,10 @@ class EffectPerformer:
                 due.setdefault(shard, []).extend(SequenceId(text_of(name)) for name in names)
         return due
 
-    def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Description]) -> None:
+    def _tell_expired(self, sequences: Iterable[SequenceId], states: Mapping[SequenceId, Mapping[str, object]]) -> None:
         now_ns, tracing = time.time_ns(), self._mesh.tracing
         for sequence in sequences:
-            if (known := states.get(sequence)) is not None:
-                logs.info("sequence expired", sequence=sequence, last_step=known.last_step, state=known.state)
-            else:
-                logs.info("sequence expired", sequence=sequence)
+            logs.info("sequence expired", sequence=sequence, **states.get(sequence, {}))
             if tracing.enabled:
                 tracing.record(tracing.root_of(sequence), SpanName.EXPIRED, now_ns, now_ns, model=self._model)
 

@@ -101,7 +101,7 @@ def choose(levels: Collection[Level]) -> None:
     """From now on writes only events of these levels; warnings and errors of libraries too."""
     chosen = frozenset(int(level) for level in levels)
     LOGGER.setLevel(min(chosen, default=logging.CRITICAL))
-    ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, TextLines | JsonLines)]
+    ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, Lines)]
     for handler in ours:
         handler.filters[:] = [
             lambda record: record.levelno in chosen or record.levelno > Level.ERROR,
@@ -129,12 +129,16 @@ class WithoutRepeats(logging.Filter):
         return held is not None
 
 
-class TextLines(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z WARNING lease lost executor=a1 shard=3`, tracebacks indented below."""
+class Lines(logging.Formatter):
+    """bound: fields of every line"""
 
     def __init__(self, bound: dict[str, object]) -> None:
         super().__init__()
         self._bound = bound
+
+
+class TextLines(Lines):
+    """`2026-01-31T12:00:00.123Z WARNING lease lost executor=a1 shard=3`, tracebacks indented below."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, or more when there is a traceback."""
@@ -146,12 +150,8 @@ class TextLines(logging.Formatter):
         return line
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(Lines):
     """One JSON object per line: time, level, event, then the fields."""
-
-    def __init__(self, bound: dict[str, object]) -> None:
-        super().__init__()
-        self._bound = bound
 
     def format(self, record: logging.LogRecord) -> str:
         """Always one line."""
