@@ -51,10 +51,10 @@ run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, u
 	@exec $(BIN)/seqmesh up --models deploy/models $(UP)
 
 unit: install  ## the tests that need no server and start no process, in about a minute
-	$(BIN)/python -m pytest -m unit $(ARGS)
+	$(BIN)/python -m pytest -n 2 -m unit $(ARGS)
 
-test: install  ## all tests that need no Docker, on a real embedded server
-	$(BIN)/python -m pytest $(ARGS)
+test: install  ## all tests that need no Docker, on two workers; ARGS="-n auto" takes as many as there are cores
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage
 	$(BIN)/python -m pytest -q -m unit --cov --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)

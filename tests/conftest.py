@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +25,7 @@ from deploy.local.embedded import EmbeddedRedis
 from executor.engine.mkl import ask_for_fixed_products
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.redis_client import connect
+from tests.groups import GroupScheduling, Shared, group_of, in_groups
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver
 from tests.simulation.connections import Server, direct_client, loop_timer
@@ -105,6 +106,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_unit(item):
             item.add_marker("unit")
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def order_groups(items: list[pytest.Item]) -> None:
+    """Keeps together what shares a mesh, after the order of files and tests was drawn (pytest-randomly)."""
+    items[:] = in_groups(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Closes what a group has shared, after its last test."""
+    try:
+        yield
+    finally:
+        if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
+            Shared.close_all()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With `-n` a worker runs whole groups, in our order; `--dist` with another word than `load` is obeyed."""
+    if config.getoption("dist") != "load":
+        return None
+    config.option.loadscopereorder = False
+    return GroupScheduling(config, log)
 
 
 unit_test_runs = False

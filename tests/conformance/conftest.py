@@ -33,15 +33,16 @@ Never assert absolute times; wait by `tests.mesh.running_mesh.eventually`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from tests.conformance.calls import Caller, Gate
 from tests.conformance.repository import standard_models
 from tests.conformance.targets import TRITON_PYTHON, TRITON_START_S, Target, running_target
+from tests.groups import Shared
 
 TARGETS = pytest.StashKey[list[Target]]()
 
@@ -88,34 +89,26 @@ def watched(request: pytest.FixtureRequest, target: Target) -> Iterator[Target]:
     assert deaths == target.deaths()
 
 
-class SharedTarget:
+class SharedTarget(Shared[Target]):
     """A server for many tests. A mesh stays as it is; a Triton that has died in one test is started anew for the next.
 
     executors  of a mesh; Triton has so many times the instances
     """
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory, executors: int) -> None:
-        self._tmp_path_factory = tmp_path_factory
-        self._executors = executors
-        self._stack = ExitStack()
-        self._target: Target | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def running(self) -> Target:
-        """The server."""
-        if self._target is not None and not self._target.is_mesh and self._target.deaths():
-            self._stack.close()
-            self._target = None
-        if self._target is None:
+        def opened() -> AbstractContextManager[Target]:
             models = standard_models(mesh=not TRITON_PYTHON)
-            directory = self._tmp_path_factory.mktemp("conformance")
-            self._target = self._stack.enter_context(running_target(directory, models, executors=self._executors))
-        return self._target
+            return running_target(tmp_path_factory.mktemp("conformance"), models, executors=executors)
+
+        super().__init__(opened)
+
+    def get(self) -> Target:
+        """The server."""
+        target = super().get()
+        if target.is_mesh or not target.deaths():
+            return target
+        self.close()
+        return super().get()
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +121,7 @@ def shared_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedTa
 @pytest.fixture
 def target(request: pytest.FixtureRequest, shared_target: SharedTarget) -> Iterator[Target]:
     """One executor, or a Triton, with every model."""
-    yield from watched(request, shared_target.running())
+    yield from watched(request, shared_target.get())
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +134,7 @@ def shared_wide_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sha
 @pytest.fixture
 def wide_target(request: pytest.FixtureRequest, shared_wide_target: SharedTarget) -> Iterator[Target]:
     """Two executors, or a Triton with twice the instances, with every model."""
-    yield from watched(request, shared_wide_target.running())
+    yield from watched(request, shared_wide_target.get())
 
 
 MakeTarget = Callable[..., Target]

@@ -16,7 +16,7 @@ __all__ = ["chance", "pytest_runtest_makereport"]
 BRIEF_US = 500_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def incident_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
     """Two gateways, two executors. Whoever has a slot keeps it, as where the incidents happened, unless a model says
     otherwise."""

@@ -6,13 +6,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fixtures.seed_models.build import build as build_seed_models
+from tests.groups import Shared
 from tests.mesh.model_repository import (
     METHODICAL_MODEL,
     MISBEHAVING,
@@ -71,10 +72,9 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.fixture(scope="session")
-def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
+@contextmanager
+def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
     """The mesh of the gentle tests: two gateways, two executors, and every model that tests are gentle to."""
-    directory = tmp_path_factory.mktemp("shared-mesh")
     repository = directory / "models"
     add_sum_model(repository, "narrow_sum", slots=2, virtual_slots=False)
     add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000, virtual_slots=False)
@@ -86,20 +86,26 @@ def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMes
         yield mesh
 
 
+@pytest.fixture(scope="session")
+def shared_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RunningMesh]]:
+    """The mesh behind `mesh`."""
+    with Shared(lambda: gentle_mesh(tmp_path_factory.mktemp("shared-mesh"))) as shared:
+        yield shared
+
+
 @pytest.fixture
-def mesh(request: pytest.FixtureRequest, shared_mesh: RunningMesh) -> Iterator[RunningMesh]:
+def mesh(request: pytest.FixtureRequest, shared_mesh: Shared[RunningMesh]) -> Iterator[RunningMesh]:
     """The shared mesh, for a test that does no harm to it: afterwards no process has died or shown a traceback."""
-    mesh = remember(request, shared_mesh)
+    mesh = remember(request, shared_mesh.get())
     deaths, tracebacks = mesh.deaths(), mesh.tracebacks()
     yield mesh
     assert deaths == mesh.deaths()
     assert tracebacks == mesh.tracebacks()
 
 
-@pytest.fixture(scope="session")
-def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningMesh]:
-    """The mesh behind `victim`."""
-    directory = tmp_path_factory.mktemp("victim")
+@contextmanager
+def mesh_of_victims(directory: Path) -> Generator[RunningMesh]:
+    """Two of each service, and the models that are played while one of them dies."""
     repository = directory / "models"
     add_sum_model(repository, idle_us=VICTIM_IDLE_US)
     add_sum_model(repository, "slow_sum", batch_s=0.03, idle_us=VICTIM_IDLE_US)
@@ -119,13 +125,20 @@ def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningM
         yield mesh
 
 
+@pytest.fixture(scope="session")
+def shared_victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[RunningMesh]]:
+    """The mesh behind `victim`."""
+    with Shared(lambda: mesh_of_victims(tmp_path_factory.mktemp("victim"))) as shared:
+        yield shared
+
+
 @pytest.fixture
-def victim(request: pytest.FixtureRequest, shared_victim: RunningMesh) -> Iterator[RunningMesh]:
+def victim(request: pytest.FixtureRequest, shared_victim: Shared[RunningMesh]) -> Iterator[RunningMesh]:
     """Two of each service, to be killed: when the test begins, all that earlier tests have killed is back.
 
     Afterwards, when every sequence of the test is over, no slot and no key of it may be left.
     """
-    mesh = remember(request, shared_victim)
+    mesh = remember(request, shared_victim.get())
     wait_until_whole(mesh)
     wait_until_empty(mesh)
     tracebacks = mesh.tracebacks()

@@ -13,9 +13,9 @@ TIMEOUT_S = 100
 STEPS = 12
 
 
-def test_many_streams_have_right_answers(mesh: RunningMesh) -> None:
+def test_many_streams_have_right_answers(victim: RunningMesh) -> None:
     finished = subprocess.run(
-        [sys.executable, EXAMPLES / "many_streams.py", "--gateway", mesh.grpc(), "--sequences", "8", "--steps", "10"],
+        [sys.executable, EXAMPLES / "many_streams.py", "--gateway", victim.grpc(), "--sequences", "8", "--steps", "10"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
