@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import msgspec
@@ -23,7 +23,7 @@ async def test_a_mesh_is_found_by_the_prefix_that_is_given_or_by_its_own(
     """Meshes may share a Redis: what is asked of one must never reach the other."""
     own, other = Keyspace(f"{key_prefix}a"), Keyspace(f"{key_prefix}b")
     for keys, shards in ((own, 2), (other, 3)):
-        await cast(Any, redis).hset(keys.mesh, "shards", shards)
+        await redis.hset(keys.mesh, "shards", shards)
     state = MeshState(1, "127.0.0.1", redis_url, ready=True, children=[], key_prefix=own.prefix)
     (tmp_path / "mesh.json").write_bytes(msgspec.json.encode(state))
 
@@ -53,7 +53,8 @@ async def test_a_mesh_that_this_release_does_not_understand_is_left_alone(
     redis: Redis, redis_url: str, key_prefix: str, record: dict[str, str], told: str
 ) -> None:
     keys = Keyspace(key_prefix)
-    await cast(Any, redis).hset(keys.mesh, mapping=record)
+    for field, value in record.items():
+        await redis.hset(keys.mesh, field, value)
 
     with pytest.raises(click.ClickException, match=told):
         async with found_mesh(OperatorSettings(redis_url=redis_url, key_prefix=key_prefix)):

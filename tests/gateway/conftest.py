@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
 
 import pytest
 
@@ -38,8 +37,8 @@ async def executor(redis_url: str, keys: Keyspace) -> AsyncIterator[FakeExecutor
     await asyncio.gather(task, return_exceptions=True)
     # What a live sequence leaves is the scheduler's to remove; there is none here.
     for pattern in ("seq:", "idle:", "parked:", "checkpoint:", "deadlines:", "owned:", "inbox:", "starts:", "feed:"):
-        async for key in cast(Any, redis).scan_iter(match=f"{keys.prefix}:*{pattern}*"):
-            await redis.unlink(key)
+        async for key in redis.scan_iter(match=f"{keys.prefix}:*{pattern}*"):
+            await redis.unlink(key.decode())
     await redis.aclose()
 
 

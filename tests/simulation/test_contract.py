@@ -215,7 +215,7 @@ async def test_a_blocked_reader_is_served_by_who_comes_later_and_in_turn(
             await link.connect()
         stream, queue = f"{key_prefix}:stream", f"{key_prefix}:list"
         await _seen(links, stream, queue)
-        await cast("Any", client).delete(stream, queue)
+        await client.delete(stream, queue)
         for link in links:
             await link.close()
         await client.aclose()

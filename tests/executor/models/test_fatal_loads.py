@@ -84,13 +84,12 @@ def host(connections: RedisConnections) -> Host:
 
 async def grown_silent(redis: Redis, connections: RedisConnections) -> None:
     """Makes every attempt look as if nobody had spoken for it in a while."""
-    client = cast("Any", redis)
     key = connections.keys.load_attempts("m", "g1")
-    for name, data in (await client.hgetall(key)).items():
+    for name, data in (await redis.hgetall(key)).items():
         if name != SUCCESS.encode():
             attempt = msgspec.msgpack.decode(data, type=LoadAttempt)
             old = msgspec.structs.replace(attempt, seen_ms=attempt.seen_ms - SILENT_MS)
-            await client.hset(key, name, msgspec.msgpack.encode(old))
+            await redis.hset(key, name, msgspec.msgpack.encode(old))
 
 
 async def test_the_third_process_that_a_load_ends_is_the_last(host: Host, redis: Redis) -> None:
@@ -185,14 +184,12 @@ async def test_two_processes_of_one_name_on_one_machine_do_not_count_against_eac
     """Nobody should give two the same name; by default it is the machine's."""
     ended = await asyncio.create_subprocess_exec("true")
     await ended.wait()
-    seconds, _ = await cast("Any", redis).time()
+    seconds, _ = await redis.time()
     pid = os.getppid() if runs else ended.pid
     for number in range(1, ROUNDS_MAX + 1):
         attempt = LoadAttempt("a", socket.gethostname(), pid, number, seconds * 1000)
-        await cast("Any", redis).hset(
-            connections.keys.load_attempts("m", "g1"), number, msgspec.msgpack.encode(attempt)
-        )
-    await cast("Any", redis).expire(connections.keys.load_attempts("m", "g1"), 60)
+        await redis.hset(connections.keys.load_attempts("m", "g1"), str(number), msgspec.msgpack.encode(attempt))
+    await redis.pexpire(connections.keys.load_attempts("m", "g1"), 60_000)
 
     with pytest.raises(LoadError, match="is given up") if counts else nullcontext():
         await host.load()
@@ -204,12 +201,12 @@ async def test_who_is_told_to_stop_may_be_killed_before_its_load_ends(
     host.models.gate = threading.Event()
     key = connections.keys.load_attempts("m", "g1")
     loading = asyncio.create_task(host.load())
-    while not await cast("Any", redis).hlen(key):
+    while not await redis.hkeys(key):
         await asyncio.sleep(0.01)
 
     host.stop.request("SIGTERM")
 
-    while await cast("Any", redis).hlen(key):
+    while await redis.hkeys(key):
         await asyncio.sleep(0.01)
     assert not loading.done()
     host.models.gate.set()
@@ -217,13 +214,14 @@ async def test_who_is_told_to_stop_may_be_killed_before_its_load_ends(
 
 
 async def test_what_is_no_attempt_counts_for_nothing(host: Host, connections: RedisConnections, redis: Redis) -> None:
-    client, key = cast("Any", redis), connections.keys.load_attempts("m", "g1")
-    await client.hset(key, mapping={b"\xff\xfe": b"\x00garbage", "loaded": "when?"})
+    key = connections.keys.load_attempts("m", "g1")
+    await redis.hset(key, b"\xff\xfe", b"\x00garbage")
+    await redis.hset(key, "loaded", "when?")
     await host.load()
-    assert [b"loaded"] == await client.hkeys(key)
+    assert [b"loaded"] == await redis.hkeys(key)
 
-    await client.delete(key)
-    await client.set(key, "of another type", ex=60)
+    await redis.delete(key)
+    await redis.set(key, "of another type", px=60_000)
     await host.load()
 
 
@@ -244,5 +242,5 @@ async def test_a_load_goes_on_over_a_restart_of_redis(private_server: EmbeddedRe
 
     await loading
     async with connections.unbound() as (redis, _):
-        assert [b"loaded"] == await cast("Any", redis).hkeys(connections.keys.load_attempts("m", "g1"))
+        assert [b"loaded"] == await redis.hkeys(connections.keys.load_attempts("m", "g1"))
     await connections.close()

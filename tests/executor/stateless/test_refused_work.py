@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from executor.stateless.work_source import refuse_waiting
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, encode
@@ -34,7 +32,7 @@ async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_ho
 
     await refuse_waiting(redis, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})
 
-    untyped, keys = cast("Any", redis), mesh.keys.work_queue(LOAD.model, LOAD.version)
-    entries = await untyped.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))
+    keys = mesh.keys.work_queue(LOAD.model, LOAD.version)
+    entries = await redis.xrange(mesh.keys.replies(mesh.keys.home_shard(LOAD.model), GatewayId(GATEWAY)))
     assert {b"a": GONE, b"c": GONE} == {token: reply for _, fields in entries[1:] for token, reply in fields.items()}
-    assert [f"{GATEWAY}/b".encode()] == await untyped.hkeys(keys.held) == await untyped.hkeys(keys.messages)
+    assert [f"{GATEWAY}/b".encode()] == await redis.hkeys(keys.held) == await redis.hkeys(keys.messages)

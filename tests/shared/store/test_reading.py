@@ -70,7 +70,8 @@ async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, key
     await reading.tell_now(redis, keys)
     reading.noted(keys.models, "garbage")
     await reading.tell_now(redis, keys)
-    await cast("Any", redis).hset(keys.unreadable(ShardId(1)), mapping={"seq": 3, "last:seq": "x", "models": "garbage"})
+    for field, value in {"seq": 3, "last:seq": "x", "models": "garbage"}.items():
+        await redis.hset(keys.unreadable(ShardId(1)), field, value)
 
     assert {"models": 2, "seq": 3} == await reading.read_counts(redis, keys)
     assert {} == reading.found.counts
@@ -80,27 +81,25 @@ async def test_what_all_services_and_scripts_found_is_added_up(redis: Redis, key
 async def test_a_key_of_another_type_is_taken_for_an_empty_one(
     redis: Redis, keys: Keyspace, *, transaction: bool
 ) -> None:
-    client = cast("Any", redis)
-    await client.set(keys.models, "no hash")
+    await redis.set(keys.models, "no hash")
 
-    assert {} == await client.hgetall(keys.models)
+    assert {} == await redis.hgetall(keys.models)
 
-    await client.set(keys.models, "no hash")
-    async with client.pipeline(transaction=transaction) as pipe:
+    await redis.set(keys.models, "no hash")
+    async with redis.pipeline(transaction=transaction) as pipe:
         pipe.hset(keys.executors, "a", "1")
         pipe.hset(keys.models, "b", "2")
         await pipe.execute()
 
-    assert {b"b": b"2"} == await client.hgetall(keys.models)
-    assert {b"a": b"1"} == await client.hgetall(keys.executors)
+    assert {b"b": b"2"} == await redis.hgetall(keys.models)
+    assert {b"a": b"1"} == await redis.hgetall(keys.executors)
     assert {"models": 2} == reading.found.counts
 
 
 async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redis, keys: Keyspace) -> None:
-    client = cast("Any", redis)
     feed, starts = keys.feed(ShardId(0), "m"), keys.starts(ShardId(0), "m")
-    await client.xadd(feed, {"a": "1"}, id="1-1")
-    await client.hset(starts, "no", "stream")
+    entry = await redis.xadd(feed, {"a": "1"})
+    await redis.hset(starts, "no", "stream")
     link = Link(redis)
     await link.connect()
 
@@ -110,16 +109,16 @@ async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redi
     await link.close()
 
     assert 1 == added
-    assert [[feed.encode(), [[b"1-1", [b"a", b"1"]]]]] == read
+    assert [[feed.encode(), [[entry, [b"a", b"1"]]]]] == read
     assert isinstance(refused, Exception)
     assert {"starts": 1} == reading.found.counts
-    assert 0 == await client.exists(starts)
-    await client.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
+    assert 0 == await redis.exists(starts)
+    await redis.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
 
 
 async def test_a_mesh_whose_number_of_shards_is_garbage_is_joined(redis: Redis, keys: Keyspace) -> None:
-    await cast("Any", redis).hset(keys.mesh, "shards", "garbage")
+    await redis.hset(keys.mesh, "shards", "garbage")
 
     await join_mesh(redis, keys)
 
-    assert str(keys.shards).encode() == await cast("Any", redis).hget(keys.mesh, "shards")
+    assert str(keys.shards).encode() == await redis.hget(keys.mesh, "shards")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from redis import Redis as SyncRedis
@@ -228,7 +228,7 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_ope
 ) -> None:
     server.acl_setuser("quiet", enabled=True, passwords=["+secret"], categories=["+@all"], commands=["-info"], keys="*")
     url = f"redis://quiet:secret@{private_server.host}:{private_server.port}/0"
-    redis = cast("Any", connect(url, retries=0, run=run))
+    redis = connect(url, retries=0, run=run)
 
     assert await redis.ping()
 
