@@ -15,13 +15,3 @@ FOLDERS = re.compile(r"`((?:gateway|scheduler|executor|shared|deploy|tests|bench
 def named(page: Path) -> list[tuple[str, str]]:
     """(file, symbol or "") of each reference on a page."""
     return [(path, symbol) for path, symbol in NAMED.findall(page.read_text())]
-
-
-def rows(page: Path, heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading (all of its `#` included)."""
-    _, found, below = f"\n{page.read_text()}".partition(f"\n{heading}\n")
-    assert found, f"no {heading!r} in {page.name}"
-    table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)
-    assert table is not None, f"no table below {heading!r} in {page.name}"
-    lines = table[0].strip().splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -13,10 +13,10 @@ from executor.core.state import OWNED_MOVES
 from scheduler.core.state import EXECUTOR_MOVES, SEQUENCE_MOVES
 from shared.store import scripts
 from shared.store.keyspace import TYPES
-from tests.design.references import FOLDERS, PAGES, ROOT, named, rows
+from tests.design.references import FOLDERS, PAGES, ROOT, named
 from tests.design.states import RECORD_MOVES, table_moves
 from tests.design.step import LEGS
-from tests.docs.blocks import anchors_of
+from tests.markdown_pages import anchors_of, rows_below
 from tests.symbols import symbols
 
 DESIGN, DECISIONS = ROOT / "docs" / "design", ROOT / "docs" / "decisions"
@@ -76,7 +76,7 @@ def test_rooms_and_what_they_may_import_are_those_of_the_contracts(package: str)
         below = tuple(room for lower in layers[index + 1 :] for room in lower)
         expected += [(room, below) for room in layer]
     told: list[tuple[str, tuple[str, ...]]] = []
-    for room, _, knows in rows(DESIGN / "architecture.md", f"### {package}"):
+    for room, _, knows in rows_below(DESIGN / "architecture.md", f"### {package}"):
         (name,) = words(room)
         (told_below,) = [below for room, below in expected if room == name] or [()]
         told.append((name, told_below if knows == "all below" else words(knows)))
@@ -85,7 +85,9 @@ def test_rooms_and_what_they_may_import_are_those_of_the_contracts(package: str)
 
 
 def test_every_kind_of_key_is_listed_with_its_type() -> None:
-    listed = {words(kind)[0]: type_ for kind, type_, *_ in rows(DESIGN / "architecture.md", "## What lies in Redis")}
+    listed = {
+        words(kind)[0]: type_ for kind, type_, *_ in rows_below(DESIGN / "architecture.md", "## What lies in Redis")
+    }
 
     assert dict(TYPES) == listed
 
@@ -93,7 +95,7 @@ def test_every_kind_of_key_is_listed_with_its_type() -> None:
 def test_every_script_is_called_by_the_services_that_are_said_to() -> None:
     listed = {
         service: (*words(of_sequences), *words(of_work))
-        for service, of_sequences, of_work in rows(DESIGN / "architecture.md", "## Who calls which script")
+        for service, of_sequences, of_work in rows_below(DESIGN / "architecture.md", "## Who calls which script")
     }
     through_shared = (ROOT / "shared" / "store" / "totals.py").read_text()
     uncalled = [
@@ -124,7 +126,10 @@ def source_of(package: str) -> str:
     ],
 )
 def test_every_move_has_its_cause(heading: str, moves: Any) -> None:
-    told = [(before, move.strip("`"), after) for before, move, after, _ in rows(DESIGN / "sequence-states.md", heading)]
+    told = [
+        (before, move.strip("`"), after)
+        for before, move, after, _ in rows_below(DESIGN / "sequence-states.md", heading)
+    ]
 
     assert sorted(moves) == sorted(told)
 
@@ -164,7 +169,7 @@ def test_every_decision_has_its_parts_and_a_line_in_the_index() -> None:
 
 
 def test_the_glossary_is_in_order_and_each_word_has_its_place() -> None:
-    listed = rows(DESIGN / "glossary.md", "# Glossary")
+    listed = rows_below(DESIGN / "glossary.md", "# Glossary")
 
     assert [word for word, *_ in listed] == sorted((word for word, *_ in listed), key=str.lower)
     assert [] == [word for word, _, place in listed if not words(place)]

@@ -30,7 +30,7 @@ from executor.settings import ExecutorSettings
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
 from shared.settings import installed_variables, settings_command
-from tests.docs.blocks import ROOT
+from tests.markdown_pages import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())

@@ -14,7 +14,18 @@ from redis import Redis
 from deploy.local.embedded import EmbeddedRedis
 from executor.configuration.load import load_model_config
 from tests.docs import commands
-from tests.docs.blocks import ALL_BLOCKS, HOLDER, OUTPUT, QUOTED, STORY, STORY_NAMES, Block, code_spans, name_of, pages
+from tests.markdown_pages import (
+    ALL_BLOCKS,
+    HOLDER,
+    OUTPUT,
+    QUOTED,
+    STORY,
+    STORY_NAMES,
+    Block,
+    code_spans,
+    name_of,
+    pages,
+)
 
 KINDS = {"python", "sh", "pbtxt", "yaml", "toml", "json", "conf"}
 """Languages whose blocks a test runs or parses."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import DOCS, ROOT, anchors_of, code_spans, name_of, pages, tokens_of
+from tests.markdown_pages import DOCS, ROOT, anchors_of, code_spans, name_of, pages, tokens_of
 
 FOLDERS = "benchmarks|deploy|docs|examples|executor|gateway|scheduler|shared|tests"
 PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from deploy.local.private_mesh import environment_without_settings
-from tests.docs.blocks import (
+from tests.docs.commands import SEQMESH, Line, check, lines_of
+from tests.markdown_pages import (
     ALL_BLOCKS,
     HOLDER,
     OUTPUT,
@@ -31,7 +32,6 @@ from tests.docs.blocks import (
     name_of,
     story_mark,
 )
-from tests.docs.commands import SEQMESH, Line, check, lines_of
 from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from executor.configuration.load import LoadedConfig
 from shared.contract.errors import ConfigError
 from shared.contract.model_config import ModelConfig
-from tests.markdown_pages import ROOT, Block, blocks_of, table_rows
+from tests.markdown_pages import ROOT, Block, blocks_of, rows_below
 
 LoadText = Callable[..., LoadedConfig]
 
@@ -51,13 +51,6 @@ def said_by_triton(config: ModelConfig) -> ModelConfig:
     return replace(config, sequence_batching=batching, notes=())
 
 
-def section(title: str) -> str:
-    """The text under a heading of the page."""
-    _, _, rest = PAGE.read_text().partition(f"# {title}\n")
-    assert rest, title
-    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
-
-
 @pytest.mark.parametrize("heading", CONFIGURATIONS)
 def test_a_configuration_means_what_stands_beside_it(load_text: LoadText, heading: str) -> None:
     blocks = CONFIGURATIONS[heading]
@@ -79,7 +72,7 @@ def test_in_the_dialect_a_sequence_begins_without_start(load_text: LoadText, hea
 
 
 def test_what_contradicts_itself_is_refused_in_the_words_of_the_page(load_text: LoadText) -> None:
-    rows = table_rows(section("Contradictions"))
+    rows = rows_below(PAGE, "### Contradictions")
 
     assert rows
     for batching, message in rows:
@@ -93,7 +86,7 @@ def test_what_contradicts_itself_is_refused_in_the_words_of_the_page(load_text: 
 
 def test_each_parameter_of_the_page_is_one_of_the_mesh(load_text: LoadText) -> None:
     """A parameter that the mesh reads is noted on a stateless model; one that it does not know is the model's own."""
-    names = [name for _, cell in table_rows(section("Of a model")) for name in re.findall(r"`(\w+)`", cell)]
+    names = [name for _, cell in rows_below(PAGE, "### Of a model") for name in re.findall(r"`(\w+)`", cell)]
     values = {"sequence_recovery": "none", "fixed_shape": "true", "virtual_slots": "true"}
     given = [f'parameters {{ key: "{key}" value {{ string_value: "{values.get(key, 1)}" }} }}' for key in names]
 
