@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -51,18 +50,15 @@ async def gateway_process(
     redis_url: str, prefix: str, *options: str, descriptors: int | None = None
 ) -> AsyncGenerator[GatewayProcess]:
     """Starts a gateway on free ports; descriptors: how many open files it may have."""
-
-    def limit() -> None:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-
+    # Limited by a shell: a function to be called between fork and exec would run in a copy of this process, in which
+    # gRPC's handlers for forks now and then end it.
+    limited = () if descriptors is None else ("sh", "-c", f'ulimit -n {descriptors} && exec "$@"', "sh")
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", f"--key-prefix={prefix}", *ports, *options),
+        *(*limited, sys.executable, "-m", "gateway", f"--key-prefix={prefix}", *ports, *options),
         cwd=Path(__file__).parents[2],
         env=os.environ | {"PYTHONUNBUFFERED": "1", "SEQMESH_REDIS_URL": redis_url},
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=limit,
     )
     errors = process.stderr
     assert errors is not None

@@ -14,6 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.bounds.byte_budget import ByteBudget
+from gateway.bounds.memory import MemoryBound
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
@@ -23,7 +25,22 @@ SOON_S = 60.0
 
 
 @pytest.fixture
-async def small_gateway(gateway_settings: GatewaySettings, executor: FakeExecutor) -> AsyncIterator[RunningGateway]:
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[ByteBudget]:
+    """Those of the gateways that this test starts."""
+    made: list[ByteBudget] = []
+
+    def make(bytes_max: int, memory: MemoryBound) -> ByteBudget:
+        made.append(ByteBudget(bytes_max, memory))
+        return made[-1]
+
+    monkeypatch.setattr("gateway.service.ByteBudget", make)
+    return made
+
+
+@pytest.fixture
+async def small_gateway(
+    gateway_settings: GatewaySettings, executor: FakeExecutor, budgets: list[ByteBudget]
+) -> AsyncIterator[RunningGateway]:
     """Has room for one megabyte of requests."""
     async with gateway_running(dataclasses.replace(gateway_settings, max_bytes_in_flight=ROOM)) as gateway:
         yield gateway
@@ -72,21 +89,26 @@ async def connected(gateway: RunningGateway) -> AsyncGenerator[Client]:
         writer.close()
 
 
-async def until_refused(client: Client, size: int) -> Any:
-    """What a body of that size hears, once there is no room for it: the other client's bytes may still be on their
-    way."""
+async def counted(budgets: list[ByteBudget], size: int) -> None:
+    """Returns when the gateway has counted so many bytes: until then they may be on their way. A request that came
+    meanwhile would take room from them, and they could be the ones that are refused."""
+    (budget,) = budgets
     async with asyncio.timeout(SOON_S):
-        while True:
-            await client.head(f"content-length: {size}")
-            await client.send(content(size))
-            status, _, document = await client.answer()
-            if status != 200:
-                return status, document["error"]
+        while budget.taken < size:
+            await asyncio.sleep(0)
+
+
+async def refusal(client: Client, size: int) -> Any:
+    """What a body of that size hears, for which there is no room."""
+    await client.head(f"content-length: {size}")
+    await client.send(content(size))
+    status, _, document = await client.answer()
+    return status, document["error"]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_what_is_being_received_counts_and_a_refusal_leaves_the_connection_as_it_is(
-    small_gateway: RunningGateway, chunked: bool
+    small_gateway: RunningGateway, budgets: list[ByteBudget], chunked: bool
 ) -> None:
     async with connected(small_gateway) as slow, connected(small_gateway) as other:
         whole = content(900_000)
@@ -97,7 +119,8 @@ async def test_what_is_being_received_counts_and_a_refusal_leaves_the_connection
             # What is announced counts before it is there.
             await slow.head(f"content-length: {len(whole)}")
 
-        status, error = await until_refused(other, 300_000)
+        await counted(budgets, 800_000 if chunked else 900_000)
+        status, error = await refusal(other, 300_000)
 
         assert status == 503
         assert f"requests of {8 if chunked else 9}00000 bytes in flight, of at most {ROOM}, and this one" in error
@@ -146,7 +169,9 @@ async def test_an_answer_before_the_body_leaves_the_connection_or_says_that_it_e
             assert await client.ended()
 
 
-async def test_a_client_that_sends_all_before_it_reads_hears_the_refusal(small_gateway: RunningGateway) -> None:
+async def test_a_client_that_sends_all_before_it_reads_hears_the_refusal(
+    small_gateway: RunningGateway, budgets: list[ByteBudget]
+) -> None:
     def sent_and_heard() -> bytes:
         with socket.create_connection(("127.0.0.1", small_gateway.addresses.http_port), timeout=SOON_S) as connection:
             size = 20_000_000
@@ -158,8 +183,7 @@ async def test_a_client_that_sends_all_before_it_reads_hears_the_refusal(small_g
     async with connected(small_gateway) as slow:
         await slow.head("transfer-encoding: chunked")
         await slow.send(b"%x\r\n%b\r\n" % (900_000, bytes(900_000)))
-        async with connected(small_gateway) as other:
-            await until_refused(other, 200_000)
+        await counted(budgets, 900_000)
 
         assert (await asyncio.to_thread(sent_and_heard)).startswith(b"HTTP/1.1 503 ")
 
