@@ -37,6 +37,11 @@ PAUSE_MS = 2000
 SENTINELS = 3
 QUORUM = 2
 PORT_TAKEN = "Address already in use"
+HURRIED_MS = {"info-period": 500, "publish-period": 200, "ask-period": 200}
+"""What Sentinels do every 10 s, 2 s and 1 s otherwise."""
+FAILOVER_TIMEOUT_MS = 5000
+HURRIED_FAILOVER_TIMEOUT_MS = 2000
+"""No failover begins sooner than twice this after the one before it."""
 
 
 class Node:
@@ -124,6 +129,8 @@ class ReplicatedRedis:
 
     min_replicas  min-replicas-to-write of every server
     down_after_ms  without an answer for so long a primary is replaced
+    hurried        Sentinels look around more often, and try again sooner: for tests, which would otherwise wait ten
+                   seconds until an old primary that is back has become a replica, or until the next failover
     """
 
     def __init__(
@@ -134,12 +141,14 @@ class ReplicatedRedis:
         appendfsync: str = "everysec",
         min_replicas: int = 0,
         down_after_ms: int = 1000,
+        hurried: bool = False,
     ) -> None:
         self._directory = directory
         self._replicas = replicas
         self._appendfsync = appendfsync
         self._min_replicas = min_replicas
         self._down_after_ms = down_after_ms
+        self._hurried = hurried
         self.servers: list[Node] = []
         self.sentinels: list[Node] = []
 
@@ -197,7 +206,7 @@ class ReplicatedRedis:
         for sentinel in self.sentinels:
             if not sentinel.is_running:
                 sentinel.start()
-        until(lambda: all(sentinel.answers() for sentinel in self.sentinels), "Sentinels answer", READY_TIMEOUT_S)
+        self._sentinels_answer()
         primary = self.primary()
         for server in self.servers:
             if not server.is_running:
@@ -297,13 +306,14 @@ class ReplicatedRedis:
             if number:
                 options["replicaof"] = f"{HOST} {ports[0]}"
             self.servers.append(self._node(f"server-{number + 1}-{attempt}", port, password, options, []))
+        timeout_ms = HURRIED_FAILOVER_TIMEOUT_MS if self._hurried else FAILOVER_TIMEOUT_MS
         for number, port in enumerate(ports[count:]):
             options = {
                 "requirepass": secret,
                 "sentinel monitor": f"{SERVICE} {HOST} {ports[0]} {QUORUM}",
                 "sentinel auth-pass": f"{SERVICE} {password}",
                 "sentinel down-after-milliseconds": f"{SERVICE} {self._down_after_ms}",
-                "sentinel failover-timeout": f"{SERVICE} 5000",
+                "sentinel failover-timeout": f"{SERVICE} {timeout_ms}",
             }
             self.sentinels.append(self._node(f"sentinel-{number + 1}-{attempt}", port, secret, options, ["--sentinel"]))
 
@@ -322,7 +332,17 @@ class ReplicatedRedis:
         until(lambda: self._follow(self.servers[0]), "every replica is in step", READY_TIMEOUT_S)
         for sentinel in self.sentinels:
             sentinel.start()
+        self._sentinels_answer()
         until(lambda: all(map(self._knows_all, self.sentinels)), "Sentinels know all the others", READY_TIMEOUT_S)
+
+    def _sentinels_answer(self) -> None:
+        """Waits until they do. A Sentinel that was started again has forgotten that it is hurried."""
+        until(lambda: all(sentinel.answers() for sentinel in self.sentinels), "Sentinels answer", READY_TIMEOUT_S)
+        if self._hurried:
+            for sentinel in self.sentinels:
+                with sentinel.client() as client:
+                    for name, period_ms in HURRIED_MS.items():
+                        client.execute_command("SENTINEL", "DEBUG", name, period_ms)
 
     def _in_step(self) -> bool:
         primary = self._named()

@@ -30,7 +30,7 @@ def run_chaos(out: Path, kinds: str, *options: str) -> tuple[Document, str]:
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
     """A finding names the step; `seqmesh chaos --seed 4 ...` as the report says repeats the plan."""
-    options = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24"]
+    options = ["--seed", "4", "--steps", "600", "--faults", "8", "--clients", "24", "--lease-ms", "1000"]
     document, said = run_chaos(tmp_path, KINDS, *options)
 
     assert document.report.attempts["answered"] >= document.report.steps >= 600
@@ -42,7 +42,7 @@ def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_while_redis_fails_over_but_what_a_stale_replica_lacks_and_that_is_told(tmp_path: Path) -> None:
-    options = ["--seed", "7", "--steps", "400", "--faults", "4", "--clients", "16", "--sentinels"]
+    options = ["--seed", "7", "--steps", "400", "--faults", "4", "--clients", "16", "--sentinels", "--lease-ms", "1000"]
     document, _ = run_chaos(tmp_path, FAILOVERS, *options)
 
     assert "three Sentinels" in document.report.about["redis"]

@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from scheduler.core import decide
 from shared.contract.ids import Epoch, ExecutorId, sequence_id
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.contract.tensors import Tensor
@@ -386,8 +387,12 @@ async def test_a_paged_sequence_that_expires_is_described_if_its_model_asks_for_
 
 
 @pytest.mark.leaves_sequences
-async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_model(stage: Stage) -> None:
+async def test_idle_sequence_whose_owner_died_expires_while_nobody_serves_its_model(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The leader drops it from its line: the next executor's only slot goes to somebody else."""
+    # Where nobody says how long a sequence may be idle, this is the pause until the leader looks.
+    monkeypatch.setattr(decide, "LOOK_MS_MAX", 200)
     e1 = await stage.join("e1")
 
     async def is_in_state(state: str) -> bool:
