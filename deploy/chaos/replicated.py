@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import redis
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
 from deploy.local.embedded import find_server, log_tail
 from deploy.local.tether import tethered
@@ -74,7 +76,13 @@ class Node:
     def client(self) -> Generator[Any]:
         """A client of this very process; replies are texts. Typed loosely: redis-py's types are unions."""
         with redis.Redis(
-            host=HOST, port=self.port, password=self.password, decode_responses=True, socket_timeout=2.0
+            host=HOST,
+            port=self.port,
+            password=self.password,
+            decode_responses=True,
+            socket_timeout=2.0,
+            # Whoever waits asks again by itself; redis-py would pause for seconds at each question to a dead process.
+            retry=Retry(NoBackoff(), 0),
         ) as client:
             yield client
 
