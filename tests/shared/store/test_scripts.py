@@ -1037,7 +1037,7 @@ class TestCancel:
 
         found = await read_checkpoints(mesh.redis, mesh.keys, [submission.sequence])
 
-        assert {2} == found[submission.sequence].restored.cancelled
+        assert {2} == found[submission.sequence].cancelled
 
     async def test_a_start_behind_a_cancelled_step_begins_anew(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
