@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 import click
 
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
-from deploy.operate.settings import OperatorSettings
-from shared.settings import SettingsCommand, options
+from deploy.operate.settings import OperatorSettings, operator_command
 from shared.store.company import ServiceLine, services
 
 POLL_S = 0.2
@@ -36,14 +35,10 @@ def main(arguments: Sequence[str]) -> None:
     command.main(list(arguments), prog_name="seqmesh drain")
 
 
-def run(executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool, **settings: str) -> None:
+async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     if not executors and (undo or not show):
         raise click.UsageError("which executor? Give its name or id; --list shows them")
-    asyncio.run(_run(OperatorSettings(**settings), executors, show=show, undo=undo, wait=wait))  # pyright: ignore[reportArgumentType]
-
-
-async def _run(settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool) -> None:
     async with found_mesh(settings) as mesh:
         if undo:
             await take_back(mesh, executors)
@@ -181,16 +176,14 @@ def mixture(lines: Iterable[ServiceLine]) -> str:
     return "".join(f"release {release}, format {form}: {', '.join(who)}\n" for (release, form), who in names.items())
 
 
-command = SettingsCommand(
+command = operator_command(
     "drain",
-    params=[
+    HELP,
+    run,
+    [
         click.Argument(["executors"], nargs=-1, metavar="[EXECUTOR]..."),
         click.Option(["--list", "show"], is_flag=True, help="Show every executor and how many sequences it holds."),
         click.Option(["--undo"], is_flag=True, help="Let the executors serve again."),
         click.Option(["--wait/--no-wait"], default=True, help="Return when nothing is left there, or at once."),
-        *options(OperatorSettings),
     ],
-    callback=run,
-    help=HELP,
-    context_settings={"max_content_width": 110},
 )

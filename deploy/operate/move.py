@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import click
 
 from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
-from deploy.operate.settings import OperatorSettings
-from shared.contract.ids import CorrelationId, SequenceId, sequence_id
+from deploy.operate.settings import OperatorSettings, operator_command
+from shared.contract.ids import SequenceId, sequence_id
 from shared.contract.record import DURABLE, LIVE, MOVING, OWNER, PAGED, STATE, WAITING
-from shared.settings import SettingsCommand, options
 from shared.store.reading import text_of
 
 POLL_S = 0.1
@@ -38,15 +37,12 @@ def main(arguments: Sequence[str]) -> None:
     command.main(list(arguments), prog_name="seqmesh move")
 
 
-def run(model: str, correlation_id: str, to: str, version: str, *, string: bool, **settings: str) -> None:
+async def run(
+    settings: OperatorSettings, model: str, correlation_id: str, to: str, version: str, *, string: bool
+) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     number = correlation_id.isdecimal() and not string
-    identity: CorrelationId = int(correlation_id) if number else correlation_id
-    sequence = sequence_id(model, version, identity)
-    asyncio.run(_run(OperatorSettings(**settings), sequence, model, to))  # pyright: ignore[reportArgumentType]
-
-
-async def _run(settings: OperatorSettings, sequence: SequenceId, model: str, to: str) -> None:
+    sequence = sequence_id(model, version, int(correlation_id) if number else correlation_id)
     async with found_mesh(settings) as mesh:
         owner = await owner_of(mesh, sequence)
         if owner is None and not to:
@@ -131,9 +127,11 @@ async def outcome(
     return f"moved from {owner} to {text_of(now)}"
 
 
-command = SettingsCommand(
+command = operator_command(
     "move",
-    params=[
+    HELP,
+    run,
+    [
         click.Argument(["model"]),
         click.Argument(["correlation_id"], metavar="ID"),
         click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it."),
@@ -141,9 +139,5 @@ command = SettingsCommand(
         click.Option(
             ["--string"], is_flag=True, help='ID is a text even if it looks like a number: 42 and "42" differ.'
         ),
-        *options(OperatorSettings),
     ],
-    callback=run,
-    help=HELP,
-    context_settings={"max_content_width": 110},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 import socket
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from collections.abc import Sequence
 import click
 
 from deploy.operate.operating import found_mesh
-from deploy.operate.settings import OperatorSettings
-from shared.settings import SettingsCommand, options
+from deploy.operate.settings import OperatorSettings, operator_command
 from shared.stored_settings import ChangedSettings, StoredSettings
 
 HELP = """What was changed in the logging and tracing of a running mesh, and by whom.
@@ -26,12 +24,8 @@ def main(arguments: Sequence[str]) -> None:
     command.main(list(arguments), prog_name="seqmesh settings")
 
 
-def run(*, reset: bool, **settings: str) -> None:
+async def run(settings: OperatorSettings, *, reset: bool) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
-    asyncio.run(_run(OperatorSettings(**settings), reset=reset))  # pyright: ignore[reportArgumentType]
-
-
-async def _run(settings: OperatorSettings, *, reset: bool) -> None:
     async with found_mesh(settings) as mesh:
         held = StoredSettings(mesh.redis, mesh.keys)
         if reset:
@@ -48,13 +42,6 @@ def described(picture: ChangedSettings) -> str:
     return "\n".join([*lines, *(f"{what} changed last by {by}" for what, by in sorted(picture.by.items()))])
 
 
-command = SettingsCommand(
-    "settings",
-    params=[
-        click.Option(["--reset"], is_flag=True, help="Take every change back."),
-        *options(OperatorSettings),
-    ],
-    callback=run,
-    help=HELP,
-    context_settings={"max_content_width": 110},
+command = operator_command(
+    "settings", HELP, run, [click.Option(["--reset"], is_flag=True, help="Take every change back.")]
 )

@@ -1,11 +1,16 @@
-"""Settings by which the operators' commands find the running mesh."""
+"""What the operators' commands have in common: the settings by which they find the running mesh."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from shared.settings import setting
+import click
+
+from shared.settings import SettingsCommand, options, setting
 from shared.store.keyspace import DEFAULT_PREFIX
 
 
@@ -26,3 +31,18 @@ class OperatorSettings:
         group="Mesh",
     )
     data_dir: Path = setting(Path(".seqmesh"), help="Where `seqmesh up` keeps its data.", unit="dir", group="Mesh")
+
+
+def operator_command(
+    name: str, help: str, run: Callable[..., Coroutine[Any, Any, None]], params: Sequence[click.Parameter]
+) -> click.Command:
+    """A command with these parameters and the settings. run: called with the settings, and the parameters by name."""
+    settings = options(OperatorSettings)
+
+    def callback(**values: Any) -> None:
+        found = OperatorSettings(**{str(one.name): values.pop(str(one.name)) for one in settings})
+        asyncio.run(run(found, **values))
+
+    return SettingsCommand(
+        name, params=[*params, *settings], callback=callback, help=help, context_settings={"max_content_width": 110}
+    )
