@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from redis import Redis
 
-from deploy.local.embedded import EmbeddedRedis
 from executor.engine.mkl import ask_for_fixed_products
 from shared.store.commands import Redis as AsyncRedis
 from shared.store.redis_client import connect
+from tests.embedded_redis import EmbeddedRedis
 from tests.groups import GroupScheduling, Shared, group_of, in_groups
 from tests.key_leaks import leaked_keys, remove_keys
 from tests.otlp_receiver import OtlpReceiver

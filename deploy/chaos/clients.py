@@ -151,7 +151,6 @@ def request(kind: Any, script: Script, step: int) -> dict[str, Any]:
 
 
 def state_of(result: Any) -> FoldState:
-    """The answer of a step."""
     fold, length = result.as_numpy("OUTPUT").reshape(-1).tolist()
     return FoldState(fold, length)
 
@@ -165,7 +164,6 @@ class UnarySession:
         self._calls: set[asyncio.Task[FoldState]] = set()
 
     def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
-        """See `Session`."""
         call = asyncio.create_task(self._call(request(self._kind, script, step)))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -185,11 +183,9 @@ class UnarySession:
             raise
 
     async def close(self) -> None:
-        """See `Session`."""
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """See `Session`."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -223,7 +219,6 @@ class StreamSession:
         self._broken: BrokenError | None = None
 
     def send(self, script: Script, step: int) -> asyncio.Future[FoldState]:
-        """See `Session`."""
         answer = asyncio.get_running_loop().create_future()
         if self._broken is not None:
             answer.set_exception(self._broken)
@@ -272,7 +267,6 @@ class StreamSession:
             answer.set_result(outcome)
 
     async def close(self) -> None:
-        """See `Session`."""
         self._steps.put_nowait(None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
@@ -281,7 +275,6 @@ class StreamSession:
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """See `Session`."""
         for answer in self._waiting:
             answer.cancel()
         self._waiting.clear()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import random
 import shlex
-import shutil
 import sys
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,17 +16,16 @@ import click
 import msgspec
 import uvloop
 
-from deploy.chaos.checker import Finding, Sort
+from deploy.chaos.checker import Sort
 from deploy.chaos.clients import GatewayAddresses
-from deploy.chaos.faults import KINDS, PROCESSES, Fault, Victim, plan_faults
+from deploy.chaos.faults import KINDS, PROCESSES, ChaosPlan, Fault, Victim, plan_faults
 from deploy.chaos.given_mesh import given_mesh, host_and_port
 from deploy.chaos.history import Strike, read_history
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.models import write_repository
-from deploy.chaos.own_mesh import Size, own_mesh
-from deploy.chaos.own_redis import Fsync
-from deploy.chaos.report import Judgement, Report, judge, markdown, report_of
-from deploy.chaos.run import ChaosPlan, ChaosRun, NotReadyError, run
+from deploy.chaos.own_mesh import own_mesh
+from deploy.chaos.report import Report, judge, markdown, report_of
+from deploy.chaos.run import run
 
 HELP = """Keeps a mesh under load while it is killed, frozen, cut off and filled up, and proves that nothing is lost.
 
@@ -50,163 +46,77 @@ The command runs without a shell, once per fault, and once more with CONT to wak
 TERM, STOP or CONT, {service} gateway, scheduler, executor or redis, {number} counts the faults. Something must start
 again what was ended.
 
-Writes report.json, report.md, history.jsonl.gz and, where matplotlib is installed, timeline.png. Exit code 0: all steps
-and faults, nothing broken. 1: a promise was broken. 2: the run could not begin. 3: nothing broken, but the run ended
-too soon (Ctrl-C, --minutes).
+Writes report.json, report.md and history.jsonl.gz. Exit code 0: all steps and faults, nothing broken. 1: a promise was
+broken. 2: the run could not begin. 3: nothing broken, but the run ended too soon (Ctrl-C, --minutes).
 """
 KINDS_HELP = "Faults, by name (kill-executor), act (kill) or victim (executor). [default: all that the mesh allows]"
+SENTINELS_HELP = """Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary.
+With the fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are
+gone."""
 EPILOG = "\b\nFaults:\n" + "\n".join(f"  {kind.name:20} {kind.meaning}" for kind in KINDS.values())
 EXIT_FAILED_CHECK = 1
-
+COUNT = click.IntRange(1)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 Wanted = Mapping[str, Sequence[str]]
 """The words of the option `--kinds`, each with the kinds of faults that it means."""
 
 
-class KindList(click.ParamType[Wanted]):
-    """Kinds of faults: names, acts or victims with commas between them."""
-
-    name = "kinds"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Wanted:
-        """The names of the kinds, by word."""
-        wanted: dict[str, list[str]] = {}
-        for word in str(value).split(","):
-            wanted[word] = [kind.name for kind in KINDS.values() if word in (kind.name, kind.act, kind.victim)]
-            if not wanted[word]:
-                self.fail(f"{word!r} is no fault: {', '.join(KINDS)}, or an act or a victim of those", param, ctx)
-        return wanted
+def kinds_of(text: str) -> Wanted:
+    """The kinds that names, acts or victims with commas between them mean."""
+    wanted: dict[str, list[str]] = {}
+    for word in text.split(","):
+        wanted[word] = [kind.name for kind in KINDS.values() if word in (kind.name, kind.act, kind.victim)]
+        if not wanted[word]:
+            raise click.BadParameter(f"{word!r} is no fault: {', '.join(KINDS)}, or an act or a victim of those")
+    return wanted
 
 
-class AddressList(click.ParamType[list[str]]):
+def addresses_of(text: str) -> list[str]:
     """host:port with commas between them."""
-
-    name = "addresses"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        addresses = str(value).split(",")
-        for address in addresses:
-            try:
-                host_and_port(address)
-            except ValueError as problem:
-                self.fail(str(problem), param, ctx)
-        return addresses
+    addresses = text.split(",")
+    for address in addresses:
+        try:
+            host_and_port(address)
+        except ValueError as problem:
+            raise click.BadParameter(str(problem)) from problem
+    return addresses
 
 
-class Pids(click.ParamType[dict[Victim, list[int]]]):
+def pids_of(text: str) -> dict[Victim, list[int]]:
     """service=pid with commas between them."""
-
-    name = "pids"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[Victim, list[int]]:
-        pids: dict[Victim, list[int]] = {}
-        for part in str(value).split(","):
-            service, _, pid = part.partition("=")
-            if service not in PROCESSES or not pid.isdigit():
-                self.fail(f"{part!r} is not SERVICE=PID, with one of {', '.join(PROCESSES)}", param, ctx)
-            pids.setdefault(Victim(service), []).append(int(pid))
-        return pids
+    pids: dict[Victim, list[int]] = {}
+    for part in text.split(","):
+        service, _, pid = part.partition("=")
+        if service not in PROCESSES or not pid.isdigit():
+            raise click.BadParameter(f"{part!r} is not SERVICE=PID, with one of {', '.join(PROCESSES)}")
+        pids.setdefault(Victim(service), []).append(int(pid))
+    return pids
 
 
-@click.command("chaos", help=HELP, epilog=EPILOG, context_settings={"max_content_width": 110})
+@click.command("chaos", help=HELP, epilog=EPILOG, context_settings={"max_content_width": 110, "show_default": True})
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeats the plan of a run. [default: a new one]")
-@click.option(
-    "--steps", type=click.IntRange(1), default=20_000, show_default=True, metavar="N", help="Steps to play, at least."
-)
-@click.option(
-    "--faults", type=click.IntRange(0), default=40, show_default=True, metavar="N", help="Faults to bring about."
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0.05),
-    default=30.0,
-    show_default=True,
-    metavar="M",
-    help="Longest time of the run.",
-)
-@click.option("--kinds", type=KindList(), metavar="A,B", help=KINDS_HELP)
-@click.option(
-    "--clients",
-    type=click.IntRange(1),
-    default=48,
-    show_default=True,
-    metavar="N",
-    help="Sequences that are played at once.",
-)
-@click.option(
-    "--gateways",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Gateways of the private mesh.",
-)
-@click.option(
-    "--schedulers",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Schedulers of the private mesh.",
-)
-@click.option(
-    "--executors",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Executors of the private mesh.",
-)
+@click.option("--steps", type=COUNT, default=20_000, metavar="N", help="Steps to play, at least.")
+@click.option("--faults", type=click.IntRange(0), default=40, metavar="N", help="Faults to bring about.")
+@click.option("--minutes", type=click.FloatRange(0.05), default=30.0, metavar="M", help="Longest time of the run.")
+@click.option("--kinds", type=kinds_of, metavar="A,B", help=KINDS_HELP)
+@click.option("--clients", type=COUNT, default=48, metavar="N", help="Sequences that are played at once.")
 @click.option(
     "--lease-ms",
     type=click.IntRange(200),
     default=2000,
-    show_default=True,
     metavar="MS",
     help="Lease of executors and schedulers; freezing is planned by it.",
 )
+@click.option("--sentinels", is_flag=True, help=SENTINELS_HELP)
+@click.option("--http", type=addresses_of, metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
+@click.option("--grpc", type=addresses_of, metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
+@click.option("--pids", type=pids_of, metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
+@click.option("--fault-command", metavar="COMMAND", help="Command that strikes a service of yours; see above.")
 @click.option(
-    "--fsync",
-    type=click.Choice(["always", "everysec"]),
-    default="always",
-    show_default=True,
-    help="appendfsync of the private mesh's Redis. It is killed only where that loses nothing: with always.",
+    "--out", type=DIRECTORY, default=Path("build/chaos"), help="Where the results go, and logs of a private mesh."
 )
-@click.option(
-    "--sentinels",
-    is_flag=True,
-    help="Give the private mesh a primary, two replicas and three Sentinels. Faults of Redis hit the primary. With the "
-    "fault promote-replica a replica takes over that lacks the last writes; clients must be told which steps are gone.",
-)
-@click.option("--http", type=AddressList(), metavar="HOST:PORT,..", help="HTTP of your gateways, in order.")
-@click.option("--grpc", type=AddressList(), metavar="HOST:PORT,..", help="gRPC of your gateways, in the same order.")
-@click.option("--pids", type=Pids(), metavar="SERVICE=PID,..", help="Processes of yours that may be struck.")
-@click.option(
-    "--fault-command", default="", metavar="COMMAND", help="Command that strikes a service of yours; see above."
-)
-@click.option(
-    "--recovery",
-    type=click.FloatRange(0),
-    default=15.0,
-    show_default=True,
-    metavar="S",
-    help="How long errors are put down to a process of yours that was struck, and longer while a gateway is not ready.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/chaos"),
-    show_default=True,
-    help="Where the results go, and logs of a private mesh.",
-)
-@click.option(
-    "--write-models",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Only write the models into that repository.",
-)
+@click.option("--write-models", type=DIRECTORY, metavar="DIR", help="Only write the models into that repository.")
 @click.option(
     "--check",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -221,43 +131,33 @@ def chaos(
     minutes: float,
     kinds: Wanted | None,
     clients: int,
-    gateways: int,
-    schedulers: int,
-    executors: int,
     lease_ms: int,
-    fsync: Fsync,
     sentinels: bool,
     http: list[str] | None,
     grpc: list[str] | None,
     pids: dict[Victim, list[int]] | None,
-    fault_command: str,
-    recovery: float,
+    fault_command: str | None,
     out: Path,
     write_models: Path | None,
     check: Path | None,
 ) -> None:
-    """See HELP."""
     if write_models is not None:
         write_repository(write_models)
         click.echo(f"written: the models of chaos in {write_models}")
         return
     if check is not None:
         sys.exit(check_again(check))
-    given = addresses(http, grpc)
+    given = gateways_of(http, grpc)
     if not given and (pids or fault_command):
         raise click.UsageError("--pids and --fault-command are for a mesh of yours: give --http or --grpc")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     out.mkdir(parents=True, exist_ok=True)
-    size = Size(
-        gateways=gateways,
-        schedulers=schedulers,
-        executors=executors,
-        lease_ms=lease_ms,
-        fsync=fsync,
-        sentinels=sentinels,
-    )
     click.echo(f"seed {seed}; starting", err=True)
-    with mesh_for(given, pids or {}, fault_command, recovery, size, out) as mesh:
+    with (
+        given_mesh(given, pids or {}, fault_command or "")
+        if given
+        else own_mesh(out / "mesh", lease_ms=lease_ms, sentinels=sentinels) as mesh
+    ):
         plan = ChaosPlan(
             seed=seed,
             steps=steps,
@@ -266,41 +166,24 @@ def chaos(
             clients=clients,
             run=run_name(),
         )
-        try:
-            done = uvloop.run(run(plan, mesh, out, lambda text: click.echo(text, err=True)))
-        except NotReadyError as late:
-            raise click.UsageError(str(late)) from late
-    report, judgement = conclude(plan, done, mesh.about, out)
-    write(report, judgement, plan.faults, done.strikes, out)
+        done = uvloop.run(run(plan, mesh, out))
+    judgement = judge(read_history(out / "history.jsonl.gz"), done.strikes)
+    about = {**mesh.about, "versions": versions()}
+    report = report_of(judgement, plan, done, command=command_again(seed), about=about)
+    document = Document(report, list(plan.faults), list(done.strikes))
+    (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    (out / "report.md").write_text(markdown(report))
+    click.echo(markdown(report))
+    click.echo(f"written: {out}/report.json, report.md, history.jsonl.gz")
     sys.exit(report.exit_code)
 
 
-def addresses(http: Sequence[str] | None, grpc: Sequence[str] | None) -> list[GatewayAddresses]:
+def gateways_of(http: Sequence[str] | None, grpc: Sequence[str] | None) -> list[GatewayAddresses]:
     """The user's gateways; empty for a private mesh."""
     if http and grpc and len(http) != len(grpc):
         raise click.UsageError("--http and --grpc must name the same gateways, in the same order")
     count = len(http or grpc or ())
     return [GatewayAddresses(one, other) for one, other in zip(http or [""] * count, grpc or [""] * count, strict=True)]
-
-
-@contextmanager
-def mesh_for(
-    given: Sequence[GatewayAddresses],
-    pids: Mapping[Victim, list[int]],
-    command: str,
-    recovery_s: float,
-    size: Size,
-    out: Path,
-) -> Generator[TargetMesh]:
-    """The mesh to be driven, as long as the block."""
-    if given:
-        with given_mesh(given, pids, command, recovery_s=recovery_s) as mesh:
-            yield mesh
-        return
-    directory = out / "mesh"
-    shutil.rmtree(directory, ignore_errors=True)
-    with own_mesh(size, directory) as mesh:
-        yield mesh
 
 
 def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
@@ -314,7 +197,7 @@ def allowed(wanted: Wanted | None, mesh: TargetMesh) -> list[str]:
     chosen = {name for names in wanted.values() for name in names}
     for word, names in wanted.items():
         if not chosen.intersection(names, mesh.kinds):
-            raise click.UsageError(f"not possible on this mesh: {word} (see --fsync, --sentinels, --pids)")
+            raise click.UsageError(f"not possible on this mesh: {word} (see --sentinels, --pids)")
     left_out = [name for name in KINDS if name in chosen and name not in mesh.kinds]
     if left_out:
         click.echo(f"left out, because they are not possible on this mesh: {', '.join(left_out)}", err=True)
@@ -330,27 +213,12 @@ def run_name() -> str:
     return letters
 
 
-def conclude(plan: ChaosPlan, done: ChaosRun, about: Mapping[str, str], out: Path) -> tuple[Report, Judgement]:
-    """Judges the history that a run has left."""
-    judgement = judge(read_history(out / "history.jsonl.gz"), done.strikes)
-    for failure in done.failures:
-        judgement.sorts[Sort.UNEXPLAINED] += 1
-        judgement.findings.append(Finding(Sort.UNEXPLAINED, 0, "", 0, done.seconds, failure))
+def command_again(seed: int) -> str:
+    """The command line that repeats this run."""
     options = [argument for argument in sys.argv[1:] if argument != "chaos"]
     if "--seed" not in options:
-        options = ["--seed", str(plan.seed), *options]
-    report = report_of(
-        judgement,
-        done.strikes,
-        seed=plan.seed,
-        command=shlex.join(["seqmesh", "chaos", *options]),
-        about={**about, "versions": versions()},
-        seconds=done.seconds,
-        steps_wanted=plan.steps,
-        faults_wanted=len(plan.faults),
-        refused_commits=done.refused_commits,
-    )
-    return report, judgement
+        options = ["--seed", str(seed), *options]
+    return shlex.join(["seqmesh", "chaos", *options])
 
 
 def versions() -> str:
@@ -367,27 +235,6 @@ class Document(msgspec.Struct):
     strikes: list[Strike]
 
 
-def write(report: Report, judgement: Judgement, plan: Sequence[Fault], strikes: Sequence[Strike], out: Path) -> None:
-    """The files, and the report on standard output."""
-    document = Document(report, list(plan), list(strikes))
-    (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2))
-    text = markdown(report)
-    (out / "report.md").write_text(text)
-    click.echo(text)
-    click.echo(f"written: {out}/report.json, report.md, history.jsonl.gz" + plotted(report, judgement, strikes, out))
-
-
-def plotted(report: Report, judgement: Judgement, strikes: Sequence[Strike], out: Path) -> str:
-    """Draws the timeline. Returns the line of output about it."""
-    with contextlib.suppress(ModuleNotFoundError):
-        # Not needed for --help, takes a second, and is no part of an installation that only serves.
-        from deploy.chaos.plot import draw  # noqa: PLC0415
-
-        draw(report, judgement.timeline, strikes, out / "timeline.png")
-        return ", timeline.png"
-    return ". No timeline.png: it needs matplotlib (pip install matplotlib)"
-
-
 def check_again(directory: Path) -> int:
     """Judges a history by the present rules; returns the exit code. Raises click.UsageError where there is none."""
     try:
@@ -398,7 +245,7 @@ def check_again(directory: Path) -> int:
     for found in judgement.findings:
         click.echo(f"{found.sort}: sequence {found.sequence}, step {found.step}, {found.at_s:.2f} s: {found.story}")
     click.echo(
-        f"{len(judgement.timeline.answered_s)} steps of {judgement.sequences} sequences: "
+        f"{len(judgement.answers)} steps of {judgement.sequences} sequences: "
         + ", ".join(f"{judgement.sorts[sort]} {sort}" for sort in Sort)
     )
     return EXIT_FAILED_CHECK if judgement.findings else 0

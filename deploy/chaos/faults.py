@@ -50,8 +50,6 @@ PROCESSES = (Victim.GATEWAY, Victim.SCHEDULER, Victim.EXECUTOR, Victim.REDIS)
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """A kind of fault, with its description."""
-
     act: Act
     victim: Victim
     meaning: str
@@ -105,6 +103,18 @@ class Fault:
     target: int
     all: bool
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosPlan:
+    """The plan of a run. run: its name, part of every correlation id."""
+
+    seed: int
+    steps: int
+    faults: Sequence[Fault]
+    minutes: float
+    clients: int
+    run: str
 
 
 def plan_faults(seed: int, count: int, kinds: Sequence[str], *, lease_s: float) -> list[Fault]:

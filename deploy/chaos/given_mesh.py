@@ -11,18 +11,20 @@ from contextlib import contextmanager
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import KINDS, PROCESSES, Act, Victim
 from deploy.chaos.links import Links, gateway_link
-from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, frozen, send
+from deploy.chaos.mesh import BACK_TIMEOUT_S, POLL_S, SIGNALS, TargetMesh, strike_process
 from deploy.local.launcher import unreadiness
 
 SLOTS = 64
 """Slots that the fault `fill-slots` assumes: from outside their number is not known."""
+RECOVERY_S = 15.0
+"""How long a fault of a process explains errors, and longer while a gateway is not ready."""
 OUTSIDE = frozenset({Victim.CLIENT_LINKS, Victim.CLIENTS, Victim.SLOTS})
 """Victims that can be hit without knowing a process."""
 
 
 @contextmanager
 def given_mesh(
-    gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, list[int]], command: str, *, recovery_s: float
+    gateways: Sequence[GatewayAddresses], pids: Mapping[Victim, list[int]], command: str
 ) -> Generator[GivenMesh]:
     """The mesh behind proxies, within the block. Arguments as for `GivenMesh`."""
     with Links() as links:
@@ -33,7 +35,7 @@ def given_mesh(
             )
             for number, one in enumerate(gateways)
         ]
-        yield GivenMesh(links, gateways, proxied, pids, command, recovery_s=recovery_s)
+        yield GivenMesh(links, gateways, proxied, pids, command)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -44,14 +46,13 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class GivenMesh:
+class GivenMesh(TargetMesh):
     """The user's mesh.
 
-    direct      addresses of the gateways themselves
-    gateways    their addresses through the proxies
-    pids        processes of this machine that may be struck, by service
-    command     is run to strike a process of a service; {signal}, {service} and {number} are filled in
-    recovery_s  how long after a fault it still explains errors; longer while a gateway is not ready
+    direct    addresses of the gateways themselves
+    gateways  their addresses through the proxies
+    pids      processes of this machine that may be struck, by service
+    command   is run to strike a process of a service; {signal}, {service} and {number} are filled in
     """
 
     slots = SLOTS
@@ -63,15 +64,12 @@ class GivenMesh:
         gateways: Sequence[GatewayAddresses],
         pids: Mapping[Victim, list[int]],
         command: str,
-        *,
-        recovery_s: float,
     ) -> None:
         self.links = links
         self._direct = direct
         self.gateways = gateways
         self._pids = pids
         self._command = command
-        self._recovery_s = recovery_s
         self._struck = 0
         victims = OUTSIDE | set(pids) | (set(PROCESSES) if command else set[Victim]())
         self.kinds = [kind.name for kind in KINDS.values() if kind.victim in victims]
@@ -82,9 +80,8 @@ class GivenMesh:
         return [str(pid) for pid in self._pids.get(victim, ())] or ([str(victim)] if self._command else [])
 
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
-        """See `TargetMesh`."""
         if name.isdigit():
-            await self._signal(int(name), act, seconds)
+            await strike_process(int(name), act, seconds)
         else:
             self._struck += 1
             await self._order(victim, SIGNALS[act].name)
@@ -93,14 +90,8 @@ class GivenMesh:
                     await asyncio.sleep(seconds)
                 finally:
                     await self._order(victim, "SIGCONT")
-        await asyncio.sleep(self._recovery_s)
+        await asyncio.sleep(RECOVERY_S)
         await self.ready()
-
-    async def _signal(self, pid: int, act: Act, seconds: float) -> None:
-        if act in (Act.FREEZE, Act.BLINK):
-            await frozen(pid, seconds)
-        else:
-            send(pid, SIGNALS[act])
 
     async def _order(self, victim: Victim, signal_name: str) -> None:
         """Runs the user's command. Raises RuntimeError if it fails: a fault that does not happen proves nothing."""
@@ -113,14 +104,10 @@ class GivenMesh:
             raise RuntimeError(f"{shlex.join(filled)} ended with code {code}")
 
     async def ready(self) -> None:
-        """See `TargetMesh`. Only the gateways are asked: the user's executors are not known."""
+        """Only the gateways are asked: the user's executors are not known."""
         for http in (gateway.http for gateway in self._direct if gateway.http):
             deadline = time.monotonic() + BACK_TIMEOUT_S
             while reason := await unreadiness(*host_and_port(http)):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the gateway {http} {reason}, for {BACK_TIMEOUT_S:.0f} s")
                 await asyncio.sleep(POLL_S)
-
-    async def refused_commits(self) -> int | None:
-        """See `TargetMesh`."""
-        return None

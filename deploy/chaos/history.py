@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -72,6 +73,17 @@ class Strike(msgspec.Struct):
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ChaosRun:
+    """Facts about a finished run; all else is in its history. failures: faults that were not carried out, or whose
+    victim did not come back; clients that came to no end."""
+
+    seconds: float
+    strikes: Sequence[Strike]
+    failures: Sequence[str]
+    refused_commits: int | None
+
+
 class HistoryFile:
     """A file of sequences, one JSON document per line, compressed."""
 
@@ -90,7 +102,6 @@ class HistoryFile:
 
 
 def read_history(path: Path) -> Iterator[SequenceHistory]:
-    """The sequences of a file."""
     decoder = msgspec.json.Decoder(SequenceHistory)
     with gzip.open(path, "rb") as file:
         for line in file:

@@ -11,8 +11,6 @@ from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from typing import Any, Self
 
-import uvloop
-
 from deploy.chaos.proxy import Proxy
 
 REDIS = "redis"
@@ -23,37 +21,15 @@ def gateway_link(number: int, protocol: str) -> str:
     return f"gateway {number} {protocol}"
 
 
-class Proxies:
-    """The proxies, in the other process."""
-
-    def __init__(self) -> None:
-        self._proxies: dict[str, Proxy] = {}
-
-    def listen(self, name: str, host: str, port: int) -> str:
-        """A new proxy in front of an address; returns its own, host:port."""
-        proxy = Proxy(host, port, new_loop=uvloop.new_event_loop)
-        self._proxies[name] = proxy.__enter__()
-        return proxy.address
-
-    def call(self, name: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of that proxy."""
-        return getattr(self._proxies[name], method)(*arguments)
-
-    def close(self) -> None:
-        """Ends all proxies."""
-        for proxy in self._proxies.values():
-            proxy.__exit__()
-
-
 class Manager(BaseManager):
-    """Runs `Proxies` in another process."""
+    """The other process."""
 
 
-Manager.register("Proxies", Proxies, exposed=("listen", "call", "close"))
+Manager.register("Proxy", Proxy, exposed=("listen", "close", "cut", "strand", "hold", "release", "delay"))
 
 
-def prepare() -> None:
-    """Prepares the other process: it ignores Ctrl-C, which only the main process handles."""
+def ignore_interrupts() -> None:
+    """Ctrl-C is handled by the main process only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -62,22 +38,23 @@ class Links:
 
     def __init__(self) -> None:
         # Spawned, because forking a process with threads is unsafe.
-        self._manager = Manager(ctx=get_context("spawn"))
-        self._proxies: Any = None
+        self._manager: Any = Manager(ctx=get_context("spawn"))
+        self._proxies: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        self._manager.start(prepare)
-        self._proxies = getattr(self._manager, "Proxies")()  # noqa: B009 -- made by `register`
+        self._manager.start(ignore_interrupts)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._proxies.close()
+        for proxy in self._proxies.values():
+            proxy.close()
         self._manager.shutdown()
 
     def listen(self, name: str, host: str, port: int) -> str:
-        """See `Proxies`."""
-        return self._proxies.listen(name, host, port)
+        """A new proxy in front of an address; returns its own, host:port."""
+        self._proxies[name] = self._manager.Proxy(host, port)
+        return self._proxies[name].listen()
 
     async def call(self, name: str, method: str, *arguments: Any) -> Any:
         """Calls a method of that proxy, in a thread: it takes effect before this returns."""
-        return await asyncio.to_thread(self._proxies.call, name, method, *arguments)
+        return await asyncio.to_thread(getattr(self._proxies[name], method), *arguments)

@@ -29,7 +29,6 @@ RETRY_PAUSE_S = 0.4
 """Longest pause before another attempt."""
 OVER = frozenset({"expired", "ended", "lost", "failed", "cancelled", "exists"})
 """Reasons after which a sequence cannot go on."""
-DRAIN_S = 2 * BUDGET_S
 
 
 class Clock:
@@ -54,16 +53,15 @@ class Sent:
 
 @dataclass(slots=True)
 class Score:
-    """Counts of the run so far."""
+    """Counts of the run so far. answered_s: when the last step was answered."""
 
     answered: int = 0
+    answered_s: float = 0.0
     sequences: int = 0
     attempts: int = 0
 
 
 class Player:
-    """Plays one sequence."""
-
     def __init__(self, script: Script, gateways: Sequence[Gateway], clock: Clock, score: Score, seed: int) -> None:
         self.told = SequenceHistory(script, [])
         self._gateways = gateways
@@ -224,6 +222,7 @@ class Player:
             self._last_progress_s = self._clock.now()
             if attempt.step not in self._done:
                 self._score.answered += 1
+                self._score.answered_s = self._clock.now()
             self._done.setdefault(attempt.step, attempt.done_s)
         elif attempt.outcome is AttemptOutcome.REFUSED:
             if attempt.reason in ("wrong_step", "answered") and 0 < attempt.step <= attempt.last_step:
@@ -261,7 +260,6 @@ class ClientLoad:
             await self.play(self.make(self._index))
 
     async def play(self, script: Script) -> None:
-        """One sequence."""
         player = Player(script, self.gateways, self.clock, self.score, self.seed)
         self._players.add(player)
         try:

@@ -1,13 +1,13 @@
-"""The interface of a mesh under chaos. `own_mesh.py` implements it for a private mesh, `given_mesh.py` for a user's."""
+"""A mesh under chaos: what clients use and faults hit. `own_mesh.py` has a private one, `given_mesh.py` a user's."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 
 from deploy.chaos.clients import GatewayAddresses
 from deploy.chaos.faults import Act, Victim
@@ -19,65 +19,45 @@ POLL_S = 0.1
 SIGNALS = {Act.KILL: signal.SIGKILL, Act.RESTART: signal.SIGTERM, Act.FREEZE: signal.SIGSTOP, Act.BLINK: signal.SIGSTOP}
 
 
-class TargetMesh(Protocol):
+class TargetMesh(ABC):
     """A mesh that clients use and faults hit.
 
+    links     the proxies
     gateways  their addresses through the proxies
     slots     slots of `models.FILLED`, over all executors
     kinds     names of the faults that are possible in this mesh
     about     facts about the mesh for the report
     """
 
-    @property
-    def links(self) -> Links: ...
-    @property
-    def gateways(self) -> Sequence[GatewayAddresses]: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def kinds(self) -> Sequence[str]: ...
-    @property
-    def about(self) -> Mapping[str, str]: ...
+    links: Links
+    gateways: Sequence[GatewayAddresses]
+    slots: int
+    kinds: Sequence[str]
+    about: Mapping[str, str]
 
+    @abstractmethod
     def names(self, victim: Victim) -> Sequence[str]:
         """The processes of a service."""
-        ...
 
+    @abstractmethod
     async def strike(self, victim: Victim, name: str, act: Act, seconds: float) -> None:
         """Carries a fault out on a process, and returns when the process is back."""
-        ...
 
+    @abstractmethod
     async def ready(self) -> None:
         """Returns when every process that was started serves."""
-        ...
 
     async def refused_commits(self) -> int | None:
         """Commits that were refused by epoch so far; None if they cannot be counted."""
-        ...
+        return None
 
 
-def send(pid: int, sent: signal.Signals) -> bool:
-    """Sends a process a signal; False when it is gone."""
-    try:
-        os.kill(pid, sent)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-async def frozen(pid: int, seconds: float) -> None:
-    """Freezes a process for so long. The process is woken also if this coroutine is cancelled."""
-    try:
-        if send(pid, signal.SIGSTOP):
-            await asyncio.sleep(seconds)
-    finally:
-        send(pid, signal.SIGCONT)
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Waits until the condition holds. Raises TimeoutError, saying what did not happen."""
-    deadline = time.monotonic() + BACK_TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} within {BACK_TIMEOUT_S:.0f} s: this did not happen")
-        await asyncio.sleep(POLL_S)
+async def strike_process(pid: int, act: Act, seconds: float) -> None:
+    """Sends a process the fault's signal. One that is frozen is woken also if this coroutine is cancelled."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, SIGNALS[act])
+        if SIGNALS[act] is signal.SIGSTOP:
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                os.kill(pid, signal.SIGCONT)

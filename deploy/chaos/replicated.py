@@ -1,4 +1,5 @@
-"""A primary, its replicas and Sentinels: real processes on loopback, to be killed, frozen and left behind.
+"""A primary, its replicas and Sentinels: real processes on loopback, to be killed, frozen and left behind. Without
+replicas it is one server alone.
 
 For chaos and for tests. The bundled server has both roles, so nothing else has to be installed. Servers and Sentinels
 have passwords of their own. Calls block, and a process dies with the thread that started it (`deploy.local.tether`).
@@ -6,11 +7,8 @@ have passwords of their own. Calls block, and a process dies with the thread tha
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -23,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from deploy.local.embedded import find_server, log_tail
+from deploy.local.embedded import find_server, free_port, log_tail
 from deploy.local.tether import tethered
 
 SERVICE = "mesh"
@@ -62,12 +60,6 @@ class Node:
         return f"{HOST}:{self.port}"
 
     @property
-    def pid(self) -> int:
-        """Only while it runs."""
-        assert self._process is not None, f"{self.address} does not run"
-        return self._process.pid
-
-    @property
     def is_running(self) -> bool:
         """Whether it was started and not killed; it may be frozen."""
         return self._process is not None
@@ -90,7 +82,7 @@ class Node:
         """Returns at once; the data is as it was."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                tethered([str(find_server().path), str(self.config), *self._flags], signal.SIGKILL),
+                tethered([str(find_server()), str(self.config), *self._flags], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -112,8 +104,9 @@ class Node:
             process.wait()
 
     def send(self, sent: signal.Signals) -> None:
-        """SIGSTOP freezes it, SIGCONT wakes it."""
-        os.kill(self.pid, sent)
+        """SIGSTOP freezes it, SIGCONT wakes it. Only while it runs."""
+        assert self._process is not None, f"{self.address} does not run"
+        self._process.send_signal(sent)
 
     def answers(self) -> bool:
         """Whether it takes commands."""
@@ -135,6 +128,7 @@ class Node:
 class ReplicatedRedis:
     """All of them. A context manager: started on entry, gone on exit.
 
+    replicas      0: one server alone, without Sentinels
     min_replicas  min-replicas-to-write of every server
     down_after_ms  without an answer for so long a primary is replaced
     hurried        Sentinels look around more often, and try again sooner: for tests, which would otherwise wait ten
@@ -169,10 +163,16 @@ class ReplicatedRedis:
 
     @property
     def url(self) -> str:
-        """The URL by which a client asks the Sentinels for the present primary."""
+        """The URL by which a client asks the Sentinels for the present primary; that of a server alone."""
+        if not self.sentinels:
+            return self.url_at(self.servers[0].address)
         hosts = ",".join(sentinel.address for sentinel in self.sentinels)
         secret = self.sentinels[0].password
         return f"redis+sentinel://:{self.servers[0].password}@{hosts}/{SERVICE}/0?sentinel_password={secret}"
+
+    def url_at(self, address: str) -> str:
+        """The URL of the first server, when it is reached there: through a proxy."""
+        return f"redis://:{self.servers[0].password}@{address}/0"
 
     def start(self) -> None:
         """Returns when the first server is the primary, its replicas are in step, and the Sentinels know of all."""
@@ -194,7 +194,7 @@ class ReplicatedRedis:
             node.kill()
 
     def primary(self) -> Node:
-        """The server that most Sentinels name as primary. Waits until they agree."""
+        """The server that most Sentinels name as primary. Waits until they agree. A server alone is its own."""
         return until(self._named, "Sentinels agree on a primary", CHANGE_TIMEOUT_S)
 
     def replaced(self, old: Node) -> Node:
@@ -220,8 +220,9 @@ class ReplicatedRedis:
             if not server.is_running:
                 server.start()
                 until(server.answers, f"{server.address} answers", READY_TIMEOUT_S)
-                with server.client() as client:
-                    client.replicaof(HOST, primary.port)
+                if server is not primary:
+                    with server.client() as client:
+                        client.replicaof(HOST, primary.port)
         self.rejoined()
 
     def rejoined(self) -> None:
@@ -297,7 +298,7 @@ class ReplicatedRedis:
 
     def _make(self, attempt: int) -> None:
         count = 1 + self._replicas
-        ports = free_ports(count + SENTINELS)
+        ports = [free_port() for _ in range(count + (SENTINELS if self._replicas else 0))]
         password, secret = secrets.token_hex(8), secrets.token_hex(8)
         self.servers, self.sentinels = [], []
         for number, port in enumerate(ports[:count]):
@@ -336,6 +337,7 @@ class ReplicatedRedis:
     def _start(self) -> None:
         for server in self.servers:
             server.start()
+        until(self.servers[0].answers, "the server answers", READY_TIMEOUT_S)
         # Sentinels look for replicas when they start, and then only every ten seconds. So replicas must follow before.
         until(lambda: self._follow(self.servers[0]), "every replica is in step", READY_TIMEOUT_S)
         for sentinel in self.sentinels:
@@ -368,6 +370,8 @@ class ReplicatedRedis:
         return (state.get("num-slaves"), state.get("num-other-sentinels")) == (self._replicas, SENTINELS - 1)
 
     def _named(self) -> Node | None:
+        if not self.sentinels:
+            return self.servers[0]
         said = [self._state(sentinel).get("port") for sentinel in self.sentinels]
         return next((server for server in self.servers if said.count(server.port) >= QUORUM), None)
 
@@ -390,10 +394,3 @@ def until(condition: Callable[[], T | None], what: str, timeout_s: float) -> T:
             raise TimeoutError(f"did not happen within {timeout_s:.0f} s: {what}")
         time.sleep(POLL_S)
     return value
-
-
-def free_ports(count: int) -> list[int]:
-    """Different TCP ports on which nothing listened a moment ago."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]

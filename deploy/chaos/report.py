@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from deploy.chaos.checker import Finding, Sort, Strikes, check, longest_gap
-from deploy.chaos.history import AttemptOutcome, SequenceHistory, Strike
+from deploy.chaos.faults import ChaosPlan
+from deploy.chaos.history import AttemptOutcome, ChaosRun, SequenceHistory, Strike
 
 GAP_AFTER_S = 10.0
 """How long after a fault's end the longest gap without an answer is looked for, if no other fault comes before."""
@@ -38,7 +39,7 @@ class Latencies(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """The report. complete: whether all requested steps and faults were carried out."""
+    """complete: whether all requested steps and faults were carried out."""
 
     verdict: str
     complete: bool
@@ -65,18 +66,13 @@ class Report(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Timeline:
-    """Every answered step: when, s, and how long it took from its first sending, s. Sorted by time after `of`."""
-
-    answered_s: list[float] = field(default_factory=list[float])
-    took_s: list[float] = field(default_factory=list[float])
-
-
-@dataclass(slots=True)
 class Judgement:
-    """The result of checking a history."""
+    """The result of checking a history.
 
-    timeline: Timeline = field(default_factory=Timeline)
+    answers  every answered step, in order: when, s, and how long it took from its first sending, s
+    """
+
+    answers: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     sequences: int = 0
     attempts: Counter[str] = field(default_factory=Counter[str])
     refusals: Counter[str] = field(default_factory=Counter[str])
@@ -89,7 +85,6 @@ def judge(history: Iterable[SequenceHistory], strikes: Sequence[Strike]) -> Judg
     """Checks every sequence and gathers the figures."""
     by_time = Strikes(strikes)
     judgement = Judgement()
-    points: list[tuple[float, float]] = []
     for told in history:
         judgement.sequences += 1
         if told.forsaken:
@@ -98,13 +93,12 @@ def judge(history: Iterable[SequenceHistory], strikes: Sequence[Strike]) -> Judg
             judgement.sorts[found.sort] += 1
             if len(judgement.findings) < FINDINGS_MAX:
                 judgement.findings.append(found)
-        points += answered_steps(told)
+        judgement.answers += answered_steps(told)
         for attempt in told.attempts:
             judgement.attempts[attempt.outcome] += 1
             if attempt.outcome is AttemptOutcome.REFUSED:
                 judgement.refusals[attempt.reason or "unavailable"] += 1
-    points.sort()
-    judgement.timeline = Timeline([at for at, _ in points], [took for _, took in points])
+    judgement.answers.sort()
     return judgement
 
 
@@ -120,39 +114,33 @@ def answered_steps(told: SequenceHistory) -> list[tuple[float, float]]:
 
 
 def report_of(
-    judgement: Judgement,
-    strikes: Sequence[Strike],
-    *,
-    seed: int,
-    command: str,
-    about: Mapping[str, str],
-    seconds: float,
-    steps_wanted: int,
-    faults_wanted: int,
-    refused_commits: int | None,
+    judgement: Judgement, plan: ChaosPlan, done: ChaosRun, *, command: str, about: Mapping[str, str]
 ) -> Report:
-    """The report. steps_wanted, faults_wanted: what makes it complete."""
-    steps = len(judgement.timeline.answered_s)
+    """The report. command: how the run is repeated; about: facts about the mesh."""
+    for failure in done.failures:
+        judgement.sorts[Sort.UNEXPLAINED] += 1
+        judgement.findings.append(Finding(Sort.UNEXPLAINED, 0, "", 0, done.seconds, failure))
+    steps = len(judgement.answers)
     broken = {str(sort): judgement.sorts[sort] for sort in Sort}
-    complete = steps >= steps_wanted and len(strikes) >= faults_wanted
-    calm, disturbed = split(judgement.timeline, strikes)
+    complete = steps >= plan.steps and len(done.strikes) >= len(plan.faults)
+    calm, disturbed = split(judgement.answers, done.strikes)
     return Report(
         verdict=verdict(broken, complete=complete),
         complete=complete,
-        seed=seed,
+        seed=plan.seed,
         command=command,
         about=dict(about),
-        seconds=round(seconds, 1),
+        seconds=round(done.seconds, 1),
         steps=steps,
         sequences=judgement.sequences,
         attempts=dict(sorted(judgement.attempts.items())),
         refusals=dict(sorted(judgement.refusals.items())),
         broken=broken,
         forsaken=dict(sorted(judgement.forsaken.items())),
-        faults=fault_lines(strikes, judgement.timeline.answered_s),
+        faults=fault_lines(done.strikes, [at for at, _ in judgement.answers]),
         undisturbed=latencies(calm),
         disturbed=latencies(disturbed),
-        refused_commits=refused_commits,
+        refused_commits=done.refused_commits,
         findings=judgement.findings,
     )
 
@@ -164,13 +152,13 @@ def verdict(broken: Mapping[str, int], *, complete: bool) -> str:
     return "whole" if complete else "whole so far, but the run was not complete"
 
 
-def split(timeline: Timeline, strikes: Sequence[Strike]) -> tuple[list[float], list[float]]:
+def split(answers: Iterable[tuple[float, float]], strikes: Sequence[Strike]) -> tuple[list[float], list[float]]:
     """The durations of undisturbed steps and of all others, in seconds."""
     spans = merged([(strike.begin_s, strike.end_s + CALM_AFTER_S) for strike in strikes])
     ends = [end for _, end in spans]
     calm: list[float] = []
     disturbed: list[float] = []
-    for answered_s, took_s in zip(timeline.answered_s, timeline.took_s, strict=True):
+    for answered_s, took_s in answers:
         # The first span that ends after the step was sent.
         index = bisect_left(ends, answered_s - took_s)
         touched = index < len(spans) and spans[index][0] <= answered_s

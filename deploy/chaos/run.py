@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+
+import click
 
 from deploy.chaos.checker import Strikes, answer_findings
 from deploy.chaos.clients import Gateway
 from deploy.chaos.director import Director
-from deploy.chaos.faults import Fault
-from deploy.chaos.history import HistoryFile, SequenceHistory, Strike
+from deploy.chaos.faults import ChaosPlan
+from deploy.chaos.history import ChaosRun, HistoryFile, SequenceHistory
 from deploy.chaos.load import BUDGET_S, ClientLoad, Clock
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
@@ -27,32 +28,6 @@ LONGEST_SHARE = 20
 """No sequence has more than this part of a run's steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosPlan:
-    """The plan of a run. run: its name, part of every correlation id."""
-
-    seed: int
-    steps: int
-    faults: Sequence[Fault]
-    minutes: float
-    clients: int
-    run: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosRun:
-    """Facts about a finished run; all else is in its history."""
-
-    seconds: float
-    strikes: Sequence[Strike]
-    failures: Sequence[str]
-    refused_commits: int | None
-
-
-class NotReadyError(Exception):
-    """The mesh was not ready in time; nothing was done to it."""
-
-
 def protocols_of(mesh: TargetMesh) -> list[ProtocolName]:
     """The protocols that every gateway of the mesh offers."""
     http = all(gateway.http for gateway in mesh.gateways)
@@ -60,13 +35,13 @@ def protocols_of(mesh: TargetMesh) -> list[ProtocolName]:
     return [name for name in PROTOCOL_WEIGHTS if (http if name == "http" else grpc)]
 
 
-async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path, tell: Callable[[str], None]) -> ChaosRun:
-    """The whole run; its history goes into `out`. Raises NotReadyError."""
-    tell("waiting until the mesh is ready")
+async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
+    """The whole run; its history goes into `out`. Raises click.UsageError for a mesh that is not ready in time."""
+    click.echo("waiting until the mesh is ready", err=True)
     try:
         await mesh.ready()
     except TimeoutError as late:
-        raise NotReadyError(str(late)) from late
+        raise click.UsageError(str(late)) from late
     protocols = protocols_of(mesh)
     steps_max = max(SHORTEST_LONGEST, plan.steps // LONGEST_SHARE)
     wrong = 0
@@ -80,9 +55,8 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path, tell: Callable[[str]
         history.add(told)
 
     gateways = [Gateway(addresses) for addresses in mesh.gateways]
-    clock = Clock()
-    load = ClientLoad(gateways, clock, plan.seed, make, keep)
-    director = Director(mesh, load, plan.faults, plan.steps, plan.seed, plan.run, protocols[-1], tell)
+    load = ClientLoad(gateways, Clock(), plan.seed, make, keep)
+    director = Director(mesh, load, plan, protocols[-1])
     stop, hurry = asyncio.Event(), asyncio.Event()
     with HistoryFile(out / "history.jsonl.gz") as history:
         for expected in (signal.SIGINT, signal.SIGTERM):
@@ -90,13 +64,18 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path, tell: Callable[[str]
         clients = [asyncio.create_task(load.client(), name="client") for _ in range(plan.clients)]
         directing = asyncio.create_task(director.direct(), name="director")
         try:
-            reason = await watched(plan, load, directing, clients, stop, lambda: tell(progress(load, director, wrong)))
-            tell(f"{reason}; the sequences under way are ended")
+            told_s = 0.0
+            while not (reason := reason_to_end(plan, load, directing, clients, stop)):
+                if load.clock.now() - told_s >= TELL_EVERY_S:
+                    told_s = load.clock.now()
+                    click.echo(progress(load, director, wrong), err=True)
+                await asyncio.sleep(LOOK_EVERY_S)
+            click.echo(f"{reason}; the sequences under way are ended", err=True)
             directing.cancel()
             await asyncio.gather(directing, return_exceptions=True)
             load.stop()
             hanging = await drained(clients, hurry)
-            seconds = clock.now()
+            seconds = load.clock.now()
         finally:
             for task in (*clients, directing):
                 task.cancel()
@@ -126,37 +105,25 @@ async def drained(clients: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -
     return {client for client in clients if not client.done()}
 
 
-async def watched(
+def reason_to_end(
     plan: ChaosPlan,
     load: ClientLoad,
     directing: asyncio.Task[None],
     clients: Sequence[asyncio.Task[None]],
     stop: asyncio.Event,
-    tell: Callable[[], None],
 ) -> str:
-    """Waits for the end of the run; returns why it ends."""
-    told_s = progress_s = 0.0
-    answered = 0
-    while True:
-        now = load.clock.now()
-        if load.score.answered > answered:
-            answered, progress_s = load.score.answered, now
-        if now - told_s >= TELL_EVERY_S:
-            told_s = now
-            tell()
-        if directing.done() and (error := directing.exception()):
-            raise error
-        if any(client.done() for client in clients):
-            return "a client failed"
-        if answered >= plan.steps and directing.done():
-            return "all steps and faults are done"
-        if now >= plan.minutes * 60:
-            return "time is over"
-        if now - progress_s >= STUCK_S:
-            return f"nothing was answered for {STUCK_S:.0f} s"
-        if stop.is_set():
-            return "stopped"
-        await asyncio.sleep(LOOK_EVERY_S)
+    """Why the run must end now; "" while it goes on. Raises what has ended the director."""
+    if directing.done() and (error := directing.exception()):
+        raise error
+    if any(client.done() for client in clients):
+        return "a client failed"
+    if load.score.answered >= plan.steps and directing.done():
+        return "all steps and faults are done"
+    if load.clock.now() >= plan.minutes * 60:
+        return "time is over"
+    if load.clock.now() - load.score.answered_s >= STUCK_S:
+        return f"nothing was answered for {STUCK_S:.0f} s"
+    return "stopped" if stop.is_set() else ""
 
 
 def progress(load: ClientLoad, director: Director, wrong: int) -> str:
@@ -165,6 +132,6 @@ def progress(load: ClientLoad, director: Director, wrong: int) -> str:
     going_on = [strike.kind for strike in director.strikes if strike.end_s == float("inf")]
     return (
         f"[{now:5.0f} s] {score.answered} steps ({score.answered / max(now, 1):.0f}/s), {score.sequences} sequences, "
-        f"{len(director.strikes)}/{len(director.faults)} faults, {wrong} sequences with wrong answers"
+        f"{len(director.strikes)}/{len(director.plan.faults)} faults, {wrong} sequences with wrong answers"
         + (f"; now {', '.join(going_on)}" if going_on else "")
     )

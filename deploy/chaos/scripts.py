@@ -12,7 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from deploy.chaos.models import VARIANTS, Variant
+from deploy.chaos.faults import ChaosPlan, Fault
+from deploy.chaos.models import VARIANTS
 
 ProtocolName = Literal["http", "grpc", "stream"]
 PROTOCOL_WEIGHTS: Mapping[ProtocolName, int] = {"http": 2, "grpc": 2, "stream": 6}
@@ -50,9 +51,9 @@ class Script(msgspec.Struct, frozen=True, gc=False):
     values: tuple[int, ...]
     pause_s: float
     patience_s: float
-    hang_ups: tuple[int, ...]
-    silent_at: int
-    ends: bool
+    hang_ups: tuple[int, ...] = ()
+    silent_at: int = 0
+    ends: bool = True
 
 
 def script(seed: int, index: int, *, run: str, steps_max: int, protocols: Sequence[ProtocolName]) -> Script:
@@ -85,24 +86,19 @@ def script(seed: int, index: int, *, run: str, steps_max: int, protocols: Sequen
     )
 
 
-def filler(
-    seed: int, fault: int, position: int, model: Variant, *, run: str, hold_s: float, protocol: ProtocolName
-) -> Script:
+def filler(plan: ChaosPlan, fault: Fault, position: int, model: str, protocol: ProtocolName) -> Script:
     """One of the sequences that take a model's slots: three steps with a long pause between them."""
-    chance = random.Random(f"filler {seed} {fault} {position}")
+    chance = random.Random(f"filler {plan.seed} {fault.number} {position}")
     return Script(
-        index=-1 - fault * 10_000 - position,
-        correlation_id=f"{run}/fill {fault}/{position}",
-        model=model.name,
+        index=-1 - fault.number * 10_000 - position,
+        correlation_id=f"{plan.run}/fill {fault.number}/{position}",
+        model=model,
         protocol=protocol,
         numbered=True,
         window=1,
         values=tuple(chance.getrandbits(VALUE_BITS) for _ in range(3)),
-        pause_s=hold_s / 2,
+        pause_s=fault.seconds / 2,
         patience_s=15.0,
-        hang_ups=(),
-        silent_at=0,
-        ends=True,
     )
 
 

@@ -36,17 +36,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from deploy.local.embedded import (
-    Address,
-    family_of,
-    find_server,
-    free_port,
-    on_socket,
-    server_command,
-    serves,
-    socket_path,
-    socket_url,
-)
+from deploy.local.embedded import family_of, free_port, on_socket, server_command, serves, socket_path, socket_url
 from deploy.local.private_files import PRIVATE_UMASK, make_private, private_files
 from deploy.local.settings import UpSettings
 from deploy.local.supervision import (
@@ -118,7 +108,6 @@ class ChildPlan:
 
     umask         umask of the child
     death_signal  signal that the child gets when the launcher dies
-    address       where its readiness is asked for: a gateway's HTTP port, the server's socket; None for other children
     """
 
     state: ChildState
@@ -126,7 +115,6 @@ class ChildPlan:
     environment: Mapping[str, str]
     umask: int
     death_signal: signal.Signals = signal.SIGKILL
-    address: Address | None = None
 
 
 ServiceCommand = Callable[[str], list[str]]
@@ -147,7 +135,7 @@ def up(settings: UpSettings, commands: ServiceCommand = service_command) -> int:
     with private_files() as umask, locked(settings.data_dir), server_socket(settings) as server:
         plans = plan(settings, commands, server, umask)
         refuse_taken_ports(settings.host, plans)
-        return asyncio.run(Launcher(settings, plans).run())
+        return asyncio.run(Launcher(settings, plans, server).run())
 
 
 @contextmanager
@@ -180,7 +168,7 @@ def server_socket(settings: UpSettings) -> Generator[Path | None]:
     if settings.redis_url:
         yield None
         return
-    directory = server_dir(settings.data_dir)
+    directory = settings.data_dir / "redis"
     make_private(directory)
     with socket_path(directory) as path:
         yield path
@@ -226,21 +214,14 @@ def mesh_settings(settings: UpSettings, redis_url: str) -> MeshSettings:
     return MeshSettings(**agreed)
 
 
-def server_dir(data_dir: Path) -> Path:
-    """The directory of the embedded server's data."""
-    return data_dir / "redis"
-
-
 def server_plan(settings: UpSettings, listening: Path) -> ChildPlan:
     """The embedded server. It keeps its socket when it is restarted."""
-    directory = server_dir(settings.data_dir).resolve()
     return ChildPlan(
         child_state(settings.data_dir, "redis", "redis"),
-        server_command(find_server().path, directory, on_socket(listening), settings.appendfsync),
-        dict(os.environ),
+        server_command((settings.data_dir / "redis").resolve(), on_socket(listening), settings.appendfsync),
+        os.environ,
         PRIVATE_UMASK,
         death_signal=signal.SIGTERM,
-        address=listening,
     )
 
 
@@ -260,7 +241,7 @@ def gateway_plan(
     state = child_state(settings.data_dir, "gateway", f"gateway-{number + 1}", ports)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in ports.items()]
     command = [*commands("gateway"), f"--name={state.name}", f"--host={settings.host}", *flags]
-    return ChildPlan(state, command, environment, umask, address=(reachable(settings.host), ports["http_port"]))
+    return ChildPlan(state, command, environment, umask)
 
 
 def child_state(data_dir: Path, service: str, name: str, ports: Mapping[str, int] | None = None) -> ChildState:
@@ -274,8 +255,12 @@ def reachable(host: str) -> str:
 
 
 class Launcher:
-    def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan]) -> None:
+    """Runs the children. server: socket of the embedded server; None if the user gave a URL of Redis."""
+
+    def __init__(self, settings: UpSettings, plans: Sequence[ChildPlan], server: Path | None) -> None:
         self._settings = settings
+        self._server = server
+        self._redis_url = socket_url(server) if server else settings.redis_url
         self._plans = {child.state.name: child for child in plans}
         self._supervision = Supervision(
             [(child.state.name, child.state.service) for child in plans],
@@ -375,7 +360,7 @@ class Launcher:
         state = MeshState(
             pid=os.getpid(),
             host=reachable(self._settings.host),
-            redis_url=self._redis_url(),
+            redis_url=self._redis_url,
             ready=self._ready,
             children=[child.state for child in self._plans.values()],
             key_prefix=self._settings.key_prefix,
@@ -384,18 +369,14 @@ class Launcher:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2))
         new.replace(self._state_path)
 
-    def _redis_url(self) -> str:
-        server = self._plans.get("redis")
-        return socket_url(server.address) if server and isinstance(server.address, Path) else self._settings.redis_url
-
     async def _announce_readiness(self) -> None:
         """Lets the services start when the server takes commands, and announces when every gateway is ready."""
-        server = self._plans.get("redis")
-        while server is not None and server.address is not None:
-            if server.state.pid and await asyncio.to_thread(serves, server.address, server.state.pid):
-                self._events.put_nowait(ServerReady())
-                break
-            await asyncio.sleep(PROBE_INTERVAL_S / 2)
+        if self._server is not None:
+            redis = self._plans["redis"].state
+            # Another process is waited for: nothing here could set an event.
+            while not (redis.pid and await asyncio.to_thread(serves, self._server, redis.pid)):  # noqa: ASYNC110
+                await asyncio.sleep(PROBE_INTERVAL_S / 2)
+            self._events.put_nowait(ServerReady())
         said_at = time.monotonic()
         while waiting := await self._not_ready():
             if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
@@ -409,31 +390,27 @@ class Launcher:
 
     async def _not_ready(self) -> list[str]:
         """Gateways that are not ready, each with the reason."""
-        gateways = [child for child in self._plans.values() if child.state.service == "gateway"]
-        reasons = await asyncio.gather(
-            *(unreadiness(*child.address) for child in gateways if isinstance(child.address, tuple))
-        )
-        return [
-            f"{child.state.name} ({reason}; {child.state.log})"
-            for child, reason in zip(gateways, reasons, strict=True)
-            if reason
-        ]
+        host, gateways = reachable(self._settings.host), self._gateways()
+        reasons = await asyncio.gather(*(unreadiness(host, gateway.http_port) for gateway in gateways))
+        told = zip(gateways, reasons, strict=True)
+        return [f"{gateway.name} ({reason}; {gateway.log})" for gateway, reason in told if reason]
+
+    def _gateways(self) -> list[ChildState]:
+        return [child.state for child in self._plans.values() if child.state.service == "gateway"]
 
     def _ready_line(self) -> str:
-        host = reachable(self._settings.host)
-        gateways = [child.state for child in self._plans.values() if child.state.service == "gateway"]
+        host, gateways = reachable(self._settings.host), self._gateways()
         where = "; ".join(f"http://{host}:{g.http_port}, grpc {host}:{g.grpc_port}" for g in gateways)
         metrics = ", ".join(f"http://{host}:{g.metrics_port}/metrics" for g in gateways)
         return (
-            f"ready: {where}; metrics {metrics}; redis {url_without_password(self._redis_url())}. "
+            f"ready: {where}; metrics {metrics}; redis {url_without_password(self._redis_url)}. "
             f"Try, in another terminal: {self._demo_command()}"
         )
 
     def _demo_command(self) -> str:
         """The command line of the demo, beginning as this program was called, so that it can be pasted."""
         if self._settings.models:
-            gateway = next(child.state for child in self._plans.values() if child.state.service == "gateway")
-            index = f"http://{reachable(self._settings.host)}:{gateway.http_port}/v2/repository/index"
+            index = f"http://{reachable(self._settings.host)}:{self._gateways()[0].http_port}/v2/repository/index"
             return f"curl -X POST {index}"
         program = Path(sys.argv[0])
         called = os.path.relpath(program) if program.is_absolute() and program.name == "seqmesh" else "seqmesh"

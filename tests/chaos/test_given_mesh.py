@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.chaos.clients import GatewayAddresses
-from deploy.chaos.command import KindList, allowed, chaos
+from deploy.chaos.command import allowed, chaos, kinds_of
 from deploy.chaos.faults import KINDS, Act, Victim
 from deploy.chaos.given_mesh import GivenMesh
 from deploy.local.embedded import free_port
@@ -25,7 +25,13 @@ OUTSIDE = {"cut-client-links", "stall-client-links", "drop-clients", "fill-slots
 
 
 def mesh(pids: dict[Victim, list[int]] | None = None, command: str = "") -> GivenMesh:
-    return GivenMesh(cast("Any", None), [], GATEWAYS, pids or {}, command, recovery_s=0.0)
+    return GivenMesh(cast("Any", None), [], GATEWAYS, pids or {}, command)
+
+
+@pytest.fixture(autouse=True)
+def no_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault explains no errors here once it is over."""
+    monkeypatch.setattr("deploy.chaos.given_mesh.RECOVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_of_an_act_those_faults_are_taken_that_are_possible(capsys: pytest.Captu
     executors = mesh({Victim.EXECUTOR: [1]})
 
     def kinds(words: str) -> list[str]:
-        return allowed(KindList().convert(words, None, None), executors)
+        return allowed(kinds_of(words), executors)
 
     assert ["freeze-executor"] == kinds("freeze")
     left_out = capsys.readouterr().err

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +14,8 @@ import pytest
 import redis
 
 from deploy.chaos.faults import KINDS, Act
-from deploy.chaos.own_mesh import START_ATTEMPTS, Size, own_redis, started
-from deploy.chaos.own_redis import Fsync, OwnServer
-from deploy.local.embedded import EmbeddedRedis
+from deploy.chaos.own_mesh import START_ATTEMPTS, started
+from deploy.chaos.own_redis import OwnRedis
 from deploy.local.launcher import LauncherError
 
 
@@ -51,34 +49,23 @@ def test_a_taken_port_is_tried_again_with_another(complaints: list[str], starts:
 
 async def test_a_server_that_is_hit_twice_at_the_same_time_is_hit_when_it_is_back(tmp_path: Path) -> None:
     # The second fault looked for the process of a server that the first one was starting again, and ended the run.
-    with ThreadPoolExecutor(1) as thread:
-        embedded = EmbeddedRedis(tmp_path)
-        server = OwnServer(embedded, "always", thread)
-        thread.submit(server.start).result()
-        try:
-            first = embedded.pid
-            await asyncio.gather(*(server.strike(act, 0.01) for act in (Act.RESTART, Act.BLINK, Act.KILL, Act.FREEZE)))
+    with OwnRedis(tmp_path, sentinels=False, down_after_ms=1000) as server:
+        first = process_of(server)
+        await asyncio.gather(*(server.strike(act, 0.01) for act in (Act.RESTART, Act.BLINK, Act.KILL, Act.FREEZE)))
 
-            assert first != embedded.pid
-            with redis.Redis.from_url(server.url) as client:
-                assert client.ping()
-        finally:
-            thread.submit(server.stop).result()
+        assert first != process_of(server)
+
+
+def process_of(server: OwnRedis) -> int:
+    with cast("Any", redis.Redis.from_url(server.url)) as client:
+        return client.info("server")["process_id"]
 
 
 def test_faults_are_those_that_this_redis_can_take(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        kinds = {
-            (fsync, sentinels): set(own_redis(size(fsync, sentinels=sentinels), tmp_path, thread).kinds)
-            for fsync in ("always", "everysec")
-            for sentinels in (False, True)
-        }
+    kinds = {
+        sentinels: set(OwnRedis(tmp_path, sentinels=sentinels, down_after_ms=1000).kinds) for sentinels in (False, True)
+    }
 
     links = {name for name in KINDS if name.endswith("redis-links")}
-    assert set(KINDS) - {"promote-replica"} == kinds["always", False]
-    assert set(KINDS) - {"promote-replica", "kill-redis"} == kinds["everysec", False]
-    assert set(KINDS) - links == kinds["always", True] == kinds["everysec", True]
-
-
-def size(fsync: Fsync, *, sentinels: bool) -> Size:
-    return Size(gateways=1, schedulers=1, executors=1, lease_ms=1000, fsync=fsync, sentinels=sentinels)
+    assert set(KINDS) - {"promote-replica"} == kinds[False]
+    assert set(KINDS) - links == kinds[True]

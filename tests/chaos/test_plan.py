@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.chaos.command import KindList, run_name
+from deploy.chaos.command import kinds_of, run_name
 from deploy.chaos.faults import KINDS, Act, plan_faults
 from deploy.chaos.models import VARIANTS, variant
 from deploy.chaos.scripts import NAMED_STEPS_MAX, STREAM_WINDOW_MAX, UNARY_WINDOW_MAX, ProtocolName, Script, script
@@ -85,12 +85,12 @@ def test_a_list_of_sequences_has_every_kind() -> None:
 
 
 def test_kinds_are_chosen_by_name_act_or_victim() -> None:
-    chosen = KindList().convert("kill-redis,freeze,clients", None, None)
+    chosen = kinds_of("kill-redis,freeze,clients")
 
     freezes = [name for name in KINDS if name.startswith("freeze-")]
     assert {"kill-redis": ["kill-redis"], "freeze": freezes, "clients": ["drop-clients"]} == chosen
     with pytest.raises(Exception, match="'kill-nobody' is no fault"):
-        KindList().convert("kill-nobody", None, None)
+        kinds_of("kill-nobody")
 
 
 def test_a_runs_name_can_be_part_of_any_id() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.chaos.command import Document, chaos
-from deploy.chaos.history import HistoryFile, SequenceHistory, Strike, read_history
-from deploy.chaos.plot import draw
+from deploy.chaos.faults import ChaosPlan, plan_faults
+from deploy.chaos.history import ChaosRun, HistoryFile, SequenceHistory, Strike, read_history
 from deploy.chaos.report import Report, judge, markdown, merged, report_of, split
 from tests.chaos.histories import history, refused
 
@@ -23,18 +24,14 @@ def wrong() -> SequenceHistory:
     return told
 
 
-def reported(histories: list[SequenceHistory], *, steps_wanted: int = 1, faults_wanted: int = 2) -> Report:
-    return report_of(
-        judge(histories, STRIKES),
-        STRIKES,
-        seed=11,
-        command="seqmesh chaos --seed 11",
-        about={"redis": "Valkey"},
-        seconds=40.0,
-        steps_wanted=steps_wanted,
-        faults_wanted=faults_wanted,
-        refused_commits=None,
-    )
+def reported(
+    histories: list[SequenceHistory], *, steps_wanted: int = 1, faults_wanted: int = 2, failures: Sequence[str] = ()
+) -> Report:
+    faults = plan_faults(11, faults_wanted, ["kill-executor"], lease_s=1.0)
+    plan = ChaosPlan(seed=11, steps=steps_wanted, faults=faults, minutes=1.0, clients=1, run="")
+    done = ChaosRun(40.0, STRIKES, failures, None)
+    judgement = judge(histories, STRIKES)
+    return report_of(judgement, plan, done, command="seqmesh chaos --seed 11", about={"redis": "Valkey"})
 
 
 def test_the_exit_code_is_the_verdict() -> None:
@@ -43,6 +40,7 @@ def test_the_exit_code_is_the_verdict() -> None:
     assert "BROKEN: 1 wrong" == reported([history([1, 2]), wrong()]).verdict
     assert 3 == reported([history([1, 2])], steps_wanted=3).exit_code
     assert 3 == reported([history([1, 2])], faults_wanted=3).exit_code
+    assert 1 == reported([history([1, 2])], failures=["executor-1 did not serve again"]).exit_code
 
 
 def test_the_gaps_and_latencies_are_those_of_the_answers() -> None:
@@ -62,8 +60,8 @@ def test_a_step_is_timed_from_its_first_sending_and_is_disturbed_when_a_fault_to
     told.attempts.insert(0, refused(1, at_s=0.25))
     judgement = judge([told], [])
 
-    assert [1.25, 0.5] == judgement.timeline.took_s
-    assert ([1.25], [0.5]) == split(judgement.timeline, [Strike(0, "kill-redis", 2.1, 2.2)])
+    assert [1.25, 0.5] == [took_s for _, took_s in judgement.answers]
+    assert ([1.25], [0.5]) == split(judgement.answers, [Strike(0, "kill-redis", 2.1, 2.2)])
     assert [(1, 5), (6, 7)] == merged([(6, 7), (1, 3), (2, 5)])
 
 
@@ -109,12 +107,3 @@ def test_a_directory_without_a_run_is_no_broken_promise(tmp_path: Path) -> None:
 
     assert 2 == result.exit_code, result.output
     assert "is not what a run has left" in result.output
-
-
-@pytest.mark.parametrize(("histories", "strikes"), [([history([1, 2])], STRIKES), ([], [])])
-def test_the_timeline_is_drawn_also_of_a_run_without_faults_or_answers(
-    tmp_path: Path, histories: list[SequenceHistory], strikes: list[Strike]
-) -> None:
-    draw(reported(histories), judge(histories, strikes).timeline, strikes, tmp_path / "timeline.png")
-
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")

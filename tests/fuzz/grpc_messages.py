@@ -27,10 +27,10 @@ import h2.config
 import h2.connection
 from grpc_health.v1 import health_pb2
 
-from deploy.local.embedded import EmbeddedRedis
 from gateway.grpc.pb import pb
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
+from tests.embedded_redis import EmbeddedRedis
 from tests.fuzz.mutations import NUMBERS, TEXTS, mutated_bytes
 from tests.gateway.fake_executor import FakeExecutor, echo, running_sum, two_inputs
 from tests.gateway.gateway_process import GatewayProcess, gateway_process

@@ -23,9 +23,9 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
-from deploy.local.embedded import EmbeddedRedis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
+from tests.embedded_redis import EmbeddedRedis
 from tests.fuzz.mutations import NUMBERS, mutated_bytes, mutated_json
 from tests.gateway.fake_executor import FakeExecutor, echo, two_inputs
 from tests.gateway.gateway_process import GatewayProcess, gateway_process

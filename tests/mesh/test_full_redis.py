@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from deploy.local.embedded import EmbeddedRedis
 from executor.connections import insist
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT, RepositoryControl
@@ -25,6 +24,7 @@ from shared.store.redis_client import connect
 from shared.stored_settings import ProcessSettings, StoredSettings
 from shared.traces.context import Sampler
 from shared.traces.control import TraceControl
+from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import ScriptedMesh
 
 EXECUTOR = ExecutorId("a-1")

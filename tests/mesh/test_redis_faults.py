@@ -18,16 +18,16 @@ from typing import cast
 import pytest
 from redis import Redis
 
-from deploy.chaos.proxy import Loss, Way
-from deploy.local.embedded import EmbeddedRedis
+from deploy.chaos.proxy import Way
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
+from tests.embedded_redis import EmbeddedRedis
 from tests.mesh.conftest import remember, wait_until_equal
 from tests.mesh.model_repository import add_sum_model
 from tests.mesh.running_mesh import PATIENCE_S, RunningMesh, eventually, running_mesh
 from tests.mesh.traffic import Call, Callers, Plan, Step, Traffic, is_interruption, make_plans
-from tests.redis_proxy import RedisProxy
+from tests.redis_proxy import Loss, RedisProxy
 
 MODEL = "running_sum"
 SEQUENCES = 16

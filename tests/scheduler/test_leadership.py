@@ -14,7 +14,6 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from deploy.local.embedded import EmbeddedRedis
 from scheduler.core.actions import Action, Assign, Dismiss, LookForExpired, Reclaim, Reject
 from scheduler.core.backlog import Entry
 from scheduler.core.slots import SlotAddress
@@ -36,6 +35,7 @@ from shared.contract.ids import (
 from shared.store.link import Link
 from shared.store.membership import Member, Membership
 from shared.store.scripts import Call, Scripts
+from tests.embedded_redis import EmbeddedRedis
 from tests.scheduler.stage import LEASE_MS, MODEL, TICK_MS, Stage
 from tests.scheduler.state_view import StateView, view
 

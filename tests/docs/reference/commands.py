@@ -41,7 +41,7 @@ def section(name: str, command: click.Command) -> str:
     found = behind(name) or (None if name in LAZY_COMMANDS else command)
     if found is None:
         return f"{title}\n\n{summary} Its flags: [settings](settings.md#seqmesh-{name})."
-    context = click.Context(found, info_name=f"seqmesh {name}")
+    context = click.Context(found, info_name=f"seqmesh {name}", **found.context_settings)
     usage = found.get_usage(context).removeprefix("Usage: ")
     parts = [title, f"```text\n{usage}\n```", help_text(found.help or summary)]
     rows = [

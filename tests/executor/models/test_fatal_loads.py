@@ -14,7 +14,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from deploy.local.embedded import EmbeddedRedis
 from executor.connections import RedisConnections
 from executor.models.loader import ROUNDS_MAX, SILENT_MS, SUCCESS, LoadAttempt, Loader
 from executor.workers.devices import DeviceLostError
@@ -23,6 +22,7 @@ from shared.process.lifecycle import Stop
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
+from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS
 
 GIVEN_UP = r"load of model 'm' ended 3 executors and is given up"

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.local.embedded import EmbeddedRedis
 from executor.engine.python.slot_states import SlotStates
 from executor.engine.pytorch.arena import StateArena
 from shared.contract.errors import Code, LoadError
@@ -21,6 +20,7 @@ from shared.contract.model_config import StateSpec
 from shared.contract.tensors import to_numpy
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import ENVELOPE_BYTES, connect, value_bytes_max
+from tests.embedded_redis import EmbeddedRedis
 from tests.executor.living import SHARDS, living
 from tests.scripted_mesh import ScriptedMesh
 

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from deploy.local.embedded import EmbeddedRedis
 from gateway.models.catalog import Catalog, CatalogView
 from gateway.models.metrics import Metrics
 from gateway.models.observation import Observation
@@ -21,6 +20,7 @@ from shared.store.membership import Membership
 from shared.store.redis_client import connect
 from shared.store.scripts import Scripts
 from shared.store.totals import Tallies
+from tests.embedded_redis import EmbeddedRedis
 
 RECORD = ModelRecord(ModelConfig("m", "python", "", 8, (), ()), "{}", ("1",), "5-0")
 

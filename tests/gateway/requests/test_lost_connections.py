@@ -16,7 +16,6 @@ import pytest
 
 import gateway.requests.dispatch
 import gateway.requests.replies
-from deploy.local.embedded import EmbeddedRedis, through
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import InferCall
 from gateway.service import Core, running_core
@@ -29,7 +28,9 @@ from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.traces.tracing import Tracing
+from tests.embedded_redis import EmbeddedRedis
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway
+from tests.redis_proxy import through
 
 
 class Proxy:

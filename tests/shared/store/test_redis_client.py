@@ -13,7 +13,6 @@ from redis import Redis as SyncRedis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from deploy.chaos.proxy import Way
-from deploy.local.embedded import EmbeddedRedis
 from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import redis_client
 from shared.store.keyspace import SCHEMA_VERSION, Keyspace
@@ -21,6 +20,7 @@ from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, join_mesh, joined
 from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
+from tests.embedded_redis import EmbeddedRedis
 from tests.redis_proxy import RedisProxy
 
 SOON_S = 60

@@ -15,13 +15,13 @@ import hiredis
 import pytest
 
 from deploy.chaos.replicated import ReplicatedRedis, until
-from deploy.local.embedded import EmbeddedRedis
 from shared.store import sentinels
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST, connect, joined
 from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
+from tests.embedded_redis import EmbeddedRedis
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 PATIENCE_S = 60.0

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from deploy.local.embedded import EmbeddedRedis
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.messages import ReplyMessage, decode_reply, encode
 from shared.statistics.tally import ModelLoad, unpacked
@@ -16,6 +15,7 @@ from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from shared.store.scripts import Call, Scripts
 from shared.store.work_scripts import Front, Take, Taken, WorkDone, WorkItem, WorkScripts, holders_of, request_id
+from tests.embedded_redis import EmbeddedRedis
 from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
