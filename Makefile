@@ -103,7 +103,7 @@ soak: install  ## ten minutes of 128 streams: nothing wrong, nothing dead, nothi
 	$(BIN)/python -m benchmarks.soak $(SOAK)
 
 chaos: install  ## kills, freezes and cuts off a mesh under load, checks every answer; CHAOS="--seed 7 --steps 100000"
-	$(BIN)/python -m deploy.chaos $(CHAOS)
+	$(BIN)/python -m deploy.cli chaos $(CHAOS)
 
 fuzz: install  ## broken inputs of every kind, for ten minutes; FUZZ="--only http,grpc --minutes 60", --seed repeats one
 	$(BIN)/python -m tests.fuzz $(FUZZ)

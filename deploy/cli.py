@@ -36,7 +36,7 @@ LAZY_COMMANDS = {
         "deploy.operate.runtime_settings",
         "What was changed in logging and tracing, by whom; and the way back.",
     ),
-    "demo": ("deploy.demo", "Texts streamed through a running mesh, while one of its executors is killed."),
+    "demo": ("deploy.demo.command", "Texts streamed through a running mesh, while one of its executors is killed."),
     "chaos": ("deploy.chaos.command", "A mesh under load is killed, frozen and cut off; every answer is checked."),
 }
 
@@ -48,7 +48,6 @@ def main() -> None:
 
 
 def run_up(settings: UpSettings) -> None:
-    """`seqmesh up`."""
     try:
         code = up(settings)
     except ServerNotFoundError as missing:

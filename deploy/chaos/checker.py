@@ -96,7 +96,6 @@ def check(told: SequenceHistory, strikes: Strikes) -> list[Finding]:
 
 
 def finding(told: SequenceHistory, sort: Sort, step: int, at_s: float, story: str) -> Finding:
-    """A finding about a step of this sequence."""
     return Finding(sort, told.script.index, told.script.correlation_id, step, at_s, story)
 
 

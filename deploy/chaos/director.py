@@ -129,5 +129,4 @@ class Director:
 
 
 def pick(fault: Fault, names: Sequence[str]) -> str:
-    """The fault's victim among those that there are."""
     return names[fault.target % len(names)]

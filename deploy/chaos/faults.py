@@ -143,7 +143,6 @@ def plan_faults(seed: int, count: int, kinds: Sequence[str], *, lease_s: float) 
 
 
 def lasting_s(chance: random.Random, act: Act, lease_s: float) -> float:
-    """How long a fault of that kind lasts, seconds."""
     match act:
         case Act.FREEZE | Act.STALL | Act.STRAND:
             return chance.uniform(1.3, 2.5) * lease_s

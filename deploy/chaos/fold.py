@@ -29,7 +29,6 @@ BEGINNING = FoldState(0, 0)
 
 
 def after(state: FoldState, value: int) -> FoldState:
-    """The state one step later."""
     return FoldState((state.fold * FACTOR + value + state.length + 1) & MASK, state.length + 1)
 
 

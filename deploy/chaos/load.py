@@ -92,7 +92,6 @@ class Player:
         self._cut_short = True
 
     async def play(self) -> SequenceHistory:
-        """Plays the whole sequence. Returns its history."""
         self._last_progress_s = self._clock.now()
         while not self.told.forsaken and len(self._done) < len(self.script.values):
             if self._clock.now() - self._last_progress_s > BUDGET_S:
@@ -217,7 +216,6 @@ class Player:
         return attempt.outcome
 
     def _learn(self, attempt: Attempt) -> None:
-        """Learns from an attempt what to do next."""
         if attempt.outcome is AttemptOutcome.ANSWERED:
             self._last_progress_s = self._clock.now()
             if attempt.step not in self._done:

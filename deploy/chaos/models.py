@@ -46,7 +46,6 @@ FILLED = "chaos_direct"
 
 
 def variant(name: str) -> Variant:
-    """The model of that name."""
     return next(one for one in VARIANTS if one.name == name)
 
 
@@ -60,7 +59,6 @@ def write_repository(directory: Path) -> None:
 
 
 def config(one: Variant) -> str:
-    """A model's config.pbtxt."""
     strategy = "direct { }" if one.direct else f"oldest {{ max_candidate_sequences: {one.slots} }}"
     return f"""# Written by `seqmesh chaos`.
 name: "{one.name}"

@@ -146,7 +146,6 @@ def report_of(
 
 
 def verdict(broken: Mapping[str, int], *, complete: bool) -> str:
-    """The verdict in a few words."""
     if any(broken.values()):
         return "BROKEN: " + ", ".join(f"{count} {sort}" for sort, count in broken.items() if count)
     return "whole" if complete else "whole so far, but the run was not complete"
@@ -187,7 +186,6 @@ def latencies(took_s: Sequence[float]) -> Latencies:
 
 
 def fault_lines(strikes: Sequence[Strike], answered_s: Sequence[float]) -> list[FaultLine]:
-    """One line per kind."""
     begins = sorted(strike.begin_s for strike in strikes)
     lines: dict[str, FaultLine] = {}
     for strike in sorted(strikes, key=lambda strike: strike.kind):
@@ -203,7 +201,6 @@ def fault_lines(strikes: Sequence[Strike], answered_s: Sequence[float]) -> list[
 
 
 def markdown(report: Report) -> str:
-    """The report in a few lines."""
     about = "\n".join(f"* {name}: {value}" for name, value in report.about.items())
     faults = "\n".join(f"| {f.kind} | {f.count} | {f.longest_gap_s:.2f} | {f.back_s:.1f} |" for f in report.faults)
     names = list(report.disturbed.ms or report.undisturbed.ms)
@@ -240,5 +237,4 @@ def markdown(report: Report) -> str:
 
 
 def counts(numbers: Mapping[str, int]) -> str:
-    """As a list in words."""
     return ", ".join(f"{count} {name}" for name, count in numbers.items()) or "none"

@@ -127,7 +127,6 @@ def reason_to_end(
 
 
 def progress(load: ClientLoad, director: Director, wrong: int) -> str:
-    """The run's progress as a line."""
     now, score = load.clock.now(), load.score
     going_on = [strike.kind for strike in director.strikes if strike.end_s == float("inf")]
     return (

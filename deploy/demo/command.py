@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +37,6 @@ Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, starts one 
 it afterwards. Nobody is killed in a mesh that runs elsewhere (--url), or that has one executor only.
 """
 OWNER_INTERVAL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line said. url: host:port of a gateway's gRPC, "" when not given. texts: each in its pieces."""
-
-    url: str
-    data_dir: Path
-    private: bool
-    texts: list[tuple[bytes, ...]]
-    pace_s: float
-    kill: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +84,26 @@ class DemoRun:
 def demo(
     url: str, data_dir: Path, *, private: bool, count: int, pace_ms: int, kill: bool, text: tuple[str, ...]
 ) -> None:
-    """See HELP."""
     try:
         texts = [pieces_of(one) for one in text or sample_texts(count)]
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
-    chosen = Options(url, data_dir, private, texts, pace_ms / 1000, kill)
-    if chosen.url and chosen.private:
+    if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    with place(chosen) as where:
-        same = asyncio.run(show(chosen, where))
+    with target(url, None if private else running_mesh(data_dir)) as where:
+        same = asyncio.run(show(where, texts, pace_ms / 1000, kill=kill))
     sys.exit(0 if same else 1)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """`seqmesh demo`; exits."""
-    demo.main(args=None if arguments is None else list(arguments), prog_name="seqmesh demo")
+def main(arguments: Sequence[str]) -> None:
+    demo.main(args=list(arguments), prog_name="seqmesh demo")
 
 
 @contextmanager
-def place(options: Options) -> Generator[DemoTarget]:
-    """The mesh to stream to, within the block. Starts a private one if none was given and none runs."""
-    running = None if options.private else running_mesh(options.data_dir)
-    if options.url:
-        yield DemoTarget(options.url, running if running is not None and is_gateway_of(running, options.url) else None)
+def target(url: str, running: MeshState | None) -> Generator[DemoTarget]:
+    """The mesh to stream to, within the block. Starts a private one if no URL was given and none runs."""
+    if url:
+        yield DemoTarget(url, running if running is not None and is_gateway_of(running, url) else None)
         return
     if running is not None:
         yield DemoTarget(grpc_address(running), running)
@@ -155,35 +139,24 @@ def is_gateway_of(mesh: MeshState, url: str) -> bool:
     return local and port in ports
 
 
-async def show(options: Options, where: DemoTarget) -> bool:
+async def show(where: DemoTarget, texts: list[tuple[bytes, ...]], pace_s: float, *, kill: bool) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
-    client = triton.InferenceServerClient(where.url)
-    try:
-        if not await client.is_model_ready(MODEL):
-            raise click.ClickException(
-                f"{where.url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
-            )
-        async with local_mesh(where) as mesh:
-            return await both_runs(Stage(client, options.texts, options.pace_s, mesh), where, kill=options.kill)
-    except InferenceServerException as failure:
-        raise click.ClickException(f"no answer from {where.url}: {failure.message()}") from failure
-    except StepFailedError as failure:
-        raise click.ClickException(str(failure)) from failure
-    finally:
-        await client.close()
-
-
-@asynccontextmanager
-async def local_mesh(where: DemoTarget) -> AsyncGenerator[LocalMesh | None]:
-    """The processes behind the address, when they run on this machine."""
-    if where.mesh is None:
-        yield None
-        return
-    mesh = await LocalMesh.join(where.mesh, MODEL)
-    try:
-        yield mesh
-    finally:
-        await mesh.close()
+    async with AsyncExitStack() as stack:
+        client = triton.InferenceServerClient(where.url)
+        stack.push_async_callback(client.close)
+        try:
+            if not await client.is_model_ready(MODEL):
+                raise click.ClickException(
+                    f"{where.url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
+                )
+            mesh = await LocalMesh.join(where.mesh, MODEL) if where.mesh is not None else None
+            if mesh is not None:
+                stack.push_async_callback(mesh.close)
+            return await both_runs(Stage(client, texts, pace_s, mesh), where.url, kill=kill)
+        except InferenceServerException as failure:
+            raise click.ClickException(f"no answer from {where.url}: {failure.message()}") from failure
+        except StepFailedError as failure:
+            raise click.ClickException(str(failure)) from failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +169,10 @@ class Stage:
     mesh: LocalMesh | None
 
 
-async def both_runs(stage: Stage, where: DemoTarget, *, kill: bool) -> bool:
+async def both_runs(stage: Stage, url: str, *, kill: bool) -> bool:
     """Runs, compares, tells; whether all answers were equal."""
     words = sum(map(len, stage.texts))
-    click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {where.url}\n")
+    click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {url}\n")
     mercy = await reason_for_mercy(stage.mesh) if kill else "as you wish"
     click.echo("first run, undisturbed: the text so far, and how the model thinks it goes on")
     undisturbed = await run(stage, kill=False)

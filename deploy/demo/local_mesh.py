@@ -57,7 +57,6 @@ class LocalMesh:
 
     @property
     def executors(self) -> int:
-        """How many executors the launcher runs."""
         return len(self._pids)
 
     async def executors_ready(self) -> bool:

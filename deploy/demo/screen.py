@@ -68,7 +68,6 @@ class Screen:
         self._drawn_s = 0.0
 
     def answered(self, text: int) -> None:
-        """Shows that a text has got an answer."""
         view = self.views[text]
         if self._live:
             self.refresh()

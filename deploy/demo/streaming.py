@@ -82,7 +82,6 @@ class Progress:
 
 
 async def keep_drawing(screen: Screen) -> None:
-    """Keeps the waiting times on the screen running."""
     while True:
         await asyncio.sleep(REDRAW_INTERVAL_S)
         screen.refresh()
@@ -148,7 +147,6 @@ def answer_of(result: triton.InferResult, sent_s: float) -> AnsweredPiece:
 
 
 def content(result: triton.InferResult, name: str) -> bytes:
-    """An output's bytes."""
     array = cast("npt.NDArray[np.uint8] | None", result.as_numpy(name))
     if array is None:
         raise StepFailedError(f"the answer lacks the output {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,6 @@ class AnsweredPiece:
 
     @property
     def waited_s(self) -> float:
-        """How long the caller waited."""
         return self.answered_s - self.sent_s
 
     @property
@@ -47,26 +47,18 @@ def first_differences(
 
     The arguments hold one sequence of answers per text, in the same order of texts.
     """
-    assert len(undisturbed) == len(disturbed)
     found: list[Difference] = []
     for text, (expected, got) in enumerate(zip(undisturbed, disturbed, strict=True)):
-        piece = first_difference([a.content for a in expected], [a.content for a in got])
-        if piece is not None:
-            found.append(Difference(text, piece, shown(expected, piece), shown(got, piece)))
+        for piece, (one, other) in enumerate(zip_longest(expected, got)):
+            if one is None or other is None or one.content != other.content:
+                found.append(Difference(text, piece, shown(one), shown(other)))
+                break
     return found
 
 
-def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """The first index at which two lists differ, the shorter one's end included; None when they are equal."""
-    for index in range(max(len(expected), len(got))):
-        if expected[index : index + 1] != got[index : index + 1]:
-            return index
-    return None
-
-
-def shown(answers: Sequence[AnsweredPiece], piece: int) -> str:
+def shown(answer: AnsweredPiece | None) -> str:
     """An answer's continuation in quotes, or that there was none."""
-    return repr(answers[piece].continuation.decode(errors="replace")) if piece < len(answers) else "no answer"
+    return "no answer" if answer is None else repr(answer.continuation.decode(errors="replace"))
 
 
 @dataclass(frozen=True, slots=True)

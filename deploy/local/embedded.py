@@ -112,7 +112,6 @@ def on_socket(path: Path) -> dict[str, str]:
 
 
 def socket_url(path: Path) -> str:
-    """The URL of a server on a Unix socket."""
     return f"unix://{quote(str(path))}"
 
 

@@ -440,12 +440,10 @@ class LogFile:
         self._important = False
         self._repeats = Repeats()
 
-    @contextmanager
-    def open_for_child(self) -> Generator[BinaryIO]:
+    def open_for_child(self) -> BinaryIO:
         """The file to hand to a new process."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            yield file
+        return self.path.open("ab")
 
     def new_important_lines(self) -> list[str]:
         """Warnings and errors since the last call, with the indented lines (tracebacks) that follow them.
@@ -527,6 +525,5 @@ def now_ms() -> int:
 
 
 def say(text: str) -> None:
-    """Prints one line of the launcher itself."""
     click.echo(f"seqmesh: {text}")
     sys.stdout.flush()

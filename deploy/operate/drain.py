@@ -116,7 +116,6 @@ def progress(name: str, ones: Iterable[ExecutorHolding]) -> str:
 
 
 async def take_back(mesh: OperatedMesh, executors: Iterable[str]) -> None:
-    """Lets executors serve again."""
     known = await holdings(mesh)
     for who in executors:
         names = {who, *(one.registration.name for one in matching(who, known))}
@@ -136,7 +135,6 @@ def condition(ones: Iterable[ExecutorHolding]) -> str:
 
 
 def sequences(count: int) -> str:
-    """The count with the right plural."""
     return f"{count} sequence{'' if count == 1 else 's'}"
 
 

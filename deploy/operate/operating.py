@@ -20,8 +20,6 @@ from shared.store.redis_url import url_without_password
 
 @dataclass(frozen=True, slots=True)
 class OperatedMesh:
-    """A running mesh."""
-
     redis: Redis
     keys: Keyspace
     membership: Membership
@@ -36,17 +34,14 @@ class ExecutorHolding:
 
     @property
     def registration(self) -> ExecutorRegistration:
-        """The executor's registration."""
         return self.member.registration
 
     @property
     def total(self) -> int:
-        """The number of all sequences that it owns."""
         return sum(self.sequences.values())
 
     @property
     def state(self) -> str:
-        """The executor's state in a word."""
         if self.registration.leaving:
             return "leaving"
         if not self.member.alive:
@@ -105,5 +100,4 @@ async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:
-    """The executors of that name or id."""
     return [one for one in known if who in (one.registration.name, one.registration.executor)]

@@ -34,7 +34,6 @@ async def run(settings: OperatorSettings, *, reset: bool) -> None:
 
 
 def described(picture: ChangedSettings) -> str:
-    """The changed settings as lines of text."""
     lines = [f"{name} = {value}" for name, value in picture.logs.items()]
     for model, changed in sorted(picture.traces.items()):
         lines += [f"{name} = {value}" + (f" (model {model})" if model else "") for name, value in changed.items()]
