@@ -84,7 +84,6 @@ class BatchRequest:
         return self.inputs[name].shape
 
     def as_numpy(self, name: str) -> np.ndarray[Any, Any]:
-        """An input's content."""
         return to_numpy(self.inputs[name])
 
 

@@ -33,7 +33,6 @@ class Polling:
         self._seen: Mapping[str, str] = {}
 
     async def run(self) -> None:
-        """Looks, for ever."""
         while True:
             await asyncio.sleep(self._period_s)
             try:

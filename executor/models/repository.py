@@ -107,13 +107,10 @@ class ServedVersion:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model that is being served."""
-
     record: ModelRecord
     versions: list[ServedVersion]
 
     def at(self, version: str) -> ServedVersion | None:
-        """One of its versions."""
         return next((served for served in self.versions if served.version == version), None)
 
 
@@ -171,7 +168,6 @@ class ModelRepository:
         return sorted({path.name for folder in self.folders for path in _model_folders(folder)})
 
     def folder(self, name: str) -> Path | None:
-        """The folder of a model."""
         return next((path for root in self.folders for path in _model_folders(root) if path.name == name), None)
 
     def mentions(self, word: str) -> bool:
@@ -241,7 +237,6 @@ class ModelRepository:
             self._remove_files(served)
 
     async def close(self) -> None:
-        """Finalizes every engine."""
         for model in self.loaded.values():
             self.retired += model.versions
         self.loaded.clear()
@@ -478,7 +473,6 @@ def _tell(model: LoadedModel, *, seconds: float) -> None:
 
 
 async def close(served: ServedVersion) -> None:
-    """Finalizes a version's engines."""
     for worker in served.workers:
         try:
             await worker.close()

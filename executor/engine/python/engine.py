@@ -238,11 +238,9 @@ class PythonEngine:
 
     @property
     def hands_out_state(self) -> bool:
-        """See `base.HandsOutState`."""
         return self._model_state is not None
 
     def restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
-        """See `base.HandsOutState`."""
         assert self._model_state is not None, "asked before"
         if self._held is not None:
             self._held.give_back(correlation_id)
@@ -250,16 +248,13 @@ class PythonEngine:
 
     @property
     def has_release(self) -> bool:
-        """See `base.ReleasesSequences`."""
         return self._held is not None
 
     def release(self, correlation_id: CorrelationId) -> None:
-        """See `base.ReleasesSequences`."""
         if self._held is not None:
             self._held.release(correlation_id)
 
     def release_all(self) -> None:
-        """See `base.ReleasesSequences`."""
         if self._held is not None:
             self._held.release_all()
 
@@ -268,26 +263,21 @@ class PythonEngine:
         self._states.load(slot, states)
 
     def describe_state(self, slot: int) -> str:
-        """See `base.Engine.describe_state`."""
         return self._states.describe(slot)
 
     def drop_state(self, slot: int) -> None:
-        """See `base.Engine.drop_state`."""
         self._states.drop(slot)
 
     @property
     def batch_rows(self) -> int:
-        """See `base.FixesShape`."""
         return self._call_rows if self._fixed else 0
 
     @property
     def alone_because(self) -> str:
-        """See `base.FixesShape`."""
         return "a python model is given one request at a time"
 
     @property
     def is_testable(self) -> bool:
-        """See `base.FixesShape`."""
         return self._has_state
 
     def run_rows_alone(self, because: str) -> None:
@@ -295,7 +285,6 @@ class PythonEngine:
 
     @property
     def has_readiness(self) -> bool:
-        """Whether the model has an `is_ready`."""
         return hasattr(self._model, "is_ready")
 
     def is_ready(self) -> bool:

@@ -34,8 +34,6 @@ class _Value:
 
 
 class _Family:
-    """All metrics of one name."""
-
     def __init__(self, name: str, description: str, kind: str) -> None:
         self.name = name
         self.description = description
@@ -118,7 +116,6 @@ class Metric:
             self._value.value += value
 
     def set(self, value: float) -> None:
-        """Sets a gauge."""
         if self._family.kind != GAUGE:
             raise TritonModelException(f"a {self._family.kind} cannot be set")
         value = float(value)
@@ -126,7 +123,6 @@ class Metric:
             self._value.value = value
 
     def observe(self, value: float) -> None:
-        """Adds an observation to a histogram."""
         if self._family.kind != HISTOGRAM:
             raise TritonModelException(f"a {self._family.kind} has no observations")
         value = float(value)
@@ -135,7 +131,6 @@ class Metric:
             self._value.buckets[bisect.bisect_left(self._value.bounds, value)] += 1
 
     def value(self) -> float:
-        """The present value of a counter or gauge."""
         if self._family.kind == HISTOGRAM:
             raise TritonModelException("a HISTOGRAM has no single value")
         with self._family.lock:

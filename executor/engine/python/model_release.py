@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 
 def has_release(model_class: type[Any]) -> bool:
-    """Whether a model has the method."""
     method = getattr(model_class, RELEASE, None)
     if not callable(method):
         return False

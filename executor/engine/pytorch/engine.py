@@ -117,18 +117,15 @@ class TorchEngine:
             self.run_rows_alone(because)
 
     def run_rows_alone(self, because: str) -> None:
-        """See `base.FixesShape`."""
         self.batch_rows, self.alone_because = 1, because
 
     def move_weights(self, offset_bytes: int) -> None:
-        """See `base.FixesShape`."""
         if isinstance(self._forward, torch.nn.Module) and self._device.type == "cpu":
             for weight in (*self._forward.parameters(), *self._forward.buffers()):
                 weight.data = relocated(weight.data, offset_bytes)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        """See `base.Engine.run`."""
         if self._fixed_threads:
             use_threads(self._fixed_threads)
         results: list[RowResult | RowError | None] = [None] * len(rows)
@@ -142,15 +139,12 @@ class TorchEngine:
         self._arena.load(slot, states)
 
     def describe_state(self, slot: int) -> str:
-        """See `base.Engine.describe_state`."""
         return self._arena.describe(slot)
 
     def drop_state(self, slot: int) -> None:
-        """See `base.Engine.drop_state`."""
         self._arena.drop(slot)
 
     def memory_usage(self) -> Sequence[MemoryUse]:
-        """See `base.MeasuresMemory`."""
         forward = self._forward
         tensors = [*forward.parameters(), *forward.buffers()] if isinstance(forward, torch.nn.Module) else []
         size = self._arena.byte_size + sum(tensor.nbytes for tensor in tensors)
@@ -158,7 +152,6 @@ class TorchEngine:
         return (MemoryUse(kind, self._device.index or 0, size),) if size else ()
 
     def close(self) -> None:
-        """See `base.Engine.close`."""
         self._forward = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
