@@ -12,8 +12,7 @@ from importlib.metadata import version
 
 import click
 
-from deploy.local.embedded import ServerNotFoundError
-from deploy.local.launcher import LauncherError, up
+from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
 from shared.settings import settings_command
 from shared.traces.tracing import describe
@@ -45,14 +44,6 @@ LAZY_COMMANDS = {
 @click.version_option(version("seqmesh"), prog_name="seqmesh")
 def main() -> None:
     """Serves recurrent and streaming models over Triton's protocols; loses, doubles and reorders no step."""
-
-
-def run_up(settings: UpSettings) -> None:
-    try:
-        code = up(settings)
-    except ServerNotFoundError as missing:
-        raise LauncherError(str(missing)) from missing
-    sys.exit(code)
 
 
 def lazy_command(name: str, module: str, summary: str) -> click.Command:
@@ -89,7 +80,9 @@ def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -
     click.echo(describe(model, version, int(correlation_id) if number else correlation_id))
 
 
-main.add_command(settings_command(UpSettings, run_up, name="up", help=UP_HELP, epilog=UP_EPILOG))
+main.add_command(
+    settings_command(UpSettings, lambda settings: sys.exit(up(settings)), name="up", help=UP_HELP, epilog=UP_EPILOG)
+)
 for command_name, (command_module, command_summary) in LAZY_COMMANDS.items():
     main.add_command(lazy_command(command_name, command_module, command_summary))
 main.add_command(show_trace)

@@ -174,11 +174,9 @@ class UnarySession:
             return state_of(await self._client.infer(**arguments))
         except InferenceServerException as error:
             raise told_by_grpc(error.__context__ or error) from None
-        except OSError as error:
-            # aiohttp's connection errors are OSErrors, except the one below.
-            raise BrokenError(f"{type(error).__name__}: {error}") from None
         except Exception as error:
-            if type(error).__module__.startswith("aiohttp"):
+            # aiohttp's connection errors are OSErrors, except one.
+            if isinstance(error, OSError) or type(error).__module__.startswith("aiohttp"):
                 raise BrokenError(f"{type(error).__name__}: {error}") from None
             raise
 

@@ -10,6 +10,8 @@ would not show.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple
 
 FACTOR = 6364136223846793005
@@ -34,17 +36,10 @@ def after(state: FoldState, value: int) -> FoldState:
 
 def folded(values: Iterable[int]) -> FoldState:
     """The state of a sequence that was sent these values."""
-    state = BEGINNING
-    for value in values:
-        state = after(state, value)
-    return state
+    return reduce(after, values, BEGINNING)
 
 
 def answers(values: Iterable[int]) -> list[FoldState]:
     """The right answer to each step, in order."""
-    state = BEGINNING
-    states: list[FoldState] = []
-    for value in values:
-        state = after(state, value)
-        states.append(state)
+    _, *states = accumulate(values, after, initial=BEGINNING)
     return states

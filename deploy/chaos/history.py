@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -84,21 +84,11 @@ class ChaosRun:
     refused_commits: int | None
 
 
-class HistoryFile:
-    """A file of sequences, one JSON document per line, compressed."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = gzip.open(path, "wb", COMPRESSION)  # noqa: SIM115 -- closed by __exit__
-        self._encoder = msgspec.json.Encoder()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, told: SequenceHistory) -> None:
-        self._file.write(self._encoder.encode(told) + b"\n")
+@contextmanager
+def history_file(path: Path) -> Generator[Callable[[SequenceHistory], object]]:
+    """A file of sequences, one JSON document per line, compressed. Yields what adds one."""
+    with gzip.open(path, "wb", COMPRESSION) as file:
+        yield lambda told: file.write(msgspec.json.encode(told) + b"\n")
 
 
 def read_history(path: Path) -> Iterator[SequenceHistory]:

@@ -59,6 +59,9 @@ def write_repository(directory: Path) -> None:
 
 
 def config(one: Variant) -> str:
+    name, value = (
+        ("sequence_recovery", one.recovery) if one.recovery else ("checkpoint_interval", one.checkpoint_interval)
+    )
     strategy = "direct { }" if one.direct else f"oldest {{ max_candidate_sequences: {one.slots} }}"
     return f"""# Written by `seqmesh chaos`.
 name: "{one.name}"
@@ -78,7 +81,7 @@ sequence_batching {{
 
 instance_group [ {{ count: 1, kind: KIND_CPU }} ]
 
-{parameter(one)}
+parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}
 """
 
 
@@ -89,11 +92,3 @@ STATE = """  state [
     }
   ]
 """
-
-
-def parameter(one: Variant) -> str:
-    """How the model is recovered: by itself, or from a checkpoint every so many steps."""
-    name, value = (
-        ("sequence_recovery", one.recovery) if one.recovery else ("checkpoint_interval", one.checkpoint_interval)
-    )
-    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'

@@ -13,7 +13,7 @@ from deploy.chaos.checker import Strikes, answer_findings
 from deploy.chaos.clients import Gateway
 from deploy.chaos.director import Director
 from deploy.chaos.faults import ChaosPlan
-from deploy.chaos.history import ChaosRun, HistoryFile, SequenceHistory
+from deploy.chaos.history import ChaosRun, SequenceHistory, history_file
 from deploy.chaos.load import BUDGET_S, ClientLoad, Clock
 from deploy.chaos.mesh import TargetMesh
 from deploy.chaos.scripts import PROTOCOL_WEIGHTS, ProtocolName, Script, script
@@ -52,13 +52,13 @@ async def run(plan: ChaosPlan, mesh: TargetMesh, out: Path) -> ChaosRun:
     def keep(told: SequenceHistory) -> None:
         nonlocal wrong
         wrong += len(answer_findings(told, Strikes(director.strikes)))
-        history.add(told)
+        add(told)
 
     gateways = [Gateway(addresses) for addresses in mesh.gateways]
     load = ClientLoad(gateways, Clock(), plan.seed, make, keep)
     director = Director(mesh, load, plan, protocols[-1])
     stop, hurry = asyncio.Event(), asyncio.Event()
-    with HistoryFile(out / "history.jsonl.gz") as history:
+    with history_file(out / "history.jsonl.gz") as add:
         for expected in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(expected, asked_to_stop, stop, hurry)
         clients = [asyncio.create_task(load.client(), name="client") for _ in range(plan.clients)]

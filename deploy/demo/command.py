@@ -7,9 +7,8 @@ import os
 import secrets
 import socket
 import sys
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import click
 from tritonclient.grpc import aio as triton
 from tritonclient.utils import InferenceServerException
 
-from deploy.demo.local_mesh import KilledExecutor, LocalMesh
+from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen, TextView
 from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
 from deploy.demo.texts import pieces_of, sample_texts
@@ -45,15 +44,6 @@ class DemoTarget:
 
     url: str
     mesh: MeshState | None
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRun:
-    """The answers of one run, per text; the executor that was killed meanwhile, if any, and when."""
-
-    transcripts: list[list[AnsweredPiece]]
-    victim: KilledExecutor | None = None
-    killed_s: float = 0.0
 
 
 @click.command("demo", help=HELP, context_settings={"max_content_width": 110})
@@ -149,9 +139,7 @@ async def show(where: DemoTarget, texts: list[tuple[bytes, ...]], pace_s: float,
                 raise click.ClickException(
                     f"{where.url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
                 )
-            mesh = await LocalMesh.join(where.mesh, MODEL) if where.mesh is not None else None
-            if mesh is not None:
-                stack.push_async_callback(mesh.close)
+            mesh = await stack.enter_async_context(joined(where.mesh, MODEL)) if where.mesh is not None else None
             return await both_runs(Stage(client, texts, pace_s, mesh), where.url, kill=kill)
         except InferenceServerException as failure:
             raise click.ClickException(f"no answer from {where.url}: {failure.message()}") from failure
@@ -175,13 +163,13 @@ async def both_runs(stage: Stage, url: str, *, kill: bool) -> bool:
     click.echo(f"{len(stage.texts)} texts of together {words} words, streamed at once to {MODEL} at {url}\n")
     mercy = await reason_for_mercy(stage.mesh) if kill else "as you wish"
     click.echo("first run, undisturbed: the text so far, and how the model thinks it goes on")
-    undisturbed = await run(stage, kill=False)
+    undisturbed, _ = await run(stage, kill=False)
     click.echo(f"\nsecond run: nobody is killed ({mercy})" if mercy else "\nsecond run: an executor is killed half way")
-    disturbed = await run(stage, kill=not mercy)
+    disturbed, victim = await run(stage, kill=not mercy)
     click.echo("")
-    if disturbed.victim is not None:
-        tell_takeover(disturbed.victim, felt(disturbed.transcripts, disturbed.victim.held, disturbed.killed_s))
-    differences = first_differences(undisturbed.transcripts, disturbed.transcripts)
+    if victim is not None:
+        tell_takeover(victim, felt(disturbed, victim.held, victim.killed_s))
+    differences = first_differences(undisturbed, disturbed)
     tell_verdict(differences, words)
     return not differences
 
@@ -197,43 +185,35 @@ async def reason_for_mercy(mesh: LocalMesh | None) -> str:
     return ""
 
 
-async def run(stage: Stage, *, kill: bool) -> DemoRun:
-    """Streams all texts once, as new sequences."""
+async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], KilledExecutor | None]:
+    """Streams all texts once, as new sequences. Returns each text's answers, and the executor that was killed."""
     nonce = secrets.token_hex(4)
     ids = [f"demo-{nonce}-{number}" for number in range(1, len(stage.texts) + 1)]
     screen = Screen([TextView(len(text)) for text in stage.texts])
-    killed: list[tuple[KilledExecutor, float]] = []
+    killed: list[KilledExecutor] = []
 
     async def kill_one() -> None:
         assert stage.mesh is not None
-        killed_s = time.monotonic()
         victim = await stage.mesh.kill_one(ids)
-        killed.append((victim, killed_s))
+        killed.append(victim)
         screen.say(f"  {victim.name} (process {victim.pid}) is killed; it held {numbered(victim.held)}")
 
-    async with owners_shown(stage.mesh, ids, screen):
+    showing = asyncio.create_task(show_owners(stage.mesh, ids, screen), name="owners")
+    try:
         at_half: Callable[[], Awaitable[None]] | None = kill_one if kill else None
         transcripts = await stream_texts(stage.client, stage.texts, ids, screen, pace_s=stage.pace_s, at_half=at_half)
-    return DemoRun(transcripts, *killed[0]) if killed else DemoRun(transcripts)
-
-
-@asynccontextmanager
-async def owners_shown(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen) -> AsyncGenerator[None]:
-    """Keeps the screen's owners as they are in the mesh, where that can be known."""
-
-    async def watch(mesh: LocalMesh) -> None:
-        while True:
-            for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
-                # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
-                view.owner = owner or view.owner
-            await asyncio.sleep(OWNER_INTERVAL_S)
-
-    watcher = asyncio.create_task(watch(mesh), name="owners") if mesh is not None else None
-    try:
-        yield
     finally:
-        if watcher is not None:
-            watcher.cancel()
+        showing.cancel()
+    return transcripts, killed[0] if killed else None
+
+
+async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen) -> None:
+    """Keeps the screen's owners as they are in the mesh, where that can be known."""
+    while mesh is not None:
+        for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
+            # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
+            view.owner = owner or view.owner
+        await asyncio.sleep(OWNER_INTERVAL_S)
 
 
 def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
 
 from deploy.local.launcher import MeshState
 from shared.contract.ids import ExecutorId, SequenceId, sequence_id
 from shared.contract.record import OWNER
+from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Membership
-from shared.store.redis_client import connect
+from shared.store.redis_client import connect, keys_of_mesh
 
 EXECUTORS_TIMEOUT_S = 60.0
 """A gateway is ready with the first executor; the others need some seconds more to load their models."""
@@ -27,33 +29,30 @@ POLL_INTERVAL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class KilledExecutor:
-    """An executor that was killed, and the texts (indexes) that it held."""
+    """An executor that was killed, when (monotonic clock), and the texts (indexes) that it held."""
 
     name: str
     pid: int
+    killed_s: float
     held: tuple[int, ...]
 
 
-class LocalMesh:
-    """One mesh of this machine. Close it after use."""
+@asynccontextmanager
+async def joined(state: MeshState, model: str) -> AsyncGenerator[LocalMesh]:
+    """A mesh of this machine, within the block."""
+    async with connect(state.redis_url) as redis:
+        keys = await keys_of_mesh(redis, state.key_prefix)
+        assert keys is not None, "the mesh has started"
+        yield LocalMesh(state, model, redis, keys)
 
-    def __init__(self, state: MeshState, model: str, shards: int) -> None:
+
+class LocalMesh:
+    def __init__(self, state: MeshState, model: str, redis: Redis, keys: Keyspace) -> None:
         self._model = model
         self._pids = {child.name: child.pid for child in state.children if child.service == "executor"}
-        self._redis = connect(state.redis_url)
-        self._keys = Keyspace(state.key_prefix, shards)
-        self._membership = Membership(self._redis, self._keys)
-
-    @classmethod
-    async def join(cls, state: MeshState, model: str) -> Self:
-        """Connects; takes the number of shards from the mesh."""
-        async with connect(state.redis_url) as redis:
-            shards = await redis.hget(Keyspace(state.key_prefix).mesh, "shards")
-        assert shards is not None, "the mesh has started"
-        return cls(state, model, int(shards))
-
-    async def close(self) -> None:
-        await self._redis.aclose()
+        self._redis = redis
+        self._keys = keys
+        self._membership = Membership(redis, keys)
 
     @property
     def executors(self) -> int:
@@ -93,8 +92,10 @@ class LocalMesh:
         """Kills (SIGKILL) the executor that holds most of the sequences."""
         owners = await self.owners(correlation_ids)
         name = busiest(owners, self._pids)
+        killed_s = time.monotonic()
         os.kill(self._pids[name], signal.SIGKILL)
-        return KilledExecutor(name, self._pids[name], tuple(i for i, owner in enumerate(owners) if owner == name))
+        held = tuple(index for index, owner in enumerate(owners) if owner == name)
+        return KilledExecutor(name, self._pids[name], killed_s, held)
 
 
 def busiest(owners: Iterable[str], executors: Iterable[str]) -> str:

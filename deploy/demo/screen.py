@@ -14,8 +14,6 @@ from typing import TextIO
 
 import click
 
-REDRAW_INTERVAL_S = 0.04
-"""Shortest time between two drawings: 25 a second are enough."""
 PATIENCE_S = 0.3
 """A text whose answer takes longer than this is shown as waiting."""
 PLAIN_EVERY = 12
@@ -65,27 +63,25 @@ class Screen:
         self._out = out or sys.stdout
         self._live = self._out.isatty()
         self._drawn_lines = 0
-        self._drawn_s = 0.0
 
     def answered(self, text: int) -> None:
         view = self.views[text]
         if self._live:
-            self.refresh()
-        elif view.answered % PLAIN_EVERY == 0 or view.answered == view.total:
+            return
+        if view.answered % PLAIN_EVERY == 0 or view.answered == view.total:
             owner = f" on {view.owner}" if view.owner else ""
             end, continuation = printable(view.text)[-40:], printable(view.continuation)
             self._write(f"  text {text + 1}{owner}, {view.answered}/{view.total}: ...{end}[{continuation}]\n")
 
-    def refresh(self, *, force: bool = False) -> None:
-        """Draws the live lines again, at most once per REDRAW_INTERVAL_S unless forced."""
-        now_s = time.monotonic()
-        if not self._live or (not force and now_s - self._drawn_s < REDRAW_INTERVAL_S):
+    def refresh(self) -> None:
+        """Draws the live lines again."""
+        if not self._live:
             return
         columns = shutil.get_terminal_size().columns - 1
-        lines = [view.line(number, columns, now_s) for number, view in enumerate(self.views, 1)]
+        lines = [view.line(number, columns, time.monotonic()) for number, view in enumerate(self.views, 1)]
         up = f"\x1b[{self._drawn_lines}A" if self._drawn_lines else ""
         self._write(up + "".join(f"\r\x1b[2K{line}\n" for line in lines))
-        self._drawn_lines, self._drawn_s = len(lines), now_s
+        self._drawn_lines = len(lines)
 
     def say(self, text: str) -> None:
         """A line of its own; the live lines go on below it."""
@@ -94,7 +90,7 @@ class Screen:
             self._write(f"\x1b[{self._drawn_lines}A\r\x1b[J")
             self._drawn_lines = 0
         self._write(text + "\n")
-        self.refresh(force=True)
+        self.refresh()
 
     def _write(self, text: str) -> None:
         self._out.write(text)

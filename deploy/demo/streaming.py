@@ -20,7 +20,8 @@ from deploy.demo.transcript import AnsweredPiece
 
 MODEL = "text_lstm"
 OUTPUTS = ("NEXT", "CONTINUATION")
-REDRAW_INTERVAL_S = 0.1
+REDRAW_INTERVAL_S = 0.04
+"""25 drawings a second are enough."""
 
 
 class StepFailedError(Exception):
@@ -57,7 +58,7 @@ async def stream_texts(
     except ExceptionGroup as failures:
         # When the mesh fails, all streams mostly fail with the same error: the first one is enough.
         raise failures.exceptions[0] from failures
-    screen.refresh(force=True)
+    screen.refresh()
     return [stream.result() for stream in streams]
 
 

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+import click
+
 AppendFsync = Literal["everysec", "always"]
 OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 or Valkey 7.2: the oldest that have all commands that the mesh uses."""
@@ -46,7 +48,7 @@ REMEDY = (
 )
 
 
-class ServerNotFoundError(RuntimeError):
+class ServerNotFoundError(click.ClickException):
     """No Redis-compatible server program on this machine; the message says what to do."""
 
 
@@ -160,8 +162,8 @@ def serves(path: Path, pid: int) -> bool:
     return answer.endswith(b"+PONG\r\n") and b"\r\nprocess_id:%d\r\n" % pid in answer
 
 
-def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
+def log_tail(path: Path) -> str:
     """The last lines of a log file, or a note that there is none."""
     if not path.exists():
         return "(no log)"
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or "(the log is empty)"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]) or "(the log is empty)"

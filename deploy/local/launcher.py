@@ -41,18 +41,14 @@ from deploy.local.private_files import PRIVATE_UMASK, make_private, private_file
 from deploy.local.settings import UpSettings
 from deploy.local.supervision import (
     Action,
-    Begin,
     Event,
     Exited,
     Finish,
-    MeshReady,
+    MeshEvent,
     Send,
-    ServerReady,
     ShowLog,
     Start,
-    StopRequested,
     Supervision,
-    TimePassed,
     UserNotice,
 )
 from deploy.local.tether import tethered
@@ -276,7 +272,7 @@ class Launcher:
         """Starts the children, watches them, and stops them in order. Returns the exit code when all have ended."""
         loop = asyncio.get_running_loop()
         for expected in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(expected, self._events.put_nowait, StopRequested())
+            loop.add_signal_handler(expected, self._events.put_nowait, MeshEvent.STOP_REQUESTED)
         try:
             async with asyncio.TaskGroup() as tasks:
                 background = [
@@ -293,10 +289,10 @@ class Launcher:
         return self._exit_code
 
     async def _supervise(self, tasks: asyncio.TaskGroup) -> None:
-        self._events.put_nowait(Begin())
+        self._events.put_nowait(MeshEvent.BEGIN)
         while self._exit_code is None:
             event = await self._next_event()
-            if isinstance(event, StopRequested) and not self._supervision.stopping:
+            if event is MeshEvent.STOP_REQUESTED and not self._supervision.stopping:
                 say("stopping")
             for action in self._supervision.handle(event, now_ms()):
                 await self._perform(action, tasks)
@@ -309,7 +305,7 @@ class Launcher:
             async with asyncio.timeout(max(0, wake_ms - now_ms()) / 1000):
                 return await self._events.get()
         except TimeoutError:
-            return TimePassed()
+            return MeshEvent.TIME_PASSED
 
     async def _perform(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
@@ -376,7 +372,7 @@ class Launcher:
             # Another process is waited for: nothing here could set an event.
             while not (redis.pid and await asyncio.to_thread(serves, self._server, redis.pid)):  # noqa: ASYNC110
                 await asyncio.sleep(PROBE_INTERVAL_S / 2)
-            self._events.put_nowait(ServerReady())
+            self._events.put_nowait(MeshEvent.SERVER_READY)
         said_at = time.monotonic()
         while waiting := await self._not_ready():
             if time.monotonic() - said_at >= PROGRESS_INTERVAL_S:
@@ -385,7 +381,7 @@ class Launcher:
             await asyncio.sleep(PROBE_INTERVAL_S)
         self._ready = True
         self._write_state()
-        self._events.put_nowait(MeshReady())
+        self._events.put_nowait(MeshEvent.MESH_READY)
         say(self._ready_line())
 
     async def _not_ready(self) -> list[str]:

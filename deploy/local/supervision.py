@@ -16,7 +16,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from shared.contract.errors import FAILED
 
@@ -59,19 +59,14 @@ class Child:
     quick_failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The launcher is set up."""
+class MeshEvent(Enum):
+    """What happens to the mesh as a whole."""
 
-
-@dataclass(frozen=True, slots=True)
-class ServerReady:
-    """Redis takes commands."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeshReady:
-    """Every gateway says that it is ready."""
+    BEGIN = "the launcher is set up"
+    SERVER_READY = "Redis takes commands"
+    MESH_READY = "every gateway says that it is ready"
+    STOP_REQUESTED = "the user wants the mesh to stop; a second request means at once"
+    TIME_PASSED = "deadlines may be due"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +77,7 @@ class Exited:
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The user wants the mesh to stop; a second request means at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Time has passed: deadlines may be due."""
-
-
-Event = Begin | ServerReady | MeshReady | Exited | StopRequested | TimePassed
+Event = MeshEvent | Exited
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +140,7 @@ class Supervision:
         return self._stage is not None
 
     def wake_ms(self) -> int | None:
-        """When a `TimePassed` is needed next; None if only other events can change anything."""
+        """When a `TIME_PASSED` is needed next; None if only other events can change anything."""
         times = [child.since_ms for child in self._children.values() if child.status is Status.PAUSING]
         if self.stopping and not self._killed and not self._finished:
             times.append(self._stage_deadline_ms)
@@ -164,18 +149,18 @@ class Supervision:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         """Takes one event in and returns the actions that follow from it."""
         match event:
-            case Begin():
+            case MeshEvent.BEGIN:
                 return self._begin(now_ms)
-            case ServerReady():
+            case MeshEvent.SERVER_READY:
                 return [] if self.stopping else self._start_all(Status.WAITING, now_ms)
-            case MeshReady():
+            case MeshEvent.MESH_READY:
                 self._was_ready = True
                 return []
             case Exited(name, code):
                 return self._exited(self._children[name], code, now_ms)
-            case StopRequested():
+            case MeshEvent.STOP_REQUESTED:
                 return self._kill() if self.stopping else self._stop(0, now_ms)
-            case TimePassed():
+            case MeshEvent.TIME_PASSED:
                 return self._tick(now_ms)
 
     def _begin(self, now_ms: int) -> list[Action]:

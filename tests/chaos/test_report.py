@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from deploy.chaos.command import Document, chaos
 from deploy.chaos.faults import ChaosPlan, plan_faults
-from deploy.chaos.history import ChaosRun, HistoryFile, SequenceHistory, Strike, read_history
+from deploy.chaos.history import ChaosRun, SequenceHistory, Strike, history_file, read_history
 from deploy.chaos.report import Report, judge, markdown, merged, report_of, split
 from tests.chaos.histories import history, refused
 
@@ -82,18 +82,18 @@ def test_the_report_can_be_read_by_people() -> None:
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     histories = [history([1, 2]), wrong()]
-    with HistoryFile(tmp_path / "history.jsonl.gz") as file:
+    with history_file(tmp_path / "history.jsonl.gz") as add:
         for told in histories:
-            file.add(told)
+            add(told)
 
     assert histories == list(read_history(tmp_path / "history.jsonl.gz"))
 
 
 @pytest.mark.parametrize(("histories", "code"), [([history([1, 2])], 0), ([history([1]), wrong()], 1)])
 def test_a_run_can_be_judged_again_by_its_files(tmp_path: Path, histories: list[SequenceHistory], code: int) -> None:
-    with HistoryFile(tmp_path / "history.jsonl.gz") as file:
+    with history_file(tmp_path / "history.jsonl.gz") as add:
         for told in histories:
-            file.add(told)
+            add(told)
     (tmp_path / "report.json").write_bytes(msgspec.json.encode(Document(reported(histories), [], STRIKES)))
 
     result = CliRunner().invoke(chaos, ["--check", str(tmp_path)])
