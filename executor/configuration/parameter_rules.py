@@ -5,7 +5,7 @@ Source: docs/triton/dialect.md; docs/design/failures.md; triton-spec sections 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -137,7 +137,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 """Every parameter that the mesh reads."""
 
 _SEQUENCE_PARAMETERS = tuple(each.name for each in PARAMETERS if each.of is For.SEQUENCES)
-_POSITIVE = ("checkpoint_interval", "sequence_log_steps", "sequence_log_bytes")
 _LOG = ("sequence_log_steps", "sequence_log_bytes")
 _WHOLE_DIGITS_MAX = 18
 PYTHON = "python"
@@ -151,27 +150,9 @@ def check_parameters(config: ConfigMessage) -> list[str]:
     """
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     model, stateful = config.name, config.HasField("sequence_batching")
-    for name in _POSITIVE:
-        text = parameters.get(name, "1")
-        if not _is_whole(text) or int(text) < 1:
-            raise ConfigError(f"parameter '{name}' must be a positive integer for {model}, got '{text}'")
-    recovery = parameters.get("sequence_recovery")
-    if recovery is not None and recovery not in list(SequenceRecovery):
-        raise ConfigError(
-            f"parameter 'sequence_recovery' must be none, replay or methods for {model}, got '{recovery}'"
-        )
-    fixed = parameters.get("fixed_shape", FixedShape.OFF)
-    if fixed not in list(FixedShape):
-        raise ConfigError(f"parameter 'fixed_shape' must be true, rows or false for {model}, got '{fixed}'")
-    virtual = parameters.get("virtual_slots", "true")
-    if virtual not in ("true", "false"):
-        raise ConfigError(f"parameter 'virtual_slots' must be 'true' or 'false' for {model}, got '{virtual}'")
-    grace = parameters.get("orphan_grace_microseconds", "0")
-    if not _is_whole(grace):
-        raise ConfigError(
-            f"parameter 'orphan_grace_microseconds' must be a non-negative integer for {model}, got '{grace}'"
-        )
-    _check_retries(parameters, model)
+    for name, (wanted, fits) in _VALUES.items():
+        if name in parameters and not fits(parameters[name]):
+            raise ConfigError(f"parameter '{name}' must be {wanted} for {model}, got '{parameters[name]}'")
     strategy = parameters.get(STRATEGY)
     if strategy is not None and not stateful and not strategy.endswith(".py"):
         raise ConfigError(
@@ -208,17 +189,27 @@ def _recovery_notes(config: ConfigMessage, parameters: Mapping[str, str]) -> lis
     return notes
 
 
-def _check_retries(parameters: Mapping[str, str], model: str) -> None:
-    count = parameters.get("retry_replies", "1")
-    if not _is_whole(count) or not 1 <= int(count) <= RETRY_IDS:
-        raise ConfigError(
-            f"parameter 'retry_replies' must be an integer from 1 to {RETRY_IDS} for {model}, got '{count}'"
-        )
-    size = parameters.get("retry_reply_bytes", "0")
-    if not _is_whole(size):
-        raise ConfigError(f"parameter 'retry_reply_bytes' must be a non-negative integer for {model}, got '{size}'")
-
-
 def _is_whole(text: str) -> bool:
     """Whether the text is a number that fits 64 bits, without sign."""
     return text.isascii() and text.isdigit() and len(text) <= _WHOLE_DIGITS_MAX
+
+
+def _is_positive(text: str) -> bool:
+    return _is_whole(text) and int(text) >= 1
+
+
+_VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    "checkpoint_interval": ("a positive integer", _is_positive),
+    "sequence_log_steps": ("a positive integer", _is_positive),
+    "sequence_log_bytes": ("a positive integer", _is_positive),
+    "sequence_recovery": ("none, replay or methods", lambda text: text in list(SequenceRecovery)),
+    "fixed_shape": ("true, rows or false", lambda text: text in list(FixedShape)),
+    "virtual_slots": ("'true' or 'false'", lambda text: text in ("true", "false")),
+    "orphan_grace_microseconds": ("a non-negative integer", _is_whole),
+    "retry_replies": (
+        f"an integer from 1 to {RETRY_IDS}",
+        lambda text: _is_positive(text) and int(text) <= RETRY_IDS,
+    ),
+    "retry_reply_bytes": ("a non-negative integer", _is_whole),
+}
+"""What a parameter must be, in words and as a check; the first that is broken is told."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,15 +93,17 @@ class PythonEngine:
         self._known_outputs = {spec.name for spec in config.outputs} | {
             state.output_name for state in self._states.specs
         }
+        inputs = {spec.name: spec for spec in config.inputs}
+        controls = batching.controls if batching else ()
+        false_controls = {control.name: false_control(control, batched=self._batched) for control in controls}
+        states = {state.input_name: state for state in self._states.specs}
         self._sources = Sources(
             model=config.name,
-            version=request.version,
-            inputs={spec.name: spec for spec in config.inputs},
-            false_controls={
-                control.name: false_control(control, batched=self._batched)
-                for control in (batching.controls if batching else ())
-            },
-            states={state.input_name: state for state in self._states.specs},
+            version=int(request.version) if request.version.isdecimal() else -1,
+            inputs=inputs,
+            false_controls=false_controls,
+            states=states,
+            names=(*inputs, *false_controls, *states),
             outputs=[spec.name for spec in config.outputs],
             batched=self._batched,
         )
@@ -464,33 +467,22 @@ class PythonEngine:
         return following
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where a model's input names come from; one per engine.
 
-    Names are looked up in this order: inputs, controls, states.
-
+    names    in the order in which they are looked up: inputs, controls, states
     outputs  names of the declared outputs: a request that names none gets all of them
     """
 
-    def __init__(
-        self,
-        *,
-        model: str,
-        version: str,
-        inputs: Mapping[str, TensorSpec],
-        false_controls: Mapping[str, Tensor],
-        states: Mapping[str, StateSpec],
-        outputs: Sequence[str],
-        batched: bool,
-    ) -> None:
-        self.model = model
-        self.outputs = outputs
-        self.version = int(version) if version.isdecimal() else -1
-        self.inputs = inputs
-        self.false_controls = false_controls
-        self.states = states
-        self.batched = batched
-        self.names = (*inputs, *false_controls, *states)
+    model: str
+    version: int
+    inputs: Mapping[str, TensorSpec]
+    false_controls: Mapping[str, Tensor]
+    states: Mapping[str, StateSpec]
+    names: Sequence[str]
+    outputs: Sequence[str]
+    batched: bool
 
 
 class Columns(dict[str, interface.Column]):

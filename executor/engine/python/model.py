@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import itertools
 import sys
 import threading
@@ -69,6 +70,20 @@ def import_model_class(path: Path) -> type[Any]:
     if not isinstance(found, type):
         raise LoadError(f"{path} has no class {CLASS_NAME}")
     return found
+
+
+def takes(method: object, *arguments: object, **named: object) -> bool:
+    """Whether a model's class has a method that can be called with these arguments.
+
+    A method of the same name with another purpose is recognised by its parameters.
+    """
+    if not callable(method):
+        return False
+    try:
+        inspect.signature(method).bind(None, *arguments, **named)  # None: the model itself
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def keep_importable(directory: Path) -> None:

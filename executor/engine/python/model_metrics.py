@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from shared.statistics.reports import CustomFamily, Sample
 
@@ -48,24 +49,17 @@ class _Family:
         return CustomFamily(self.name, self.kind.lower(), self.description, tuple(samples))
 
 
-def _cumulative(value: _Value) -> list[tuple[str, float]]:
-    bounds = [*map(str, value.bounds), "+Inf"]
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, value.buckets, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return buckets
-
-
 def _samples(kind: str, labels: Labels, value: _Value) -> list[Sample]:
     if kind != HISTOGRAM:
         return [Sample("", dict(labels), value.value)]
-    buckets = _cumulative(value)
+    bounds, counts = [*map(str, value.bounds), "+Inf"], list(accumulate(value.buckets))
     return [
-        *(Sample("_bucket", {**dict(labels), "le": bound}, float(count)) for bound, count in buckets),
+        *(
+            Sample("_bucket", {**dict(labels), "le": bound}, float(count))
+            for bound, count in zip(bounds, counts, strict=True)
+        ),
         Sample("_sum", dict(labels), value.value),
-        Sample("_count", dict(labels), float(buckets[-1][1])),
+        Sample("_count", dict(labels), float(counts[-1])),
     ]
 
 

@@ -14,13 +14,12 @@ Triton knows no such method. A method of this name with another purpose is recog
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable
 from typing import Any
 
 from executor.engine.base import Row
-from executor.engine.python.model import error_text, model_dir_known
+from executor.engine.python.model import error_text, model_dir_known, takes
 from shared.contract.ids import CorrelationId
 
 RELEASE = "release"
@@ -29,14 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def has_release(model_class: type[Any]) -> bool:
-    method = getattr(model_class, RELEASE, None)
-    if not callable(method):
-        return False
-    try:
-        inspect.signature(method).bind(None, correlation_id=0)  # and the model itself
-    except (TypeError, ValueError):
-        return False
-    return True
+    return takes(getattr(model_class, RELEASE, None), correlation_id=0)
 
 
 class GivenSequences:

@@ -13,7 +13,6 @@ Triton knows no such methods. Methods of these names with another purpose are re
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,31 +20,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.engine.python.model import error_text, model_dir_known
+from executor.engine.python.model import error_text, model_dir_known, takes
 from shared.contract.errors import ModelError
 from shared.contract.ids import CorrelationId
 from shared.contract.messages import encode
 from shared.contract.tensors import DATATYPE_OF, Tensor, from_numpy, to_numpy
 
 CHECKPOINT, RESTORE = "checkpoint", "restore"
-_PARAMETERS: Mapping[str, int] = {CHECKPOINT: 1, RESTORE: 2}
 
 _tensors = msgspec.msgpack.Decoder(list[Tensor])
 
 
 def has_methods(model_class: type[Any]) -> bool:
     """Whether a model has both methods, with these parameters."""
-    return all(_takes(getattr(model_class, name, None), count) for name, count in _PARAMETERS.items())
-
-
-def _takes(method: object, count: int) -> bool:
-    if not callable(method):
-        return False
-    try:
-        inspect.signature(method).bind(*range(count + 1))  # and the model itself
-    except (TypeError, ValueError):
-        return False
-    return True
+    return takes(getattr(model_class, CHECKPOINT, None), 0) and takes(getattr(model_class, RESTORE, None), 0, {})
 
 
 class ModelState:

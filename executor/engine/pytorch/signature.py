@@ -123,9 +123,10 @@ def completed(config_json: str, version_dir: Path) -> str:
     _complete_batch_size(config, signature)
     if signature.max_batch_size and not int(config.get("max_batch_size", 0)):
         signature = _with_batch_in_dims(signature)
-    _complete_tensors(config, "input", signature.inputs)
-    _complete_tensors(config, "output", signature.outputs)
-    _complete_states(config, signature.states)
+    _complete(config, config, "input", "name", signature.inputs)
+    _complete(config, config, "output", "name", signature.outputs)
+    if signature.states:
+        _complete(config, config.setdefault("sequence_batching", {}), "state", "input_name", signature.states)
     return json.dumps(config)
 
 
@@ -149,39 +150,26 @@ def _with_batch_in_dims(signature: Signature) -> Signature:
     )
 
 
-def _complete_tensors(config: dict[str, Any], field: str, tensors: Sequence[TensorSignature]) -> None:
-    declared: list[dict[str, Any]] = config.get(field) or []
+def _complete(
+    config: dict[str, Any],
+    part: dict[str, Any],
+    field: str,
+    key: str,
+    tensors: Sequence[TensorSignature | StateSignature],
+) -> None:
+    """Declares the tensors in a part of the configuration; where there are declarations, compares them.
+
+    key  by which a declaration is found
+    """
+    declared: list[dict[str, Any]] = part.get(field) or []
     if not declared:
-        config[field] = [_declaration(tensor) for tensor in tensors]
+        part[field] = [_declaration(tensor) for tensor in tensors]
         return
-    by_name = {tensor.name: tensor for tensor in tensors}
+    by_name = {getattr(tensor, key): tensor for tensor in tensors}
     for declaration in declared:
-        tensor = by_name.get(declaration["name"])
+        tensor = by_name.get(declaration.get(key, ""))
         if tensor is not None:
             _check(config, field, declaration, tensor.datatype, tensor.dims)
-
-
-def _complete_states(config: dict[str, Any], states: Sequence[StateSignature]) -> None:
-    if not states:
-        return
-    batching: dict[str, Any] = config.setdefault("sequence_batching", {})
-    declared: list[dict[str, Any]] = batching.get("state") or []
-    if not declared:
-        batching["state"] = [
-            {
-                "input_name": state.input_name,
-                "output_name": state.output_name,
-                "data_type": _config_type(state.datatype),
-                "dims": list(state.dims),
-            }
-            for state in states
-        ]
-        return
-    by_name = {state.input_name: state for state in states}
-    for declaration in declared:
-        state = by_name.get(declaration.get("input_name", ""))
-        if state is not None:
-            _check(config, "state", declaration, state.datatype, state.dims)
 
 
 def _check(
@@ -204,8 +192,9 @@ def _compatible(given: Sequence[int], dims: Sequence[int]) -> bool:
     )
 
 
-def _declaration(tensor: TensorSignature) -> dict[str, Any]:
-    return {"name": tensor.name, "data_type": _config_type(tensor.datatype), "dims": list(tensor.dims)}
+def _declaration(tensor: TensorSignature | StateSignature) -> dict[str, Any]:
+    names = {name: value for name, value in msgspec.structs.asdict(tensor).items() if name.endswith("name")}
+    return {**names, "data_type": _config_type(tensor.datatype), "dims": list(tensor.dims)}
 
 
 def _config_type(datatype: str) -> str:
