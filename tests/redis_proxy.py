@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 from deploy.chaos.proxy import ProxiedLink, Proxy, Way
@@ -48,7 +49,7 @@ class Trap:
 
 
 class RedisProxy(Proxy):
-    """A proxy before the server of a URL (`redis://`)."""
+    """A proxy before the server of a URL (`redis://`). A context manager: listens on entry, is gone on exit."""
 
     def __init__(self, server: str) -> None:
         parts = urlsplit(server)
@@ -58,6 +59,13 @@ class RedisProxy(Proxy):
         self._refused: set[str] = set()
         self._traps: list[Trap] = []
         self._doomed: set[ProxiedLink] = set()
+
+    def __enter__(self) -> Self:
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def url(self) -> str:

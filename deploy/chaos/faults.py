@@ -56,7 +56,6 @@ class FaultKind:
 
     @property
     def name(self) -> str:
-        """The kind's name in options, reports and plots."""
         return f"{self.act}-{self.victim}"
 
 

@@ -64,10 +64,9 @@ class OwnRedis:
         with self._servers.primary().client() as client:
             info = client.info("server")
         program = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
-        if self._sentinels:
-            kept = "a primary, two replicas and three Sentinels, append-only file, appendfsync always"
-            return f"{program}, {kept}, min-replicas-to-write 1"
-        return f"{program}, one server, append-only file, appendfsync always"
+        servers = "a primary, two replicas and three Sentinels" if self._sentinels else "one server"
+        said = f"{program}, {servers}, append-only file, appendfsync always"
+        return f"{said}, min-replicas-to-write 1" if self._sentinels else said
 
     async def strike(self, act: Act, seconds: float) -> None:
         """Carries a fault out, and returns when Redis has recovered."""

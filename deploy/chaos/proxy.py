@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import uvloop
 
@@ -70,7 +70,7 @@ class ProxiedLink:
 
 
 class Proxy:
-    """A proxy in front of one TCP address, on a free port. A context manager: listens on entry, is gone on exit."""
+    """A proxy in front of one TCP address, on a free port."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
         self._target = (target_host, target_port)
@@ -83,13 +83,6 @@ class Proxy:
         self._holds: set[_Rule] = set()
         self._delays: list[_Rule] = []
         self._changed = asyncio.Event()
-
-    def __enter__(self) -> Self:
-        self.listen()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def listen(self) -> str:
         """Begins to listen. Returns the address, host:port."""

@@ -72,7 +72,8 @@ def script(seed: int, index: int, *, run: str, steps_max: int, protocols: Sequen
     hangs_up = chance.random() < 0.15
     return Script(
         index=index,
-        correlation_id=correlation_id(run, index, as_text=chance.random() < 0.5),
+        # A text, or a number that no other run has.
+        correlation_id=f"{run}/{index}" if chance.random() < 0.5 else (int(run, 36) << 24) + index + 1,
         model=model.name,
         protocol=protocol,
         numbered=numbered,
@@ -119,8 +120,3 @@ def window_of(chance: random.Random, protocol: ProtocolName, *, numbered: bool) 
     if protocol == "stream":
         return chance.randint(2, STREAM_WINDOW_MAX)
     return chance.randint(2, UNARY_WINDOW_MAX) if numbered else 1
-
-
-def correlation_id(run: str, index: int, *, as_text: bool) -> int | str:
-    """A text, or a number that no other run has."""
-    return f"{run}/{index}" if as_text else (int(run, 36) << 24) + index + 1

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -36,14 +37,6 @@ Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, starts one 
 it afterwards. Nobody is killed in a mesh that runs elsewhere (--url), or that has one executor only.
 """
 OWNER_INTERVAL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class DemoTarget:
-    """Where to stream to. mesh: its processes when they run on this machine, else None."""
-
-    url: str
-    mesh: MeshState | None
 
 
 @click.command("demo", help=HELP, context_settings={"max_content_width": 110})
@@ -80,27 +73,25 @@ def demo(
         raise click.BadParameter(str(wrong), param_hint="TEXT") from wrong
     if url and private:
         raise click.UsageError("--url names a mesh that runs, --private starts one: give one of them")
-    with target(url, None if private else running_mesh(data_dir)) as where:
-        same = asyncio.run(show(where, texts, pace_ms / 1000, kill=kill))
+    with target(url, None if private else running_mesh(data_dir)) as (address, mesh):
+        same = asyncio.run(show(address, mesh, texts, pace_ms / 1000, kill=kill))
     sys.exit(0 if same else 1)
 
 
-def main(arguments: Sequence[str]) -> None:
-    demo.main(args=list(arguments), prog_name="seqmesh demo")
-
-
 @contextmanager
-def target(url: str, running: MeshState | None) -> Generator[DemoTarget]:
-    """The mesh to stream to, within the block. Starts a private one if no URL was given and none runs."""
+def target(url: str, running: MeshState | None) -> Generator[tuple[str, MeshState | None]]:
+    """Where to stream to, and the processes there if they run on this machine, within the block. Starts a private mesh
+    if no URL was given and none runs.
+    """
     if url:
-        yield DemoTarget(url, running if running is not None and is_gateway_of(running, url) else None)
+        yield url, running if running is not None and is_gateway_of(running, url) else None
         return
     if running is not None:
-        yield DemoTarget(grpc_address(running), running)
+        yield grpc_address(running), running
         return
     click.echo("starting a mesh of its own: one gateway, one scheduler, two executors (this takes some seconds)")
     with private_mesh(executors=2) as mesh:
-        yield DemoTarget(grpc_address(mesh), mesh)
+        yield grpc_address(mesh), mesh
 
 
 def running_mesh(data_dir: Path) -> MeshState | None:
@@ -129,20 +120,22 @@ def is_gateway_of(mesh: MeshState, url: str) -> bool:
     return local and port in ports
 
 
-async def show(where: DemoTarget, texts: list[tuple[bytes, ...]], pace_s: float, *, kill: bool) -> bool:
+async def show(
+    url: str, running: MeshState | None, texts: list[tuple[bytes, ...]], pace_s: float, *, kill: bool
+) -> bool:
     """Both runs, on the server at that address, and the verdict: whether all answers were equal."""
     async with AsyncExitStack() as stack:
-        client = triton.InferenceServerClient(where.url)
+        client = triton.InferenceServerClient(url)
         stack.push_async_callback(client.close)
         try:
             if not await client.is_model_ready(MODEL):
                 raise click.ClickException(
-                    f"{where.url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
+                    f"{url} does not serve {MODEL}: it is one of the sample models (deploy/models)"
                 )
-            mesh = await stack.enter_async_context(joined(where.mesh, MODEL)) if where.mesh is not None else None
-            return await both_runs(Stage(client, texts, pace_s, mesh), where.url, kill=kill)
+            mesh = await stack.enter_async_context(joined(running, MODEL)) if running is not None else None
+            return await both_runs(Stage(client, texts, pace_s, mesh), url, kill=kill)
         except InferenceServerException as failure:
-            raise click.ClickException(f"no answer from {where.url}: {failure.message()}") from failure
+            raise click.ClickException(f"no answer from {url}: {failure.message()}") from failure
         except StepFailedError as failure:
             raise click.ClickException(str(failure)) from failure
 
@@ -247,3 +240,6 @@ def numbered(texts: Sequence[int]) -> str:
         return "no text"
     numbers = ", ".join(str(text + 1) for text in texts)
     return f"text {numbers}" if len(texts) == 1 else f"texts {numbers}"
+
+
+main = partial(demo.main, prog_name="seqmesh demo")

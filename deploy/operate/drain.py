@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 import click
 
@@ -29,10 +30,6 @@ then.
   seqmesh drain executor-2         for instance before its machine is taken away
   seqmesh drain executor-2 --undo  it serves again
 """
-
-
-def main(arguments: Sequence[str]) -> None:
-    command.main(list(arguments), prog_name="seqmesh drain")
 
 
 async def run(settings: OperatorSettings, executors: tuple[str, ...], *, show: bool, undo: bool, wait: bool) -> None:
@@ -185,3 +182,6 @@ command = operator_command(
         click.Option(["--wait/--no-wait"], default=True, help="Return when nothing is left there, or at once."),
     ],
 )
+
+
+main = partial(command.main, prog_name="seqmesh drain")

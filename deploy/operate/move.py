@@ -7,7 +7,7 @@ one. The leader removes it when the sequence has moved, or cannot move.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from functools import partial
 
 import click
 
@@ -31,10 +31,6 @@ up its slot (model parameter virtual_slots) gets one with its next step anyway; 
   seqmesh move running_sum 42
   seqmesh move running_sum customer-7 --to executor-2
 """
-
-
-def main(arguments: Sequence[str]) -> None:
-    command.main(list(arguments), prog_name="seqmesh move")
 
 
 async def run(
@@ -141,3 +137,6 @@ command = operator_command(
         ),
     ],
 )
+
+
+main = partial(command.main, prog_name="seqmesh move")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Sequence
+from functools import partial
 
 import click
 
@@ -18,10 +18,6 @@ Everybody who reaches a gateway may change them (/v2/logging, /v2/trace/setting)
 and a change holds for every process, also for those that start later. With --reset what holds is again what each
 process was started with.
 """
-
-
-def main(arguments: Sequence[str]) -> None:
-    command.main(list(arguments), prog_name="seqmesh settings")
 
 
 async def run(settings: OperatorSettings, *, reset: bool) -> None:
@@ -44,3 +40,6 @@ def described(picture: ChangedSettings) -> str:
 command = operator_command(
     "settings", HELP, run, [click.Option(["--reset"], is_flag=True, help="Take every change back.")]
 )
+
+
+main = partial(command.main, prog_name="seqmesh settings")

@@ -13,7 +13,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from deploy.chaos.proxy import Proxy, Way
+from deploy.chaos.proxy import Way
+from deploy.local.embedded import free_port
 from shared.store.redis_client import connect
 from tests.mesh.running_mesh import wait
 from tests.redis_proxy import Loss, RedisProxy
@@ -174,16 +175,9 @@ def test_a_trap_loses_one_request_in_the_way_asked_for(
         through.delete(key_prefix)
 
 
-def test_a_target_that_is_not_there_ends_the_connection(private_port: int) -> None:
-    with RedisProxy(f"redis://127.0.0.1:{private_port}") as proxy, pytest.raises(RedisConnectionError):
+def test_a_target_that_is_not_there_ends_the_connection() -> None:
+    with RedisProxy(f"redis://127.0.0.1:{free_port()}") as proxy, pytest.raises(RedisConnectionError):
         client(proxy)
-
-
-@pytest.fixture
-def private_port() -> int:
-    """A port that nobody listens on."""
-    with Proxy("127.0.0.1", 1) as placeholder:
-        return placeholder.port
 
 
 async def test_every_service_names_its_connections(proxy: RedisProxy) -> None:
