@@ -78,7 +78,7 @@ def load_model_config(
     notes = version_notes + policy_notes + normalise(config, around)
 
     completed = _complete(config, backends[config.backend], version_dir) if auto_complete else config
-    changed = _changed_fields(config, completed)
+    changed = _differences(json.loads(to_json(config)), json.loads(to_json(completed)))
     if changed:
         notes.append(f"completed from the model itself: {', '.join(changed)}")
         check_name(completed.name, directory)
@@ -137,13 +137,8 @@ def _complete(config: ConfigMessage, auto_complete: AutoComplete, version_dir: P
     return parse_json(text, f"completed configuration of model '{config.name}'")
 
 
-def _changed_fields(before: ConfigMessage, after: ConfigMessage) -> list[str]:
-    """Names of the fields that differ, one level into sequence_batching."""
-    old, new = json.loads(to_json(before)), json.loads(to_json(after))
-    return _differences(old, new)
-
-
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Names of the fields that differ, one level into sequence_batching."""
     names: list[str] = []
     for name in dict.fromkeys((*new, *old)):
         if old.get(name) == new.get(name):

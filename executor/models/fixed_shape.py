@@ -179,14 +179,12 @@ class _Maker:
     def _tensor(self, name: str, datatype: str, shape: shapes.Shape, scale: float) -> Tensor:
         count = element_count(shape)
         if datatype == "BYTES":
-            return Tensor(
-                name, datatype, shape, pack_bytes([b"%d" % bit for bit in self._chance.integers(2, size=count)])
-            )
-        if datatype in FLOATS:
-            return Tensor(name, datatype, shape, float_bytes(datatype, self._chance.standard_normal(count) * scale))
-        return Tensor(
-            name, datatype, shape, self._chance.integers(2, size=count).astype(NUMPY_TYPE[datatype]).tobytes()
-        )
+            raw = pack_bytes([b"%d" % bit for bit in self._chance.integers(2, size=count)])
+        elif datatype in FLOATS:
+            raw = float_bytes(datatype, self._chance.standard_normal(count) * scale)
+        else:
+            raw = self._chance.integers(2, size=count).astype(NUMPY_TYPE[datatype]).tobytes()
+        return Tensor(name, datatype, shape, raw)
 
     def _poisoned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._poison(tensor) if tensor.datatype in FLOATS else tensor for name, tensor in tensors.items()}

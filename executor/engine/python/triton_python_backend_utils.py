@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.configuration import completion
+from executor.configuration.completion import CompletableConfig as ModelConfig
 from executor.engine.python.model_metrics import MetricFamily, TritonModelException
 from shared.contract.tensors import DATATYPE_OF, NUMPY_TYPE, bytes_elements, pack_bytes
 
@@ -459,39 +459,6 @@ class Logger:
     @staticmethod
     def log_verbose(message: str) -> None:
         Logger.log(message, Logger.VERBOSE)
-
-
-class ModelConfig:
-    """The configuration that a model's `auto_complete_config` may complete (it never overrides what is there)."""
-
-    def __init__(self, model_config: str) -> None:
-        self._config: dict[str, Any] = json.loads(model_config)
-
-    def as_dict(self) -> dict[str, Any]:
-        return self._config
-
-    def to_json(self) -> str:
-        return json.dumps(self._config)
-
-    def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Sets the largest batch. Raises ValueError below a configured one."""
-        completion.set_max_batch_size(self._config, max_batch_size)
-
-    def set_dynamic_batching(self) -> None:
-        """Adds dynamic batching. Raises ValueError beside another kind of scheduling."""
-        completion.set_dynamic_batching(self._config)
-
-    def set_model_transaction_policy(self, transaction_policy: Mapping[str, Any]) -> None:
-        """Sets `decoupled`. Raises ValueError for another key, or a contradiction."""
-        completion.set_transaction_policy(self._config, transaction_policy)
-
-    def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002  # the documented name
-        """Adds an input, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
-        completion.add_tensor(self._config, "input", input)
-
-    def add_output(self, output: Mapping[str, Any]) -> None:
-        """Adds an output, or fills what a declared one of that name lacks. Raises ValueError on a contradiction."""
-        completion.add_tensor(self._config, "output", output)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -45,14 +45,6 @@ class Binding:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Where a declared output or output state stands in what forward returns."""
-
-    name: str
-    position: int
-
-
 def script_arguments(module: torch.jit.ScriptModule) -> list[Argument]:
     """Forward's arguments, without self."""
     schema = module.forward.schema  # type: ignore[attr-defined]  # torch's stubs do not know compiled methods
@@ -99,8 +91,8 @@ def bind_arguments(config: ModelConfig, arguments: Sequence[Argument]) -> tuple[
     return tuple(bound[position] for position in sorted(bound))
 
 
-def bind_outputs(config: ModelConfig) -> tuple[Returned, ...]:
-    """Outputs, then states that are no outputs, with their place in a returned tuple.
+def bind_outputs(config: ModelConfig) -> dict[str, int]:
+    """Outputs, then states that are no outputs -> their place in a returned tuple.
 
     Raises LoadError when two names mean the same place.
     """
@@ -116,7 +108,7 @@ def bind_outputs(config: ModelConfig) -> tuple[Returned, ...]:
                 "forward returns; name them NAME__0, NAME__1, ..., or return a dict"
             )
         places[place] = name
-    return tuple(Returned(name, place) for place, name in sorted(places.items(), key=lambda item: names.index(item[1])))
+    return {name: place for place, name in places.items()}
 
 
 def _argument_sources(config: ModelConfig) -> list[tuple[str, Source]]:

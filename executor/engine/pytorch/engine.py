@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -32,11 +32,7 @@ from executor.engine.batch_tensors import batch_input_value
 from executor.engine.fixed_shape import alone_because, padded_rows
 from executor.engine.null_rows import NULL_ROW, false_control, zeros
 from executor.engine.pytorch.arena import INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, Places, StateArena
-from executor.engine.pytorch.binding import (
-    Binding,
-    Returned,
-    Source,
-)
+from executor.engine.pytorch.binding import Binding, Source
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import tensor_of
 from executor.engine.pytorch.outputs import Outputs
@@ -57,19 +53,6 @@ ERROR_TEXT_MAX = 4096
 Forward = Callable[..., Any]
 
 
-class Computed(NamedTuple):
-    """The results of a call of the module.
-
-    columns        by output: each row's tensor
-    states         each state's new value, in the arena's order
-    state_columns  each state's new value as the rows' checkpoints; empty if no row wants one
-    """
-
-    columns: dict[str, list[Tensor]]
-    states: list[Any]
-    state_columns: list[list[Tensor]]
-
-
 class StateLostError(Exception):
     """A batch's new states could not all be written."""
 
@@ -82,7 +65,7 @@ class TorchEngine:
         config: ModelConfig,
         forward: Forward,
         bindings: tuple[Binding, ...],
-        returned: tuple[Returned, ...],
+        places: Mapping[str, int],
         arena: StateArena,
         *,
         fixed_threads: int = 0,
@@ -91,7 +74,7 @@ class TorchEngine:
         self._config = config
         self._forward: Forward | None = forward
         self._bindings = bindings
-        self._outputs = Outputs(config, returned)
+        self._outputs = Outputs(config, places)
         self._arena = arena
         self._device = arena.device
         self._shapes = RowShapes(config)
@@ -180,9 +163,8 @@ class TorchEngine:
         """
         if not self._batched or self.batch_rows == 1:
             return index
-        return self._state_shapes(row) if self._arena.varies else None
-
-    def _state_shapes(self, row: Row) -> tuple[shapes.Shape | None, ...]:
+        if not self._arena.varies:
+            return None
         place = self._read_place(row)
         return tuple(state.shape(place) for state in self._arena.states)
 
@@ -235,34 +217,30 @@ class TorchEngine:
         wants = [want_state[index] for index in members]
         try:
             places = self._places(layout)
-            columns, states, state_columns = self._computed(layout, key, places, clock, with_states=any(wants))
+            positional, named = self._arguments(layout, key, places)
+            clock.input_done()
+            returned = self._called(positional, named)
+            clock.infer_done()
+            columns = self._outputs.columns(returned, layout)
+            new_states = list(zip(self._arena.states, self._state_values(returned, layout), strict=True))
+            # The rows' checkpoints, state by state.
+            kept = [state.tensors(value, layout.kept) for state, value in new_states] if any(wants) else []
         except RuntimeError as error:  # torch's own: no memory for a tensor, say
             raise BatchFailedError(self._execute_failure(error)) from error
         try:
-            for state, value in zip(self._arena.states, states, strict=True):
+            for state, value in new_states:
                 state.scatter(places, value)
         except RuntimeError as error:
             raise StateLostError(self._execute_failure(error)) from error
         made = {
             index: RowResult(
                 self._outputs.row(rows[index], columns, position),
-                {column[position].name: column[position] for column in state_columns} if wanted else {},
+                {column[position].name: column[position] for column in kept} if wanted else {},
             )
             for index, position, wanted in zip(members, layout.positions, wants, strict=True)
         }
         clock.output_done()
         return made
-
-    def _computed(
-        self, layout: Layout, key: InputShapes, places: Places, clock: _StepClock, *, with_states: bool
-    ) -> Computed:
-        values = self._arguments(layout, key, places)
-        clock.input_done()
-        returned = self._called(*values)
-        clock.infer_done()
-        columns = self._outputs.columns(returned, layout)
-        states = self._state_values(returned, layout)
-        return Computed(columns, states, self._state_columns(states, layout.kept) if with_states else [])
 
     def _layout(self, rows: Sequence[Row], members: dict[int, Verdict]) -> Layout:
         if self._keeps_positions and self.batch_rows != 1:
@@ -403,9 +381,6 @@ class TorchEngine:
                 raise BatchFailedError(f"model '{self._config.name}' returned a wrong state '{name}': {problem}")
             values.append(value if layout.kept == layout.total else value[: layout.kept])
         return values
-
-    def _state_columns(self, values: Sequence[Any], total: int) -> list[list[Tensor]]:
-        return [state.tensors(value, total) for state, value in zip(self._arena.states, values, strict=True)]
 
 
 class _StepClock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,6 @@ from executor.engine import shapes
 from executor.engine.base import Row
 from executor.engine.batch_tensors import scattered_shape
 from executor.engine.pytorch.arena import text_shape
-from executor.engine.pytorch.binding import Returned
 from executor.engine.pytorch.call import BatchFailedError, Layout
 from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE, raw_of
 from executor.engine.ragged import request_shapes
@@ -24,11 +23,11 @@ from shared.contract.tensors import Tensor, element_count, pack_bytes
 class Outputs:
     """Splits what one module returns. Raises BatchFailedError, because a wrong output is wrong for all rows."""
 
-    def __init__(self, config: ModelConfig, returned: tuple[Returned, ...]) -> None:
-        """returned: the position of each output and state, for models that return them in order"""
+    def __init__(self, config: ModelConfig, places: Mapping[str, int]) -> None:
+        """places: the position of each output and state, for models that return them in order"""
         self._config = config
         self._batched = config.max_batch_size > 0
-        self._returned = {entry.name: entry.position for entry in returned}
+        self._places = places
         self._cut_by = {name: output.source for output in config.batch_outputs for name in output.names}
 
     def columns(self, returned: Any, layout: Layout) -> dict[str, list[Tensor]]:
@@ -65,7 +64,7 @@ class Outputs:
                 raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, by_key))}")
             return by_key[name]
         values = _several(returned)
-        position = self._returned[name]
+        position = self._places[name]
         if position >= len(values):
             raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
         return values[position]
@@ -98,12 +97,10 @@ class Outputs:
         if sum(counts) == len(counts):
             places, row_shape = range(len(counts)), (1, *shape)
             return [Tensor(name, datatype, row_shape, bytes(raw[at * size : (at + 1) * size])) for at in places]
-        tensors: list[Tensor] = []
-        at = 0
-        for count in counts:
-            tensors.append(Tensor(name, datatype, (count, *shape), bytes(raw[at * size : (at + count) * size])))
-            at += count
-        return tensors
+        return [
+            Tensor(name, datatype, (end - begin, *shape), bytes(raw[begin * size : end * size]))
+            for begin, end in _spans(counts)
+        ]
 
     def _scattered(self, spec: TensorSpec, value: Any, batch: Sequence[Row]) -> list[Tensor]:
         """Each row's part of an output of the whole batch, in which the parts lie one after the other."""
@@ -126,8 +123,7 @@ class Outputs:
             got = f"{DATATYPE.get(value.dtype, value.dtype)} {shapes.text(value.shape)}"
             raise self._wrong(spec.name, expected, got)
         raw, size = raw_of(value), value.element_size()
-        ends = list(itertools.accumulate(counts))
-        return [bytes(raw[(end - count) * size : end * size]) for count, end in zip(counts, ends, strict=True)]
+        return [bytes(raw[begin * size : end * size]) for begin, end in _spans(counts)]
 
     def _cut_strings(self, spec: TensorSpec, value: Any, counts: Sequence[int]) -> list[bytes]:
         if not isinstance(value, list):
@@ -135,8 +131,7 @@ class Outputs:
         strings = cast("list[str]", value)
         if len(strings) != sum(counts):
             raise self._wrong(spec.name, f"{sum(counts)} strings", f"{len(strings)} strings")
-        ends = list(itertools.accumulate(counts))
-        return [pack_bytes(strings[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+        return [pack_bytes(strings[begin:end]) for begin, end in _spans(counts)]
 
     def _text_column(self, spec: TensorSpec, value: Any, counts: Sequence[int], total: int) -> list[Tensor]:
         dims = shapes.declared_by_model(spec)
@@ -150,13 +145,20 @@ class Outputs:
             shape = shapes.for_client(spec, text_shape(dims, per_row))
         except ValueError as error:
             raise self._wrong(spec.name, shapes.text(dims), str(error)) from error
-        tensors: list[Tensor] = []
-        at = 0
-        for count in counts:
-            raw = pack_bytes(strings[at * per_row : (at + count) * per_row])
-            tensors.append(Tensor(spec.name, "BYTES", (count, *shape) if self._batched else shape, raw))
-            at += count
-        return tensors
+        return [
+            Tensor(
+                spec.name,
+                "BYTES",
+                (end - begin, *shape) if self._batched else shape,
+                pack_bytes(strings[begin * per_row : end * per_row]),
+            )
+            for begin, end in _spans(counts)
+        ]
+
+
+def _spans(counts: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Where each of the pieces, which lie one after the other, begins and ends."""
+    return itertools.pairwise(itertools.accumulate(counts, initial=0))
 
 
 def _several(returned: Any) -> Sequence[Any]:
