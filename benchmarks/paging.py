@@ -87,7 +87,9 @@ def measure_paging(*, sequences: int, callers: int, seconds: float, out: Path) -
     with tempfile.TemporaryDirectory(prefix="seqmesh-paging-") as directory:
         repository = Path(directory)
         write_model(repository)
-        with private_mesh(executors=1, models=(repository,)) as state:
+        # As many slots as the configuration says: with slots by memory nothing would be paged.
+        few = {"SEQMESH_STATE_BYTES_MAX": "0"}
+        with private_mesh(executors=1, models=(repository,), settings=few) as state:
             result, waits_ms = uvloop.run(run(mesh_of(state), sequences, callers, seconds))
     write(result, waits_ms, out)
 

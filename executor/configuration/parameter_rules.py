@@ -103,6 +103,15 @@ PARAMETERS: tuple[Parameter, ...] = (
         "An idle sequence whose state the mesh holds gives up its slot while others wait.",
     ),
     Parameter(
+        "batch_gathering",
+        "`on` or `off`",
+        "on",
+        For.SEQUENCES,
+        "A batch that is not full waits for sequences that are about to come back, where that raises the throughput. "
+        "Never longer than half of the time that a batch takes, and never where the configuration gives a queue delay, "
+        "preferred sizes or a slot utilization.",
+    ),
+    Parameter(
         "orphan_grace_microseconds",
         "integer, microseconds",
         "0",
@@ -205,6 +214,7 @@ _VALUES: Mapping[str, tuple[str, Callable[[str], bool]]] = {
     "sequence_recovery": ("none, replay or methods", lambda text: text in list(SequenceRecovery)),
     "fixed_shape": ("true, rows or false", lambda text: text in list(FixedShape)),
     "virtual_slots": ("'true' or 'false'", lambda text: text in ("true", "false")),
+    "batch_gathering": ("'on' or 'off'", lambda text: text in ("on", "off")),
     "orphan_grace_microseconds": ("a non-negative integer", _is_whole),
     "retry_replies": (
         f"an integer from 1 to {RETRY_IDS}",

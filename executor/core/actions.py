@@ -21,10 +21,16 @@ class BatchMember(msgspec.Struct, frozen=True, eq=False):
 
 
 class RunBatch(msgspec.Struct, frozen=True, eq=False):
-    """Run these steps together; `BatchDone` follows. members: None is a null row"""
+    """Run these steps together; `BatchDone` follows.
+
+    members  None is a null row
+    gained   rows that it gained by waiting for them; None if it did not wait
+    """
 
     instance: InstanceIndex
     members: Sequence[BatchMember | None]
+    began_us: int
+    gained: int | None = None
 
 
 class HowAnswered(StrEnum):

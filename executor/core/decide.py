@@ -34,6 +34,7 @@ from executor.core.events import (
     StepFinal,
     SuspectTried,
 )
+from executor.core.gathering import Gathering
 from executor.core.recovery import closed
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause, past
 from shared.contract.ids import InstanceIndex, StepNumber
@@ -88,6 +89,8 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
     if owned.epoch > step.epoch or step.step < owned.next_step or step.step in owned.steps:
         return stale(owned, step)
     state.put(owned, queued)
+    if state.gathering:
+        state.gathering[owned.instance].came(owned.sequence, now_us)
     if step.cancelled or step.given_up:
         owned.cancelled.add(step.step)
     return [*actions, *advance(state, owned, now_us)] if owned.phase is OwnedPhase.READY else actions
@@ -243,6 +246,13 @@ def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, w
     batch = ready.decide(now_us, was_busy=was_busy)
     if isinstance(batch, Wait):
         return batch
+    gained: int | None = None
+    if state.gathering:
+        gathering, size = state.gathering[instance], sum(queued is not None for queued in batch)
+        until_us = gathering.wait_until(size, now_us)
+        if until_us is not None:
+            return Wait(until_us)
+        gained = gathering.begun(size)
     members: list[BatchMember | None] = []
     for queued in batch:
         if queued is None:
@@ -253,7 +263,7 @@ def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, w
         begin(owned, queued)
         save = not owned.replays and state.recovery.is_due(owned.kept, queued.step)
         members.append(BatchMember(owned, queued, save))
-    return RunBatch(instance, members)
+    return RunBatch(instance, members, now_us, gained)
 
 
 def begin(owned: OwnedSequence, queued: QueuedStep) -> None:
@@ -290,7 +300,19 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
     # The commits come before those of steps that are answered now without the model.
     for owned in concluded:
         actions += advance(state, owned, now_us)
+    if state.gathering:
+        learn(state.gathering[event.batch.instance], event.batch, now_us)
     return actions
+
+
+def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
+    """Notes how long a batch took, and whose next steps are expected."""
+    gathering.ran(now_us - batch.began_us)
+    for member in batch.members:
+        if member is not None and StepFlag.END not in member.queued.step.flags:
+            owned = member.owned
+            if owned.phase is OwnedPhase.READY and not owned.steps:
+                gathering.left(owned.sequence, now_us)
 
 
 def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | None) -> list[StepAnswer]:

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 import msgspec
 
+from executor.core.gathering import Gathering
 from executor.core.recovery import KeptSteps, Recovery
 from executor.core.sequence_batches import SlotSteps
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
@@ -215,14 +216,22 @@ class OwnedSequences:
 
     mark       of the load that serves the version: states of another load are not used; "" if it is not known
     ready      the ready steps of each instance
+    gathering  what each instance has learned about its batches; () where batches are not gathered
     to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came
     queued, queued_bytes  number of accepted steps that are not concluded, and bytes of their requests
     """
 
-    def __init__(self, recovery: Recovery, ready: Sequence[SlotSteps[QueuedStep]], mark: str = "") -> None:
+    def __init__(
+        self,
+        recovery: Recovery,
+        ready: Sequence[SlotSteps[QueuedStep]],
+        mark: str = "",
+        gathering: Sequence[Gathering] = (),
+    ) -> None:
         self.recovery = recovery
         self.ready = ready
         self.mark = mark
+        self.gathering = gathering
         self.by_id: dict[SequenceId, OwnedSequence] = {}
         self.by_slot: dict[tuple[InstanceIndex, SlotIndex], OwnedSequence] = {}
         self.to_fetch: dict[SequenceId, OwnedSequence] = {}
@@ -300,6 +309,8 @@ class OwnedSequences:
         """Forgets a sequence. Its ready step leaves its slot, if it had got the slot."""
         del self.by_id[owned.sequence]
         self.to_fetch.pop(owned.sequence, None)
+        if self.gathering:
+            self.gathering[owned.instance].away.pop(owned.sequence, None)
         for step in list(owned.steps):
             self.take_out(owned, step)
         place = (owned.instance, owned.slot)

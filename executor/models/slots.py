@@ -12,7 +12,7 @@ import math
 from shared.contract.model_config import ModelConfig, StateSpec
 from shared.contract.tensors import NUMPY_TYPE
 
-SLOTS_MAX = 1 << 16
+SLOTS_MAX = 1 << 18
 """Most slots of an instance, however small its states are."""
 
 

@@ -11,6 +11,8 @@ from executor.engine.base import RowError, RowResult, Timings
 from shared.statistics.metrics_config import FIRST_RESPONSE_BUCKETS_MS, MetricsConfig
 from shared.statistics.tally import (
     FULL_LOGS,
+    GAINED_ROWS,
+    HELD_BATCHES,
     Compute,
     FailureReason,
     ModelLoad,
@@ -46,11 +48,17 @@ class StatisticsRecorder:
         other._summaries, other._bounds_ms = self._summaries, self._bounds_ms
         return other
 
-    def execution(self, *, batch_size: int, timings: Timings, ended_ns: int) -> bytes:
-        """Counts of one run of the model. batch_size: with null rows, as Triton's backends report it; ended_ns: wall
-        clock
+    def execution(self, *, batch_size: int, timings: Timings, ended_ns: int, gained: int | None = None) -> bytes:
+        """Counts of one run of the model.
+
+        batch_size  with null rows, as Triton's backends report it
+        ended_ns    wall clock
+        gained      rows that the batch gained by waiting for them; None if it did not wait
         """
-        return packed(execution(batch_size=batch_size, compute=compute_of(timings), ended_ms=ended_ns // 1_000_000))
+        counts = execution(batch_size=batch_size, compute=compute_of(timings), ended_ms=ended_ns // 1_000_000)
+        if gained is not None:
+            counts |= {HELD_BATCHES: 1, GAINED_ROWS: gained}
+        return packed(counts)
 
     def answered(
         self, row: RowResult | RowError, *, rows: int, arrived_ns: int, began_ns: int, ended_ns: int, timings: Timings

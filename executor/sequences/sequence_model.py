@@ -38,6 +38,7 @@ from executor.core.events import (
     StateLoaded,
     StepFinal,
 )
+from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
@@ -131,6 +132,7 @@ class SequenceModel:
             recovery_of(config),
             [slot_steps(batching, config.max_batch_size, any_slot=any_slot) for _ in served.workers],
             served.mark,
+            [Gathering(config.max_batch_size) for _ in served.workers] if gathers(config) else (),
         )
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
@@ -182,7 +184,7 @@ class SequenceModel:
         rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
         began_ns = time.time_ns()
         result = await instance.worker.run(rows, [member is not None and member.save for member in batch.members])
-        finished = FinishedBatch(result, began_ns, time.time_ns())
+        finished = FinishedBatch(result, began_ns, time.time_ns(), batch.gained)
         if isinstance(self._strategy, Oldest) and self._strategy.preserve_ordering:
             # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
             # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.

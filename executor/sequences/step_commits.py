@@ -23,11 +23,15 @@ from shared.store.scripts import StepCommit, StepOutcome
 
 @dataclass(frozen=True, slots=True)
 class FinishedBatch:
-    """A batch that has run. Times are wall clock, ns."""
+    """A batch that has run. Times are wall clock, ns.
+
+    gained  rows that it gained by waiting for them; None if it did not wait
+    """
 
     result: BatchResult
     began_ns: int
     ended_ns: int
+    gained: int | None = None
 
 
 class StepCommits:
@@ -64,7 +68,9 @@ class StepCommits:
     def _count(self, batch: FinishedBatch) -> None:
         """Counts one run of the model, null rows included."""
         size, timings = len(batch.result.rows), batch.result.timings
-        counts = self._statistics.execution(batch_size=size, timings=timings, ended_ns=batch.ended_ns)
+        counts = self._statistics.execution(
+            batch_size=size, timings=timings, ended_ns=batch.ended_ns, gained=batch.gained
+        )
         left = self._executed
         self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts
 

@@ -14,7 +14,7 @@ from gateway.models.observation import Observed, Place, each_model
 from shared.contract.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
-from shared.statistics.tally import FULL_LOGS, ModelStatistics, first_response_of, sketch_of
+from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
 
 
@@ -187,6 +187,18 @@ SEQUENCES: Sequence[Text] = (
         "counter",
         "Steps that executors ran for sequences that were not theirs any more",
         lambda each: each.line.refused[each.version],
+    ),
+    (
+        "seqmesh_batches_held_total",
+        "counter",
+        "Batches that waited for sequences that were about to come back",
+        lambda each: each.statistics.counts.get(HELD_BATCHES, 0),
+    ),
+    (
+        "seqmesh_batch_rows_gained_total",
+        "counter",
+        "Rows that came while their batch waited for them",
+        lambda each: each.statistics.counts.get(GAINED_ROWS, 0),
     ),
 )
 DURATIONS = (

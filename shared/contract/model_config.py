@@ -344,6 +344,13 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return self.state_in_mesh and self.parameters.get("virtual_slots", "true") == "true"
 
     @property
+    def batch_gathering(self) -> bool:
+        """Whether a batch may wait for sequences that are about to come back (parameter `batch_gathering`, default
+        on).
+        """
+        return self.parameters.get("batch_gathering", "on") == "on"
+
+    @property
     def declares_state(self) -> bool:
         """Whether the configuration declares the sequences' state; then it declares all of it."""
         return self.sequence_batching is not None and bool(self.sequence_batching.states)

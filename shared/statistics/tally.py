@@ -16,6 +16,7 @@ Fields of the hash:
                                         of the executions with this batch size
   sketch:<name>:<bucket>                for summaries, if they are wanted; buckets by index
   first_response:<bucket>               for the histogram; buckets by index
+  held_batch_count, gained_row_count    batches that waited for sequences about to come back, and the rows that came
   full_log_count                        sequences that stopped being recoverable, because they had too many steps to
                                         keep
 What follows from these numbers is not kept. Source: triton-spec 5.7 and 7.
@@ -43,6 +44,8 @@ DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 """Durations with a count and nanoseconds, in the protocol's order."""
 
 FULL_LOGS = "full_log_count"
+HELD_BATCHES = "held_batch_count"
+GAINED_ROWS = "gained_row_count"
 SKETCH = "sketch:"
 FIRST_RESPONSE = "first_response:"
 """Beginnings of fields."""

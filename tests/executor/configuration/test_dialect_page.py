@@ -87,10 +87,10 @@ def test_what_contradicts_itself_is_refused_in_the_words_of_the_page(load_text: 
 def test_each_parameter_of_the_page_is_one_of_the_mesh(load_text: LoadText) -> None:
     """A parameter that the mesh reads is noted on a stateless model; one that it does not know is the model's own."""
     names = [name for _, cell in rows_below(PAGE, "### Of a model") for name in re.findall(r"`(\w+)`", cell)]
-    values = {"sequence_recovery": "none", "fixed_shape": "true", "virtual_slots": "true"}
+    values = {"sequence_recovery": "none", "fixed_shape": "true", "virtual_slots": "true", "batch_gathering": "on"}
     given = [f'parameters {{ key: "{key}" value {{ string_value: "{values.get(key, 1)}" }} }}' for key in names]
 
     notes = load_text(" ".join([IO, *given])).config.notes
 
-    assert 9 == len(names)
+    assert 10 == len(names)
     assert {f"parameter '{name}' has no effect on a stateless model" for name in names} == {*notes}

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from executor.core.events import CheckpointFetched, OwnershipOver
+from executor.core.gathering import RETURNS
 from executor.core.state import Checkpoint, OwnedSequence, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
 from executor.reporting.statistics import StatisticsRecorder
@@ -46,7 +47,7 @@ from shared.contract.model_config import (
     TensorSpec,
 )
 from shared.contract.tensors import Tensor, to_numpy
-from shared.statistics.tally import ModelLoad, unpacked
+from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, ModelLoad, unpacked
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from shared.traces.tracing import Tracing
 
@@ -706,6 +707,32 @@ class TestNullRows:
             on.engines[0].let_go()
             rows = await on.begun(2)
             assert [True, False] == [row.null for row in rows]
+
+
+class TestGathering:
+    async def test_a_batch_waits_for_who_is_about_to_come_back_and_counts_it(self) -> None:
+        async with stage(config(Direct())) as on:
+            on.engines[0].let_go(1)
+            for slot in (0, 1):
+                on.step(1, START, correlation_id=slot + 1, slot=slot)
+            await until(lambda: on.commits.outcome(1, 2) is not None)
+            # A second is nothing beside the time of a batch that it has learned, and everybody came back by then.
+            (learned,) = on.model.state.gathering
+            learned.batch_us = 100e6
+            for _ in range(RETURNS):
+                learned.learn(1_000_000)
+
+            on.step(2, correlation_id=1, slot=0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert 1 == len(on.engines[0].batches)
+            on.step(2, correlation_id=2, slot=1)
+            on.engines[0].let_go(1)
+
+            await until(lambda: on.commits.outcome(2, 2) is not None)
+            assert 2 == len(on.engines[0].batches[1])
+            held = [unpacked(commit.execution) for commit in on.commits.steps if commit.execution][-1]
+            assert (1, 1) == (held[HELD_BATCHES], held[GAINED_ROWS])
 
 
 class TestFirstBatch:

@@ -24,6 +24,8 @@ from shared.statistics.reports import CustomFamily, ExecutorReport, GpuReport, H
 from shared.statistics.reports import Sample as CustomSample
 from shared.statistics.tally import (
     FULL_LOGS,
+    GAINED_ROWS,
+    HELD_BATCHES,
     Compute,
     FailureReason,
     MemoryUse,
@@ -145,6 +147,17 @@ def test_what_virtual_slots_do_is_counted_where_the_model_has_them() -> None:
     assert ("counter", {("seqmesh_paged_out", labels): 9}) == read["seqmesh_paged_out"]
     assert ("counter", {("seqmesh_paged_in", labels): 5}) == read["seqmesh_paged_in"]
     assert ("gauge", {("seqmesh_paged_sequences", labels): 3}) == read["seqmesh_paged_sequences"]
+
+
+def test_batches_that_waited_are_counted_with_what_they_gained() -> None:
+    stateful = ModelRecord(config("stateful", sequence_batching=SequenceBatching(Direct(), 1)), "{}", ("1",))
+    statistics = [statistics_of("stateful", "1", {HELD_BATCHES: 2, GAINED_ROWS: 3})]
+
+    read = page(inference_families(shown(statistics, {"stateful": stateful}, Observed([], {})), EVERYTHING))
+
+    labels = (("model", "stateful"), ("version", "1"))
+    assert ("counter", {("seqmesh_batches_held", labels): 2}) == read["seqmesh_batches_held"]
+    assert ("counter", {("seqmesh_batch_rows_gained", labels): 3}) == read["seqmesh_batch_rows_gained"]
 
 
 def test_takeovers_and_refused_commits_are_counted_of_sequence_models() -> None:

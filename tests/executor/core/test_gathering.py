@@ -1,0 +1,196 @@
+"""Full batches: callers that come back soon are waited for, when that pays and never otherwise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+import pytest
+
+from executor.core.batching import Wait
+from executor.core.decide import decide, next_batch
+from executor.core.events import BatchDone, RowEnd
+from executor.core.gathering import HOLD_SHARE_MAX, Gathering, gathers
+from executor.core.recovery import Nothing
+from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
+from executor.core.state import OwnedSequences, QueuedStep
+from shared.contract.ids import InstanceIndex, SequenceId
+from shared.contract.messages import StepFlag
+from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching
+from tests.executor.core.owner import step
+
+ROWS = 4
+BATCH_US = 5_000
+ONLY = InstanceIndex(0)
+
+
+class Played:
+    """Closed-loop callers before one instance, on virtual time.
+
+    batches   rows of each batch
+    waits_us  how long each batch waited after its first step was ready and the instance was free
+    """
+
+    def __init__(self, strategy: SlotSteps[QueuedStep], callers: int, think_us: tuple[int, int], *, gathers: bool):
+        gathering = [Gathering(ROWS)] if gathers else []
+        self.state = OwnedSequences(Nothing(), [strategy], gathering=gathering)
+        self.batches: list[int] = []
+        self.waits_us: list[int] = []
+        self._chance = random.Random(7)
+        self._think_us = think_us
+        self._steps = dict.fromkeys(range(callers), 0)
+        self._arrivals: list[tuple[int, int]] = []
+        for caller in range(callers):
+            heappush(self._arrivals, (self._chance.randrange(BATCH_US), caller))
+
+    def play(self, seconds: float) -> float:
+        """Returns steps per second."""
+        now_us, free_us, could_us, look_us = 0, 0, None, None
+        running = None
+        end_us = int(seconds * 1e6)
+        while now_us < end_us:
+            times = [self._arrivals[0][0] if self._arrivals else None, free_us if running else None, look_us]
+            now_us = min(time for time in times if time is not None)
+            look_us = None
+            if running is not None and now_us >= free_us:
+                decide(self.state, BatchDone(running, [m and RowEnd.DONE for m in running.members]), now_us)
+                for member in running.members:
+                    if member is not None:
+                        came_us = now_us + self._chance.randint(*self._think_us)
+                        heappush(self._arrivals, (came_us, int(member.queued.step.sequence[4:])))
+                running = None
+            while self._arrivals and self._arrivals[0][0] <= now_us:
+                self._arrive(heappop(self._arrivals)[1], now_us)
+            if running is None:
+                batch = next_batch(self.state, ONLY, now_us, was_busy=False)
+                if len(self.state.ready[0]) and could_us is None:
+                    could_us = now_us
+                if isinstance(batch, Wait):
+                    look_us = batch.until_us
+                    continue
+                running, free_us = batch, now_us + BATCH_US
+                self.batches.append(sum(member is not None for member in batch.members))
+                self.waits_us.append(now_us - could_us if could_us is not None else 0)
+                could_us = None
+        return sum(self.batches) / seconds
+
+    def _arrive(self, caller: int, now_us: int) -> None:
+        self._steps[caller] += 1
+        number = self._steps[caller]
+        one = step(
+            number,
+            flags=StepFlag.START if number == 1 else StepFlag.NONE,
+            sequence=SequenceId(f"m||i{caller}"),
+            slot=caller,
+        )
+        decide(self.state, type(one)(one.step, one.message, now_us, None), now_us)
+
+
+def direct() -> SlotSteps[QueuedStep]:
+    return DirectSteps[QueuedStep](Direct(), ROWS)
+
+
+def oldest() -> SlotSteps[QueuedStep]:
+    return OldestSteps[QueuedStep](Oldest(64), ROWS)
+
+
+@pytest.mark.parametrize("strategy", [direct, oldest])
+def test_as_many_callers_as_rows_fill_the_batches(strategy: Callable[[], SlotSteps[QueuedStep]]) -> None:
+    """Without gathering two halves take turns for ever: a step comes in just after a batch began without it."""
+    halves = Played(strategy(), ROWS, (800, 1600), gathers=False)
+    full = Played(strategy(), ROWS, (800, 1600), gathers=True)
+
+    before, after = halves.play(10), full.play(10)
+
+    assert before < 420
+    assert after >= 1.4 * before
+    assert sum(full.batches[50:]) / len(full.batches[50:]) > 3.8
+
+
+@pytest.mark.parametrize("callers", [1, 2, 8])
+def test_others_are_no_slower(callers: int) -> None:
+    """Nobody is waited for who does not come, and a caller alone never waits."""
+    plain, gathering = (Played(oldest(), callers, (800, 1600), gathers=gathers) for gathers in (False, True))
+
+    before, after = plain.play(10), gathering.play(10)
+
+    assert after >= 0.99 * before
+    if callers == 1:
+        assert {0} == set(gathering.waits_us)
+
+
+def test_callers_that_think_for_long_are_not_waited_for() -> None:
+    plain, gathering = (Played(oldest(), 6, (20_000, 60_000), gathers=gathers) for gathers in (False, True))
+
+    before, after = plain.play(20), gathering.play(20)
+
+    assert after >= 0.99 * before
+    assert sum(gathering.waits_us) <= 0.01 * 20e6
+
+
+def test_no_batch_waits_longer_than_its_share() -> None:
+    played = Played(oldest(), ROWS, (100, 4_000), gathers=True)
+    played.play(10)
+
+    assert max(played.waits_us) <= HOLD_SHARE_MAX * BATCH_US + 1
+
+
+def known(*returns_us: int) -> Gathering:
+    gathering = Gathering(ROWS, batch_us=8_000.0)
+    for return_us in returns_us:
+        gathering.learn(return_us)
+    return gathering
+
+
+def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
+    gathering = known(900)
+    gathering.left(SequenceId("m||i1"), 0)
+    assert gathering.wait_until(1, 10) == 1_010, "the shortest of the waits that are compared in which it comes"
+
+    gathering.away.clear()
+
+    assert gathering.wait_until(1, 20) is None
+    assert 0 == gathering.begun(1)
+
+
+def test_who_usually_comes_later_than_a_batch_takes_is_not_waited_for() -> None:
+    gathering = known(900, 50_000, 50_000, 50_000, 50_000, 50_000)
+    gathering.left(SequenceId("m||i1"), 0)
+
+    assert gathering.wait_until(1, 10) is None
+
+
+def test_what_a_batch_gained_is_told_once() -> None:
+    gathering = known(900)
+    for number in range(3):
+        gathering.left(SequenceId(f"m||i{number}"), 0)
+    gathering.wait_until(1, 10)
+    for number in range(3):
+        gathering.came(SequenceId(f"m||i{number}"), 900 + number)
+
+    assert gathering.wait_until(4, 902) is None
+    assert (3, None) == (gathering.begun(4), gathering.begun(4))
+
+
+@pytest.mark.parametrize(
+    ("expected", "strategy", "parameters"),
+    [
+        (True, Direct(), {}),
+        (True, Oldest(4), {}),
+        (False, Direct(), {"batch_gathering": "off"}),
+        (False, Direct(max_queue_delay_us=100), {}),
+        (False, Direct(minimum_slot_utilization=0.5), {}),
+        (False, Oldest(4, max_queue_delay_us=100), {}),
+        (False, Oldest(4, preferred_batch_sizes=(2,)), {}),
+    ],
+)
+def test_the_configuration_decides_where_it_says_anything(
+    strategy: Direct | Oldest, parameters: dict[str, str], *, expected: bool
+) -> None:
+    batching = SequenceBatching(strategy, 1000)
+    assert expected == gathers(
+        ModelConfig("m", "python", "", 4, (), (), sequence_batching=batching, parameters=parameters)
+    )
+    assert not gathers(ModelConfig("m", "python", "", 0, (), (), sequence_batching=batching))
+    assert not gathers(ModelConfig("m", "python", "", 4, (), ()))
