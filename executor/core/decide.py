@@ -90,7 +90,11 @@ def step_arrived(state: OwnedSequences, queued: QueuedStep, now_us: int) -> list
         return stale(owned, step)
     state.put(owned, queued)
     if state.gathering:
-        state.gathering[owned.instance].came(owned.sequence, now_us)
+        gathering = state.gathering[owned.instance]
+        if step.step == owned.first_step:
+            gathering.began(now_us)
+        else:
+            gathering.came(owned.sequence, now_us)
     if step.cancelled or step.given_up:
         owned.cancelled.add(step.step)
     return [*actions, *advance(state, owned, now_us)] if owned.phase is OwnedPhase.READY else actions
@@ -309,10 +313,12 @@ def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
     """Notes how long a batch took, and whose next steps are expected."""
     gathering.ran(now_us - batch.began_us)
     for member in batch.members:
-        if member is not None and StepFlag.END not in member.queued.step.flags:
-            owned = member.owned
-            if owned.phase is OwnedPhase.READY and not owned.steps:
-                gathering.left(owned.sequence, now_us)
+        if member is None or member.owned.phase is not OwnedPhase.READY or member.owned.steps:
+            continue
+        if StepFlag.END in member.queued.step.flags:
+            gathering.ended.append(now_us)
+        else:
+            gathering.away[member.owned.sequence] = now_us
 
 
 def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | None) -> list[StepAnswer]:

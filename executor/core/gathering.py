@@ -6,6 +6,9 @@ the other come in just too late. So an instance learns how long its batches take
 after their batch. With k steps ready and m more expected within w, it waits while that raises the throughput:
 (k + m) / (e + w) > k / e, by a margin.
 
+A sequence that ended is expected back as its successor: the slot that it leaves is given to a sequence from the
+backlog, if there is one.
+
 Pure: the caller brings the time. A sequence alone never waits, because nobody else is expected. No batch waits longer
 than a share of e.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -25,6 +29,8 @@ HOLD_SHARE_MAX = 0.5
 """Longest wait for a batch, as a share of the time that a batch takes."""
 MARGIN = 1.1
 """A wait must promise this many times the throughput."""
+BATCH_US_MIN = 1_000
+"""Batches that take less are not held: an event loop cannot wait so exactly, and nothing would be saved."""
 WEIGHT = 0.1
 """Of the latest batch in the time that a batch takes."""
 RETURNS = 64
@@ -32,6 +38,31 @@ RETURNS = 64
 WAITS = 8
 """Waits of different lengths that are compared."""
 NEVER = 1 << 62
+ASSUMED_US = (2_000, 5_000, 10_000)
+"""Returns that are assumed until there are others."""
+
+
+class Returns:
+    """How soon something comes back: its latest returns, as they were. Mean and spread would not do: the long tail of a
+    busy machine would forbid every wait.
+    """
+
+    def __init__(self) -> None:
+        self._latest = deque(ASSUMED_US)
+        self._sorted = sorted(ASSUMED_US)
+
+    def learn(self, took_us: int) -> None:
+        """Something came back after that time."""
+        if len(self._latest) == RETURNS:
+            self._sorted.remove(self._latest.popleft())
+        self._latest.append(took_us)
+        insort(self._sorted, took_us)
+
+    def chance(self, age_us: int, wait_us: int) -> float:
+        """The share of those that were away for `age_us` that come back within the wait."""
+        before, by_then = bisect_right(self._sorted, age_us), bisect_right(self._sorted, age_us + wait_us)
+        left = len(self._sorted) - before
+        return (by_then - before) / left if left else 0.0
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -61,42 +92,36 @@ class Gathering:
     rows      most rows of a batch
     batch_us  how long a batch takes; 0.0 before the first
     away      sequences that were answered and have no step here since: when their batch ended; in this order
+    ended     when sequences ended that have had no successor since
     hold      set while a batch waits
     """
 
     rows: int
     batch_us: float = 0.0
     away: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
+    ended: deque[int] = field(default_factory=deque[int])
+    returns: Returns = field(default_factory=Returns)
+    successions: Returns = field(default_factory=Returns)
     hold: Hold | None = None
-    _returns: deque[int] = field(default_factory=deque[int])
-    _sorted: list[int] = field(default_factory=list[int])
 
     def ran(self, took_us: int) -> None:
         """A batch has ended."""
         self.batch_us += (took_us - self.batch_us) * (WEIGHT if self.batch_us else 1.0)
 
-    def left(self, sequence: SequenceId, now_us: int) -> None:
-        """A sequence was answered, and its next step is not here."""
-        self.away[sequence] = now_us
-
     def came(self, sequence: SequenceId, now_us: int) -> None:
-        """A step has come."""
+        """A step of a sequence has come that was here before."""
         left_us = self.away.pop(sequence, None)
         if left_us is not None:
-            self.learn(now_us - left_us)
+            self.returns.learn(now_us - left_us)
 
-    def learn(self, took_us: int) -> None:
-        """Remembers how long a sequence was away."""
-        if len(self._returns) == RETURNS:
-            self._sorted.remove(self._returns.popleft())
-        self._returns.append(took_us)
-        insort(self._sorted, took_us)
+    def began(self, now_us: int) -> None:
+        """A sequence has come that was not here before."""
+        if self.ended:
+            self.successions.learn(now_us - self.ended.popleft())
 
     def wait_until(self, ready: int, now_us: int) -> int | None:
         """Until when a batch of so many rows should wait for more; None if it should run."""
-        if ready >= self.rows or not self._returns:
-            return None
-        wait_us = self._best_wait(ready, now_us)
+        wait_us = self._best_wait(ready, now_us) if ready < self.rows and self.batch_us >= BATCH_US_MIN else 0
         if wait_us == 0:
             return None
         if self.hold is None:
@@ -111,29 +136,28 @@ class Gathering:
     def _best_wait(self, ready: int, now_us: int) -> int:
         """The wait after which the batch is expected to have run the most rows for its time; 0 for none."""
         self._forget_late(now_us)
-        ages_us = [now_us - left_us for left_us in self.away.values()]
         since_us = self.hold.since_us if self.hold is not None else now_us
         longest_us = since_us + HOLD_SHARE_MAX * self.batch_us - now_us
         best, best_us = MARGIN * ready / max(1.0, self.batch_us), 0
-        for part in range(1, WAITS + 1) if ages_us and longest_us >= 1 else ():
+        for part in range(1, WAITS + 1) if (self.away or self.ended) and longest_us >= 1 else ():
             wait_us = int(longest_us * part / WAITS)
-            expected = min(self.rows - ready, sum(self._chance(age_us, wait_us) for age_us in ages_us))
-            rate = (ready + expected) / (self.batch_us + wait_us)
+            rate = (ready + min(self.rows - ready, self._expected(wait_us, now_us))) / (self.batch_us + wait_us)
             if rate > best:
                 best, best_us = rate, wait_us
         return best_us
 
-    def _chance(self, age_us: int, wait_us: int) -> float:
-        """The share of the sequences away for that long that come back within the wait."""
-        before, by_then = bisect_right(self._sorted, age_us), bisect_right(self._sorted, age_us + wait_us)
-        left = len(self._sorted) - before
-        return (by_then - before) / left if left else 0.0
+    def _expected(self, wait_us: int, now_us: int) -> float:
+        """How many sequences will have come after the wait."""
+        away, ended = islice(self.away.values(), self.rows), islice(self.ended, self.rows)
+        back = sum(self.returns.chance(now_us - left_us, wait_us) for left_us in away)
+        return back + sum(self.successions.chance(now_us - ended_us, wait_us) for ended_us in ended)
 
     def _forget_late(self, now_us: int) -> None:
-        """Sequences that have not come back within the time of a batch are not expected any more."""
-        while self.away:
-            sequence, left_us = next(iter(self.away.items()))
-            if now_us - left_us <= self.batch_us:
-                return
+        """What has not come back within the time of a batch is not expected any more."""
+        oldest_us = now_us - self.batch_us
+        while self.away and self.away[sequence := next(iter(self.away))] < oldest_us:
             del self.away[sequence]
-            self.learn(NEVER)
+            self.returns.learn(NEVER)
+        while self.ended and self.ended[0] < oldest_us:
+            self.ended.popleft()
+            self.successions.learn(NEVER)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
 import pytest
 
+from executor.core.actions import BatchMember
 from executor.core.batching import Wait
 from executor.core.decide import decide, next_batch
-from executor.core.events import BatchDone, RowEnd
-from executor.core.gathering import HOLD_SHARE_MAX, Gathering, gathers
+from executor.core.events import BatchDone, OwnershipOver, RowEnd
+from executor.core.gathering import HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
 from executor.core.recovery import Nothing
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
 from executor.core.state import OwnedSequences, QueuedStep
@@ -136,16 +138,91 @@ def test_no_batch_waits_longer_than_its_share() -> None:
     assert max(played.waits_us) <= HOLD_SHARE_MAX * BATCH_US + 1
 
 
+@pytest.mark.parametrize(("sequences", "length", "most"), [(40, 1, 11), (20, 2, 11), (12, 4, 13)])
+@pytest.mark.parametrize("strategy", [direct, oldest])
+def test_a_successor_is_in_the_next_batch(
+    strategy: Callable[[], SlotSteps[QueuedStep]], sequences: int, length: int, most: int
+) -> None:
+    """Four slots, 100 ms a batch, and all callers at once: no more batches than Triton's direct strategy takes."""
+    played = Slots(strategy(), sequences, length, batch_us=100_000)
+
+    played.play()
+
+    assert sequences * length == sum(played.batches)
+    assert len(played.batches) <= most
+
+
+class Slots:
+    """Sequences of one length that wait for one of four slots; each caller sends its next step when it is answered."""
+
+    def __init__(self, strategy: SlotSteps[QueuedStep], sequences: int, length: int, *, batch_us: int) -> None:
+        self.state = OwnedSequences(Nothing(), [strategy], gathering=[Gathering(ROWS)])
+        self.batches: list[int] = []
+        self._length, self._batch_us = length, batch_us
+        self._waiting = deque(range(sequences))
+        self._chance = random.Random(7)
+        self._arrivals: list[tuple[int, int, int, int]] = []
+
+    def play(self) -> None:
+        """Plays until every step has run. A slot is free and given to the next within 3 to 6 ms."""
+        for slot in range(ROWS):
+            self._assign(slot, 0)
+        now_us, look_us = 0, NEVER
+        while self._arrivals or len(self.state.ready[0]):
+            now_us = max(now_us, min(self._next_us, look_us))
+            self._arrive_until(now_us)
+            batch = next_batch(self.state, ONLY, now_us, was_busy=False)
+            if isinstance(batch, Wait):
+                look_us = NEVER if batch.until_us is None else batch.until_us
+                continue
+            members = [member for member in batch.members if member is not None]
+            self.batches.append(len(members))
+            look_us = now_us = now_us + self._batch_us
+            self._arrive_until(now_us)
+            decide(self.state, BatchDone(batch, [m and RowEnd.DONE for m in batch.members]), now_us)
+            for member in members:
+                self._answered(member, now_us)
+
+    @property
+    def _next_us(self) -> int:
+        return self._arrivals[0][0] if self._arrivals else NEVER
+
+    def _arrive_until(self, now_us: int) -> None:
+        while self._next_us <= now_us:
+            self._arrive(*heappop(self._arrivals))
+
+    def _answered(self, member: BatchMember, now_us: int) -> None:
+        owned, number = member.owned, member.queued.step.step
+        if number < self._length:
+            came_us = now_us + self._chance.randint(1_500, 4_000)
+            heappush(self._arrivals, (came_us, int(owned.sequence[4:]), number + 1, owned.slot))
+            return
+        decide(self.state, OwnershipOver(owned.sequence, owned.epoch), now_us)
+        self._assign(owned.slot, now_us)
+
+    def _assign(self, slot: int, now_us: int) -> None:
+        if self._waiting:
+            came_us = now_us + self._chance.randint(3_000, 6_000)
+            heappush(self._arrivals, (came_us, self._waiting.popleft(), 1, slot))
+
+    def _arrive(self, now_us: int, caller: int, number: int, slot: int) -> None:
+        flags = (StepFlag.START if number == 1 else StepFlag.NONE) | (StepFlag.END if number == self._length else 0)
+        one = step(number, flags=flags, sequence=SequenceId(f"m||i{caller}"), slot=slot)
+        decide(self.state, type(one)(one.step, one.message, now_us, None), now_us)
+
+
 def known(*returns_us: int) -> Gathering:
     gathering = Gathering(ROWS, batch_us=8_000.0)
-    for return_us in returns_us:
-        gathering.learn(return_us)
+    # As often as it takes to forget what was assumed.
+    for _ in range(RETURNS):
+        for return_us in returns_us:
+            gathering.returns.learn(return_us)
     return gathering
 
 
 def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
     gathering = known(900)
-    gathering.left(SequenceId("m||i1"), 0)
+    gathering.away[SequenceId("m||i1")] = 0
     assert gathering.wait_until(1, 10) == 1_010, "the shortest of the waits that are compared in which it comes"
 
     gathering.away.clear()
@@ -156,7 +233,7 @@ def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
 
 def test_who_usually_comes_later_than_a_batch_takes_is_not_waited_for() -> None:
     gathering = known(900, 50_000, 50_000, 50_000, 50_000, 50_000)
-    gathering.left(SequenceId("m||i1"), 0)
+    gathering.away[SequenceId("m||i1")] = 0
 
     assert gathering.wait_until(1, 10) is None
 
@@ -164,7 +241,7 @@ def test_who_usually_comes_later_than_a_batch_takes_is_not_waited_for() -> None:
 def test_what_a_batch_gained_is_told_once() -> None:
     gathering = known(900)
     for number in range(3):
-        gathering.left(SequenceId(f"m||i{number}"), 0)
+        gathering.away[SequenceId(f"m||i{number}")] = 0
     gathering.wait_until(1, 10)
     for number in range(3):
         gathering.came(SequenceId(f"m||i{number}"), 900 + number)

@@ -720,7 +720,7 @@ class TestGathering:
             (learned,) = on.model.state.gathering
             learned.batch_us = 100e6
             for _ in range(RETURNS):
-                learned.learn(1_000_000)
+                learned.returns.learn(1_000_000)
 
             on.step(2, correlation_id=1, slot=0)
             for _ in range(10):
