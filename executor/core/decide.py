@@ -249,6 +249,9 @@ def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, w
     ready = state.ready[instance]
     batch = ready.decide(now_us, was_busy=was_busy)
     if isinstance(batch, Wait):
+        # Whatever a batch has waited with is gone: cancelled, or dropped with its sequence.
+        if state.gathering:
+            state.gathering[instance].hold = None
         return batch
     gained: int | None = None
     if state.gathering:

@@ -48,8 +48,8 @@ class Returns:
     """
 
     def __init__(self) -> None:
-        self._latest = deque(ASSUMED_US)
-        self._sorted = sorted(ASSUMED_US)
+        self._latest: deque[int] = deque(ASSUMED_US)
+        self._sorted: list[int] = sorted(ASSUMED_US)
 
     def learn(self, took_us: int) -> None:
         """Something came back after that time."""
@@ -61,8 +61,8 @@ class Returns:
     def chance(self, age_us: int, wait_us: int) -> float:
         """The share of those that were away for `age_us` that come back within the wait."""
         before, by_then = bisect_right(self._sorted, age_us), bisect_right(self._sorted, age_us + wait_us)
-        left = len(self._sorted) - before
-        return (by_then - before) / left if left else 0.0
+        later = len(self._sorted) - before
+        return (by_then - before) / later if later else 0.0
 
 
 class Hold(msgspec.Struct, frozen=True):

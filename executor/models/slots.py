@@ -29,6 +29,13 @@ def slots_within(config: ModelConfig, state_bytes_max: int) -> int:
     return max(config.slots_per_instance, min(SLOTS_MAX, state_bytes_max // sum(sizes)))
 
 
+def any_slot(config: ModelConfig, slots: int) -> bool:
+    """Whether a batch takes its rows from any slots: there are more slots than the configuration sets, so a slot cannot
+    be a row.
+    """
+    return slots > config.slots_per_instance
+
+
 def _bytes_of(spec: StateSpec) -> int:
     """Bytes of one sequence's state; 0 if its size varies."""
     if spec.datatype == "BYTES" or -1 in spec.dims:

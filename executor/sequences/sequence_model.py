@@ -44,6 +44,7 @@ from executor.core.sequence_batches import slot_steps
 from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import RowError, RowResult
 from executor.models.repository import ServedVersion
+from executor.models.slots import any_slot
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.rows import RowMaker
@@ -127,10 +128,10 @@ class SequenceModel:
         self.mark = served.mark
         self.idle_ms = config.idle_ms
         self.kept_replies = KeptReplies(config.retry_replies, config.retry_reply_bytes)
-        any_slot = served.slots > config.slots_per_instance
+        from_any = any_slot(config, served.slots)
         self.state = OwnedSequences(
             recovery_of(config),
-            [slot_steps(batching, config.max_batch_size, any_slot=any_slot) for _ in served.workers],
+            [slot_steps(batching, config.max_batch_size, any_slot=from_any) for _ in served.workers],
             served.mark,
             [Gathering(config.max_batch_size) for _ in served.workers] if gathers(config) else (),
         )

@@ -17,7 +17,7 @@ from executor.core.gathering import HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, g
 from executor.core.recovery import Nothing
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
 from executor.core.state import OwnedSequences, QueuedStep
-from shared.contract.ids import InstanceIndex, SequenceId
+from shared.contract.ids import Epoch, InstanceIndex, SequenceId
 from shared.contract.messages import StepFlag
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching
 from tests.executor.core.owner import step
@@ -271,3 +271,19 @@ def test_the_configuration_decides_where_it_says_anything(
     )
     assert not gathers(ModelConfig("m", "python", "", 0, (), (), sequence_batching=batching))
     assert not gathers(ModelConfig("m", "python", "", 4, (), ()))
+
+
+def test_a_wait_for_steps_that_were_withdrawn_is_over() -> None:
+    """The next batch begins a wait of its own."""
+    gathering = known(900)
+    ready = oldest()
+    state = OwnedSequences(Nothing(), [ready], gathering=[gathering])
+    gathering.away[SequenceId("m||i1")] = 0
+    decide(state, step(1, flags=StepFlag.START, sequence=SequenceId("m||i2")), 10)
+    next_batch(state, ONLY, 10, was_busy=False)
+    assert gathering.hold is not None
+
+    decide(state, OwnershipOver(SequenceId("m||i2"), Epoch(1)), 11)
+    next_batch(state, ONLY, 11, was_busy=False)
+
+    assert gathering.hold is None
