@@ -1,6 +1,6 @@
 """Fingerprints of what a model's sequences and engines depend on: short texts that change when it does.
 
-They decide what a load changes. A version with the same content goes on with its sequences. If its layout is the same
+They decide what a load changes. A version with the same content goes on with its sequences. If the rest is the same
 too, it keeps its engines. Files count by size and time of change, as in Triton. Two kinds of files count by content:
 override files, which are written again for every load, and the files of models whose answers are cached, which are
 equal on all executors but were written at different times.
@@ -13,11 +13,25 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from executor.configuration.load import LoadedConfig
 
 IN_PLACE = ("instance_group", "version_policy")
 """Parts of a configuration that change without ending sequences (triton-spec 1.11)."""
+SERVED_BY = ("dynamic_batching", "model_warmup", "optimization", "response_cache")
+BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
+PARAMETERS = (
+    "batch_gathering",
+    "checkpoint_interval",
+    "orphan_grace_microseconds",
+    "retry_replies",
+    "retry_reply_bytes",
+    "virtual_slots",
+)
+"""Further parts, in the configuration, in `sequence_batching` and among the parameters, on which a state that the mesh
+holds does not depend: they say how the model is served. In Triton they end sequences too.
+"""
 CONFIG_FILES = ("config.pbtxt", "configs")
 """Not counted as files, because the parsed configuration is counted."""
 UNSEEN = ("__pycache__",)
@@ -25,10 +39,10 @@ UNSEEN = ("__pycache__",)
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """content: of all that a sequence's state may depend on; layout: of the instances that run it."""
+    """content: of all that a sequence's state may depend on; rest: of everything else that the engines depend on"""
 
     content: str
-    layout: str
+    rest: str
 
 
 def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fingerprint:
@@ -36,17 +50,25 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     `by_content`.
     """
     config = json.loads(loaded.json)
-    layout = json.dumps(config.get("instance_group", []), sort_keys=True)
-    for name in IN_PLACE:
-        config.pop(name, None)
+    rest = json.dumps({name: part for name, part in config.items() if name != "version_policy"}, sort_keys=True)
+    if loaded.config.state_in_mesh:
+        _leave_out(config, SERVED_BY)
+        _leave_out(config.get("sequence_batching", {}), BATCHED_BY)
+        _leave_out(config.get("parameters", {}), PARAMETERS)
+    _leave_out(config, IN_PLACE)
     parts = [json.dumps(config, sort_keys=True)]
     if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
         # State that only an engine holds ends with that engine, so a change of the instances ends the sequences.
-        parts.append(layout)
+        parts.append(rest)
     # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
     parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
-    return Fingerprint(_digest(parts), _digest([layout]))
+    return Fingerprint(_digest(parts), _digest([rest]))
+
+
+def _leave_out(values: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        values.pop(name, None)
 
 
 def folder_fingerprint(folder: Path) -> str:

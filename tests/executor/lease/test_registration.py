@@ -514,25 +514,38 @@ async def test_the_executors_id_is_never_used_twice(executor: Life) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-async def test_a_model_with_other_instances_goes_on_with_its_sequences(
-    mesh: ScriptedMesh, executor: Life, models: Path
+@pytest.mark.parametrize(
+    ("before", "after", "instances"),
+    [
+        ("", "instance_group [ { count: 2 kind: KIND_CPU } ]", 2),
+        ("oldest { max_candidate_sequences: 4 }", "direct { }", 1),
+        ("max_sequence_idle_microseconds: 60000000", "max_sequence_idle_microseconds: 50000000", 1),
+        ("", 'parameters { key: "virtual_slots" value { string_value: "false" } }', 1),
+    ],
+    ids=["instances", "strategy", "idle time", "virtual slots"],
+)
+async def test_a_model_that_is_served_otherwise_goes_on_with_its_sequences(
+    mesh: ScriptedMesh, executor: Life, models: Path, before: str, after: str, instances: int
 ) -> None:
+    """A load that changes nothing on which a state depends ends no sequence whose state the mesh holds."""
     async with executor("a") as a:
-        before = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
-        for submission in before:
+        steps = [mesh.submission(7, value(n), START if n == 1 else NONE) for n in range(1, 6)]
+        for submission in steps:
             await mesh.submit(submission)
         await mesh.assign(7, a.executor)
-        await mesh.reply(before[-1])
+        await mesh.reply(steps[-1])
 
         config = models / "sum" / "config.pbtxt"
-        config.write_text(config.read_text() + "instance_group [ { count: 2 kind: KIND_CPU } ]\n")
+        text = config.read_text()
+        assert before in text
+        config.write_text(text.replace(before, after) if before else f"{text}\n{after}\n")
         a.repository.load("sum")
         await a.registration.announce(Applied("1-0"))
-        after = mesh.submission(7, value(6))
-        await mesh.submit(after)
+        last = mesh.submission(7, value(6))
+        await mesh.submit(last)
 
-        assert 21 == total(await mesh.reply(after))
-        assert [2] == [served.instances for served in (await registration(mesh, a)).models]
+        assert 21 == total(await mesh.reply(last))
+        assert [instances] == [served.instances for served in (await registration(mesh, a)).models]
         await end(mesh, 7)
 
 
