@@ -284,6 +284,8 @@ def running_mesh(
         "SEQMESH_LEASE_MS": str(LEASE_MS),
         # What a test kills has not failed: without this the launcher's pauses grow from test to test.
         "SEQMESH_RESTART_PAUSE_MAX_MS": "200",
+        # Slots as models configure them, so that a test can take all of them.
+        "SEQMESH_STATE_BYTES_MAX": "0",
         # Threads of a library that wait for work burn the processor that the other processes need.
         "OMP_NUM_THREADS": "1",
         **(environment or {}),

@@ -13,8 +13,6 @@ from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
 from tests.mesh.traffic import Callers, GrpcCaller, Step, Traffic, make_plans
 
 SEQUENCES = 100
-ROWS = 32
-"""Of a batch of `running_sum`."""
 
 
 def line(mesh: RunningMesh, model: str) -> WaitingLine:
@@ -70,12 +68,12 @@ async def test_an_idle_sequence_makes_room_and_comes_back_to_its_state(victim: R
     await caller.close()
 
 
-async def test_more_sequences_than_rows_drive_nobody_out(mesh: RunningMesh, chance: random.Random) -> None:
-    """A slot is a place for a state and no row of the batch."""
-    before = line(mesh, "running_sum").paged_out["1"]
-    plans = make_plans(chance, 5 * ROWS, shortest=3, longest=4)
-    async with Callers(mesh) as callers:
-        await Traffic("running_sum", callers, plans, chance).run()
+async def test_more_sequences_than_rows_drive_nobody_out(victim: RunningMesh, chance: random.Random) -> None:
+    """A slot is a place for a state and no row of the batch: six of each executor, in batches of three."""
+    before = line(victim, "paged_sum").paged_out["1"]
+    plans = make_plans(chance, victim.slots("paged_sum") - 2, shortest=3, longest=4)
+    async with Callers(victim) as callers:
+        await Traffic("paged_sum", callers, plans, chance).run()
 
-    assert 100 * ROWS < mesh.slots("running_sum")
-    assert before == line(mesh, "running_sum").paged_out["1"]
+    assert 2 * 6 == victim.slots("paged_sum")
+    assert before == line(victim, "paged_sum").paged_out["1"]
