@@ -57,8 +57,10 @@ def seeded_lstm() -> StackedLstm:
 
 
 def build(directory: Path) -> None:
-    """Writes the models accumulate, lstm_512 and lstm_512_python. Models of these names are overwritten."""
+    """Writes the models of `models/` with what they need. Models of these names are overwritten."""
     shutil.copytree(MODELS, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for device in directory.glob("device_*/1"):
+        shutil.copy(MODELS / "accumulate" / "1" / "model.py", device / "accumulate.py")
     # The version directory is not in the repository: git keeps no empty directories.
     (directory / "lstm_512" / "1").mkdir(exist_ok=True)
     with warnings.catch_warnings():

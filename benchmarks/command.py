@@ -40,13 +40,17 @@ Tells per cell: steps per second, median and 99th percentile, mean batch, CPU mi
 of the client (client and servers share this machine), Redis commands and bytes per step. A `*` marks a throughput that
 other processes disturbed. Writes results.json, results.md and plot.png.
 
+--models device_direct,device_oldest measures what an accelerator bounds: 5 ms a batch of up to 4 rows, so 800 steps a
+second and executor at most, if every batch is full.
+
 With --triton, the same models (model.py) on a real Triton, alternating with the mesh cell by cell, in three rounds:
 machines change from minute to minute, so only such figures can be compared.
 """
 MODELS = ("accumulate", "lstm_512")
 TRITON_MODELS = ("accumulate", "lstm_512_python")
 """Models that Triton can serve here: the wheel's Triton has the Python backend only."""
-ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python")
+DEVICE_MODELS = ("device_direct", "device_oldest")
+ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python", *DEVICE_MODELS)
 CONCURRENCIES = "1,8,32,128"
 QUICK_CONCURRENCIES = "1,32"
 PAGING_CALLERS = 512

@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2 as untyped_model_config_pb2
 from tritonclient.grpc import service_pb2 as untyped_service_pb2
 
 from benchmarks import command, dial, dial_figures, dial_positions, paging, takeover, takeover_figures
-from benchmarks.clients import Addresses, RequestBytes, StepError, output_of, parse_head, varint
+from benchmarks.clients import PROTOCOLS, Addresses, RequestBytes, StepError, output_of, parse_head, varint
 from benchmarks.command import MeasurementPlan, bench
 from benchmarks.load import Tally
 from benchmarks.plot import cpu_concurrency, draw
@@ -313,7 +313,13 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str]) -> None:
 @pytest.mark.timeout(300)
 def test_a_small_run_finds_every_answer_right_and_writes_its_results(tmp_path: Path) -> None:
     """One cell per protocol against a real mesh; nothing about speed."""
-    small = ["--models=accumulate", "--concurrency=4", "--seconds=0.5", "--warmup=0.1", f"--out={tmp_path}"]
+    small = [
+        "--models=accumulate,device_direct",
+        "--concurrency=4",
+        "--seconds=0.5",
+        "--warmup=0.1",
+        f"--out={tmp_path}",
+    ]
 
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *small], capture_output=True, text=True, timeout=280, check=False
@@ -321,8 +327,10 @@ def test_a_small_run_finds_every_answer_right_and_writes_its_results(tmp_path: P
 
     assert 0 == done.returncode, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())["results"]
-    assert [("http", True), ("grpc", True), ("grpc-stream", True)] == [
-        (row["cell"]["protocol"], row["steps"] > 0 and not row["wrong"] and not row["errors"]) for row in results
+    cells = [(model, protocol) for model in ("accumulate", "device_direct") for protocol in PROTOCOLS]
+    assert [(*cell, True) for cell in cells] == [
+        (row["cell"]["model"], row["cell"]["protocol"], row["steps"] > 0 and not row["wrong"] and not row["errors"])
+        for row in results
     ]
     assert (tmp_path / "plot.png").exists()
     assert "| accumulate | grpc-stream |" in (tmp_path / "results.md").read_text()
