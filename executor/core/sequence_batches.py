@@ -86,7 +86,7 @@ class SlotSteps(ABC, Generic[S]):
 
 
 class DirectSteps(SlotSteps[S]):
-    """The direct strategy: position in the batch is the slot."""
+    """The direct strategy where a slot is a row of the batch: position in the batch is the slot."""
 
     def __init__(self, strategy: Direct, max_batch_size: int) -> None:
         super().__init__(max_batch_size)

@@ -92,7 +92,7 @@ def trials(engine: Engine, config: ModelConfig, rows: int) -> TrialResult:
     """Runs made-up rows in different batches of at most `rows`. The arena's slots are free afterwards."""
     chance = np.random.default_rng(_SEED)
     made = _Maker(config, chance)
-    count = max(1, min(rows, config.max_batch_size, config.slots_per_instance))
+    count = max(1, min(rows, config.max_batch_size, config.configured_slots))
     table = _Table(engine, config, chance)
     try:
         for number in range(ROUNDS):

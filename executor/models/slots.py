@@ -22,18 +22,18 @@ def slots_within(config: ModelConfig, state_bytes_max: int) -> int:
     """
     batching = config.sequence_batching
     if batching is None or not (config.declares_state and config.pageable):
-        return config.slots_per_instance
+        return config.configured_slots
     sizes = [_bytes_of(spec) for spec in batching.states]
     if not all(sizes):
-        return config.slots_per_instance
-    return max(config.slots_per_instance, min(SLOTS_MAX, state_bytes_max // sum(sizes)))
+        return config.configured_slots
+    return max(config.configured_slots, min(SLOTS_MAX, state_bytes_max // sum(sizes)))
 
 
 def any_slot(config: ModelConfig, slots: int) -> bool:
     """Whether a batch takes its rows from any slots: there are more slots than the configuration sets, so a slot cannot
     be a row.
     """
-    return slots > config.slots_per_instance
+    return slots > config.configured_slots
 
 
 def _bytes_of(spec: StateSpec) -> int:

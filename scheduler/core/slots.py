@@ -1,4 +1,5 @@
-"""Slots: the places in an executor's batch, each held by one live sequence. One table per executor and version.
+"""Slots: the places that an executor has for sequences, each held by one live sequence. One table per executor and
+version. Only the executor knows whether a slot is a place for a state or a row of the batch.
 
 A slot is free, or taken by one sequence. Freeing a slot that the sequence does not hold raises.
 """
@@ -43,9 +44,10 @@ class OfferedVersion:
 
 
 class InstanceSlots:
-    """The slots of one instance. Low slots are given first, so that a batch stays dense.
+    """The slots of one instance. Low slots are given first, so that a batch of rows by slot stays dense, and an engine
+    needs memory for as few places as possible.
 
-    There may be tens of thousands of slots, most of which are never used.
+    There may be hundreds of thousands of slots, most of which are never used.
     """
 
     def __init__(self, slots: int) -> None:

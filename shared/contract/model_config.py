@@ -288,8 +288,10 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
         return {spec.name: spec for spec in self.inputs}
 
     @cached_property
-    def slots_per_instance(self) -> int:
-        """Sequences that one instance holds at once (triton-spec 1.1); 0 for a stateless model."""
+    def configured_slots(self) -> int:
+        """Slots of one instance as Triton counts them (triton-spec 1.1): rows of the batch (direct), candidates
+        (oldest); 0 for a stateless model. An executor may have more of them, by memory.
+        """
         if self.sequence_batching is None:
             return 0
         rows = max(1, self.max_batch_size)

@@ -436,7 +436,7 @@ async def test_a_wrong_sum_ends_the_measurement() -> None:
 def test_the_model_of_virtual_slots_has_them_and_the_result_is_written(tmp_path: Path) -> None:
     paging.write_model(tmp_path)
     config = ModelRepository([tmp_path], Devices()).load(paging.MODEL).record.config
-    assert (True, paging.SLOTS) == (config.pageable, config.slots_per_instance)
+    assert (True, paging.SLOTS) == (config.pageable, config.configured_slots)
 
     part = paging.Waits("go on", 3, 30.0, 2.0, 3.0, 4.0, 2.5)
     paging.write(paging.Paging(100, 70, (part,), 1.0, 0.9), [1.0, 2.0, 4.0], tmp_path)

@@ -145,7 +145,7 @@ class FakeExecutor:
             host="here",
             pid=1,
             started_ms=1,
-            models=tuple(ServedModel(m.name, "1", 1, m.slots_per_instance) for m in self.models),
+            models=tuple(ServedModel(m.name, "1", 1, m.configured_slots) for m in self.models),
             repository=tuple(RepositoryEntry(m.name, "1", "READY") for m in self.models),
             control_mode=self.control_mode,
         )

@@ -144,7 +144,7 @@ class FoldRepository(ModelRepository):
             for index in range(self._shape.instances)
         ]
         served = ServedVersion(
-            config, "1", workers, config.slots_per_instance, StatisticsRecorder(load), Fingerprint("one", "one")
+            config, "1", workers, config.configured_slots, StatisticsRecorder(load), Fingerprint("one", "one")
         )
         self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
         return model

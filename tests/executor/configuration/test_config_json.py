@@ -408,7 +408,7 @@ def test_sound_configuration_has_values_that_travel(given_fields: Fields, kind: 
 
     assert values == msgspec.json.decode(msgspec.json.encode(values), type=ModelConfig)
     assert [kind] * len(known) == [each.kind for each in values.batch_inputs]
-    assert values.sequence_batching is None or values.slots_per_instance >= 1
+    assert values.sequence_batching is None or values.configured_slots >= 1
     states = given_fields.get("sequence_batching", {}).get("state", [])
     assert [(state["input_name"], state["output_name"]) for state in states] == [
         (state.input_name, state.output_name)

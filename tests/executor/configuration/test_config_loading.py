@@ -100,14 +100,14 @@ def test_defaults_of_the_oldest_strategy(load_text: LoadText) -> None:
     loaded = load_text(f"{IO} sequence_batching {{ oldest {{ }} }}")
 
     assert Oldest(max_candidate_sequences=8, preferred_batch_sizes=(8,)) == sequence_of(loaded).strategy
-    assert 8 == loaded.config.slots_per_instance
+    assert 8 == loaded.config.configured_slots
 
 
 def test_sequence_model_without_batch_dimension_has_one_slot(load_text: LoadText) -> None:
     loaded = load_text(f"{IO.replace('max_batch_size: 8', '')} sequence_batching {{ oldest {{ }} }}")
 
     assert Oldest(max_candidate_sequences=1) == sequence_of(loaded).strategy
-    assert 1 == loaded.config.slots_per_instance
+    assert 1 == loaded.config.configured_slots
 
 
 def test_later_state_of_the_same_name_is_left_out_with_a_note(load_text: LoadText) -> None:

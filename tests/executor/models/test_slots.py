@@ -35,4 +35,4 @@ def test_as_many_as_their_states_fit(strategy: Direct | Oldest) -> None:
     ids=["own state", "virtual_slots", "variable shape", "strings", "stateless"],
 )
 def test_other_models_have_the_slots_of_their_configuration(model: ModelConfig) -> None:
-    assert model.slots_per_instance == slots_within(model, 1 << 40)
+    assert model.configured_slots == slots_within(model, 1 << 40)

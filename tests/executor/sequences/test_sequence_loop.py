@@ -228,7 +228,7 @@ async def stage(
         config=model_config,
         version="1",
         workers=workers,
-        slots=model_config.slots_per_instance,
+        slots=model_config.configured_slots,
         statistics=StatisticsRecorder(ModelLoad("m", "1", "0")),
         mark="",
     )
