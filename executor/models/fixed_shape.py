@@ -21,6 +21,7 @@ import numpy as np
 from executor.engine import shapes
 from executor.engine.base import Engine, FixesShape, Row, RowError, RowResult
 from executor.engine.null_rows import NULL_ROW
+from executor.models.slots import any_slot
 from executor.models.warmup import FLOATS, float_bytes, nobodys_controls
 from shared.contract.errors import Code, LoadError
 from shared.contract.model_config import Direct, FixedShape, ModelConfig
@@ -52,16 +53,17 @@ class TrialResult(Enum):
     FAILED = "the model fails on made-up rows"
 
 
-def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
+def settle_shape(engine: Engine, config: ModelConfig, instance: str, slots: int) -> None:
     """Chooses how the instance runs its batches, and says so in the log. Does nothing without `fixed_shape`.
 
+    slots   of the instance, as it was loaded
     raises  LoadError for a backend that does not know the mode, and for a model whose results are not repeatable
     """
     if config.fixed_shape is FixedShape.OFF:
         return
     if not isinstance(engine, FixesShape):
         raise LoadError(f"parameter 'fixed_shape' is not supported by the backend of model '{config.name}'")
-    found = _settled(engine, engine, config) if engine.is_testable else None
+    found = _settled(engine, engine, config, slots) if engine.is_testable else None
     if found is TrialResult.DIFFERENT:
         raise LoadError(
             f"model '{config.name}' cannot have fixed_shape: even alone, the same row has different results from call "
@@ -78,22 +80,24 @@ def settle_shape(engine: Engine, config: ModelConfig, instance: str) -> None:
     )
 
 
-def _settled(engine: Engine, shape: FixesShape, config: ModelConfig) -> TrialResult:
+def _settled(engine: Engine, shape: FixesShape, config: ModelConfig, slots: int) -> TrialResult:
     """Tests padded batches, and if they fail, rows alone."""
     if not shape.alone_because:
-        found = trials(engine, config, config.max_batch_size)
+        found = trials(engine, config, config.max_batch_size, slots)
         if found is TrialResult.SAME:
             return found
         shape.run_rows_alone(found.value)
-    return trials(engine, config, ALONE_TESTED)
+    return trials(engine, config, ALONE_TESTED, slots)
 
 
-def trials(engine: Engine, config: ModelConfig, rows: int) -> TrialResult:
-    """Runs made-up rows in different batches of at most `rows`. The arena's slots are free afterwards."""
+def trials(engine: Engine, config: ModelConfig, rows: int, slots: int) -> TrialResult:
+    """Runs made-up rows in different batches of at most `rows`. The arena's slots are free afterwards.
+    slots: of the instance; a batch never has more rows
+    """
     chance = np.random.default_rng(_SEED)
     made = _Maker(config, chance)
-    count = max(1, min(rows, config.max_batch_size, config.configured_slots))
-    table = _Table(engine, config, chance)
+    count = max(1, min(rows, config.max_batch_size, slots))
+    table = _Table(engine, config, chance, slots)
     try:
         for number in range(ROUNDS):
             found = _round(table, made, count, chance, warm_runs=0 if number else WARM_RUNS)
@@ -195,13 +199,14 @@ class _Maker:
 
 
 class _Table:
-    """Runs made-up sequences in an engine's batches, in random slots (direct: in the slot of their place)."""
+    """Runs made-up sequences in an engine's batches: in random slots, or where slots are rows, in that of the place."""
 
-    def __init__(self, engine: Engine, config: ModelConfig, chance: np.random.Generator) -> None:
+    def __init__(self, engine: Engine, config: ModelConfig, chance: np.random.Generator, slots: int) -> None:
         batching = config.sequence_batching
         self._engine = engine
         self._chance = chance
-        self._direct = batching is not None and isinstance(batching.strategy, Direct)
+        is_direct = batching is not None and isinstance(batching.strategy, Direct)
+        self._slot_is_row = is_direct and not any_slot(config, slots)
         self._beside: list[bytearray] = []
         self._controls = {starts: nobodys_controls(config, start=starts, end=False) for starts in (False, True)}
 
@@ -221,10 +226,10 @@ class _Table:
 
     def run(self, seated: Sequence[_Sequence | None]) -> list[RowResult | RowError | None]:
         """Runs one step of each sequence; the results by place, with states."""
-        slots = range(len(seated)) if self._direct else map(int, self._chance.permutation(len(seated)))
+        slots = range(len(seated)) if self._slot_is_row else map(int, self._chance.permutation(len(seated)))
         rows = [self._row(sequence, slot) for sequence, slot in zip(seated, slots, strict=True)]
-        # Only a direct batch has null rows.
-        given = [place for place, row in enumerate(rows) if self._direct or not row.null]
+        # Only a direct batch has null rows, and only where a slot is a row.
+        given = [place for place, row in enumerate(rows) if self._slot_is_row or not row.null]
         ran = self._engine.run([rows[place] for place in given], [not rows[place].null for place in given])
         results: list[RowResult | RowError | None] = [None] * len(seated)
         for place, result in zip(given, ran.rows, strict=True):

@@ -428,7 +428,7 @@ class ModelRepository:
                 )
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)
-                settle_shape(engines[-1], config, name)
+                settle_shape(engines[-1], config, name, slots)
                 index = InstanceIndex(len(workers))
                 workers.append(EngineWorker(engines[-1], config.name, name, index, self.devices))
             config = with_methods(config, engines)

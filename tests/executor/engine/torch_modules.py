@@ -250,6 +250,15 @@ class RarelyPlaced(nn.Module):
         return total, total
 
 
+class PlacedBehindTwo(nn.Module):
+    """The first two rows of a batch are computed otherwise than the others."""
+
+    def forward(self, x: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.arange(x.size(0)).unsqueeze(1)
+        total = total + x + 1e-3 * (place >= 2)
+        return total, total
+
+
 class Random(nn.Module):
     """Never the same result twice."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor.engine.base import FixesShape
+from executor.engine.base import FixesShape, Row
 from executor.engine.pytorch.relocation import relocated
 from executor.models.fixed_shape import ROUNDS, TrialResult, settle_shape, trials
 from executor.models.repository import LoadedModel, ModelRepository
@@ -26,7 +26,7 @@ CONFIG = """
     output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}
     instance_group {{ kind: KIND_CPU }}
     sequence_batching {{
-        {strategy} {{ }}
+        {strategy} {{ {slots} }}
         state {{ input_name: "total" output_name: "total_next" data_type: TYPE_FP32 dims: 1 }}
     }}
     parameters {{ key: "fixed_shape" value {{ string_value: "true" }} }}
@@ -51,15 +51,23 @@ COUNTING = """
 """
 
 
-def loaded(directory: Path, module: torch.nn.Module | str, *, strategy: str = "oldest", more: str = "") -> LoadedModel:
+def loaded(
+    directory: Path,
+    module: torch.nn.Module | str,
+    *,
+    strategy: str = "oldest",
+    slots: str = "",
+    state_bytes_max: int = 0,
+) -> LoadedModel:
+    """slots: field of the strategy"""
     workshop = Workshop(directory)
     if isinstance(module, str):
         workshop.python("m", module)
     else:
         workshop.script("m", module)
     backend = "python" if isinstance(module, str) else "pytorch"
-    (directory / "m" / "config.pbtxt").write_text(CONFIG.format(backend=backend, strategy=strategy) + more)
-    return ModelRepository([directory], Devices()).load("m")
+    (directory / "m" / "config.pbtxt").write_text(CONFIG.format(backend=backend, strategy=strategy, slots=slots))
+    return ModelRepository([directory], Devices(), state_bytes_max=state_bytes_max).load("m")
 
 
 def form(model: LoadedModel) -> tuple[int, str]:
@@ -96,6 +104,43 @@ def test_a_place_that_shows_in_few_rows_only_is_found(tmp_path: Path) -> None:
     assert (1, "results depend on the other rows of a batch") == form(loaded(tmp_path, torch_modules.RarelyPlaced()))
 
 
+@pytest.mark.parametrize(
+    ("state_bytes_max", "expected"),
+    [(0, (64, "")), (1 << 10, (1, "results depend on the other rows of a batch"))],
+    ids=["two slots", "slots by memory"],
+)
+def test_as_many_rows_are_tried_as_batches_have(
+    tmp_path: Path, state_bytes_max: int, expected: tuple[int, str]
+) -> None:
+    """Not fewer because the configuration names few candidates: memory may give more slots."""
+    few = "max_candidate_sequences: 2"
+    model = loaded(tmp_path, torch_modules.PlacedBehindTwo(), slots=few, state_bytes_max=state_bytes_max)
+
+    assert expected == form(model)
+
+
+@pytest.mark.parametrize(("slots", "is_row"), [(8, True), (100, False)])
+def test_rows_are_tried_in_the_slots_that_they_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, *, is_row: bool
+) -> None:
+    """Direct batches have null rows only where a slot is a row."""
+    model = loaded(tmp_path, torch_modules.Folding(), strategy="direct")
+    (worker,) = model.versions[0].workers
+    engine: Any = worker._engine
+    batches: list[list[Row]] = []
+    run = engine.run
+
+    def noted(rows: list[Row], want_state: list[bool]) -> object:
+        batches.append(rows)
+        return run(rows, want_state)
+
+    monkeypatch.setattr(engine, "run", noted)
+
+    assert TrialResult.SAME is trials(engine, model.versions[0].config, 8, slots)
+    assert is_row is any(row.null for rows in batches for row in rows)
+    assert is_row is all(row.null or row.slot == place for rows in batches for place, row in enumerate(rows))
+
+
 def test_weights_lie_elsewhere_from_round_to_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do in another executor. In the end they begin at a page."""
     addresses: list[int] = []
@@ -127,7 +172,7 @@ def test_a_result_that_depends_on_the_weights_addresses_is_found(tmp_path: Path)
 
     engine.move_weights = moved
 
-    assert TrialResult.DIFFERENT is trials(engine, model.versions[0].config, 8)
+    assert TrialResult.DIFFERENT is trials(engine, model.versions[0].config, 8, 8)
 
 
 def test_configurations_are_looked_through_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -166,7 +211,7 @@ def test_a_python_model_with_a_state_of_its_own_is_not_touched_at_load(tmp_path:
     """Made-up sequences would stay in it."""
     workshop = Workshop(tmp_path)
     workshop.python("m", "class TritonPythonModel:\n    def execute(self, requests):\n        raise SystemExit")
-    config = CONFIG.format(backend="python", strategy="oldest")
+    config = CONFIG.format(backend="python", strategy="oldest", slots="")
     stateless = config[: config.index("state {")] + config[config.index("dims: 1 }\n    }") + len("dims: 1 }") :]
     (tmp_path / "m" / "config.pbtxt").write_text(stateless)
 
@@ -178,7 +223,7 @@ def test_a_backend_that_does_not_know_the_mode_refuses_it(tmp_path: Path) -> Non
     config = model.versions[0].config
 
     with pytest.raises(LoadError, match="parameter 'fixed_shape' is not supported by the backend of model 'm'"):
-        settle_shape(object(), config, "m_0")  # type: ignore[arg-type]
+        settle_shape(object(), config, "m_0", 8)  # type: ignore[arg-type]
 
 
 def test_the_arena_is_as_new_after_the_trials(tmp_path: Path) -> None:
@@ -186,7 +231,7 @@ def test_the_arena_is_as_new_after_the_trials(tmp_path: Path) -> None:
     growing = CONFIG.replace("dims: 1 }}\n    }}", "dims: -1 }}\n    }}").replace("total", "seen")
     workshop = Workshop(tmp_path)
     workshop.script("m", torch_modules.Growing())
-    (tmp_path / "m" / "config.pbtxt").write_text(growing.format(backend="pytorch", strategy="oldest"))
+    (tmp_path / "m" / "config.pbtxt").write_text(growing.format(backend="pytorch", strategy="oldest", slots=""))
     model = ModelRepository([tmp_path], Devices()).load("m")
     (worker,) = model.versions[0].workers
     engine: Any = worker._engine
