@@ -109,7 +109,7 @@ class BatchResult(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """One loaded instance of a model, with its state arena of `slots` rows."""
+    """One loaded instance of a model, with the states of its slots."""
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         """Runs one batch and moves each row's implicit state on, in the arena.
@@ -235,8 +235,9 @@ class LoadRequest:
     model_dir  the model's folder in the repository; the model's file lies in the folder of the version in it
     instance_name  name of this one instance, for logs and for `model.py`
     device  "cpu" or "cuda:<n>"
-    slots   rows of the state arena (0 for a stateless model)
-    state_bytes_max  largest state tensor of one sequence: a step that leaves a larger one fails
+    slots   sequences whose states it may be given (0 for a stateless model). There may be 262,144: an engine takes
+            memory for them as they are used
+    state_value_bytes_max  largest state tensor of one sequence: a step that leaves a larger one fails
     """
 
     config: ModelConfig
@@ -246,7 +247,7 @@ class LoadRequest:
     instance_name: str
     device: str
     slots: int
-    state_bytes_max: int = VALUE_BYTES_MAX
+    state_value_bytes_max: int = VALUE_BYTES_MAX
 
 
 class Backend(Protocol):

@@ -27,7 +27,7 @@ from executor.models.repository import ModelRepository, ServedVersion
 from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
-from executor.sequences.inbox import Inbox, Marks, entry_key
+from executor.sequences.inbox import Inbox, LastEntries, entry_key
 from executor.sequences.reloads import end_outdated
 from executor.sequences.sequence_model import SequenceModel
 from executor.stateless.work_model import WorkModel
@@ -65,10 +65,10 @@ Model = SequenceModel | WorkModel
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A replaced model, which finishes the inbox entries up to the marks."""
+    """A replaced model. last: it finishes the inbox entries up to these"""
 
     model: SequenceModel
-    marks: Marks
+    last: LastEntries
 
     def holds(self, entry: InboxStep | InboxOwned) -> bool:
         """Whether the old engines still own the sequence of an inbox entry."""
@@ -203,7 +203,7 @@ class Serving:
         replaced = self._replaced.get(place)
         if replaced is not None:
             # Accepted before the reload: the old engines finish it.
-            if entry_key(entry.entry) <= entry_key(replaced.marks[self._keys.shard_of(entry.sequence)]):
+            if entry_key(entry.entry) <= entry_key(replaced.last[self._keys.shard_of(entry.sequence)]):
                 return replaced.model
             if replaced.holds(entry):
                 # A later step of a sequence that the old engines still run. It is read again when they are done, by the
@@ -282,12 +282,12 @@ class Serving:
             await self._start(place, wanted)
             self._inbox.read_again()
             return
-        # Taken before the new load starts: entries up to the marks belong to the old engines.
-        marks = await insist("reload", self._inbox.marks)
+        # Taken before the new load starts: entries up to these belong to the old engines.
+        last = await insist("reload", self._inbox.last_entries)
         loop = self._loops.pop(place)
-        self._replaced[place] = Replaced(model, marks)
+        self._replaced[place] = Replaced(model, last)
         await self._start(place, wanted)
-        await self._finish(model, marks)
+        await self._finish(model, last)
         await self._end(model, loop)
         del self._replaced[place]
         await self._meet_older_sequences(place)
@@ -322,17 +322,17 @@ class Serving:
                 self._unloaded[place] = model.serves.statistics.load
         self._changed.set()
 
-    async def _finish(self, model: Model, marks: Marks) -> None:
-        """Returns when a model has finished everything up to the marks."""
+    async def _finish(self, model: Model, last: LastEntries) -> None:
+        """Returns when a model has finished everything up to these entries."""
         try:
             async with asyncio.timeout(FINISH_S):
-                while await self._has_more(model, marks):  # noqa: ASYNC110 - part of it lies in Redis
+                while await self._has_more(model, last):  # noqa: ASYNC110 - part of it lies in Redis
                     await asyncio.sleep(FINISH_POLL_S)
         except TimeoutError:
             logs.warning("model ends with steps unfinished", model=model.model, seconds=FINISH_S)
 
-    async def _has_more(self, model: Model, marks: Marks) -> bool:
-        if not self._inbox.has_passed(marks):
+    async def _has_more(self, model: Model, last: LastEntries) -> bool:
+        if not self._inbox.has_passed(last):
             return True
         if isinstance(model, SequenceModel):
             return model.state.is_busy

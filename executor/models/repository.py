@@ -424,7 +424,7 @@ class ModelRepository:
                     instance_name=name,
                     device=device,
                     slots=slots,
-                    state_bytes_max=self.value_bytes_max,
+                    state_value_bytes_max=self.value_bytes_max,
                 )
                 engines.append(backend.load(request))
                 warm_up(engines[-1], config, loaded.model_dir, name)

@@ -28,7 +28,7 @@ FIRST_COUNT = 16
 """Entries of the first read, when their size is unknown."""
 GROWTH = 4
 
-Marks = Mapping[ShardId, str]
+LastEntries = Mapping[ShardId, str]
 """The last entry of each shard's inbox at one moment."""
 
 
@@ -62,7 +62,7 @@ class Inbox:
         """Removes entries. Raises one of `CONNECTION_LOST`."""
         await self._connections.commands.xdel(self._names[shard], *entries)
 
-    async def marks(self) -> Marks:
+    async def last_entries(self) -> LastEntries:
         """The last entries of the inboxes now. Raises one of `CONNECTION_LOST`."""
         pipe = self._connections.commands.pipeline(transaction=False)
         for name in self._names.values():
@@ -73,10 +73,10 @@ class Inbox:
             for shard, entries in zip(self._names, last, strict=True)
         }
 
-    def has_passed(self, marks: Marks) -> bool:
-        """Whether every entry up to the marks has been read."""
+    def has_passed(self, last: LastEntries) -> bool:
+        """Whether every entry up to these has been read."""
         return not self._again and all(
-            entry_key(self._positions[self._names[shard]]) >= entry_key(mark) for shard, mark in marks.items()
+            entry_key(self._positions[self._names[shard]]) >= entry_key(entry) for shard, entry in last.items()
         )
 
     def done(self, stream: str, entries: Sequence[str]) -> None:

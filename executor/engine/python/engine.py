@@ -78,8 +78,8 @@ class PythonEngine:
         self._batched = config.max_batch_size > 0
         self._keeps_positions = batching is not None and isinstance(batching.strategy, Direct)
         self._shapes = RowShapes(config)
-        self._states = SlotStates(batching.states if batching else (), request.model_dir, request.state_bytes_max)
-        self._state_bytes_max = request.state_bytes_max
+        self._states = SlotStates(batching.states if batching else (), request.model_dir, request.state_value_bytes_max)
+        self._state_value_bytes_max = request.state_value_bytes_max
         self._has_state = bool(self._states.specs)
         self._shares_buffers = any(state.same_buffer for state in self._states.specs)
         self._iterative = batching is not None and batching.iterative
@@ -119,7 +119,7 @@ class PythonEngine:
         # A request of an iterative model is a whole sequence, so no state outlives its answer.
         own = batching is not None and not self._has_state and not self._iterative
         wanted = own and config.sequence_recovery is not SequenceRecovery.NONE and has_methods(self._model_class)
-        bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_bytes_max)
+        bytes_max = min(MODEL_STATE_BYTES_MAX, request.state_value_bytes_max)
         self._model_state = ModelState(self._model, config.name, self._model_dir, bytes_max) if wanted else None
         tells = batching is not None and has_release(self._model_class)
         self._held = GivenSequences(self._model, config.name, self._model_dir) if tells else None
@@ -457,7 +457,7 @@ class PythonEngine:
             tensor = given.get(state.output_name)
             if tensor is not None:
                 output = check.wire(tensor, 1)
-                problem = size_problem(len(output.raw), self._state_bytes_max)
+                problem = size_problem(len(output.raw), self._state_value_bytes_max)
                 if problem is not None:
                     raise WrongResponseError(
                         f"model '{self._config.name}' returned a wrong state '{state.output_name}': {problem}"

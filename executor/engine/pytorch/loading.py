@@ -47,7 +47,7 @@ def load(request: LoadRequest) -> TorchEngine:
         forward,
         bind_arguments(config, arguments),
         bind_outputs(config),
-        StateArena(states, request.slots, request.model_dir, device, request.state_bytes_max),
+        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max),
         fixed_threads=fixed_threads,
     )
 
