@@ -106,10 +106,12 @@ SERVED: dict[str, ServedField] = {
         "How long a step may wait for others to share its batch.", "0"
     ),
     "sequence_batching.direct.minimum_slot_utilization": ServedField(
-        "Share of the slots (0 to 1) that must have a step before a batch runs within that time.", "0"
+        "Share of the batch's rows (0 to 1) that must have a step before a batch runs within that time.", "0"
     ),
     "sequence_batching.oldest.max_candidate_sequences": ServedField(
-        "Sequences that one instance holds at once.", "0: `max_batch_size`, at least 1"
+        "Slots of one instance. It has more where the mesh holds a state of a fixed size, and more fit into "
+        "`--state-bytes-max` (parameter `virtual_slots`).",
+        "0: `max_batch_size`, at least 1",
     ),
     "sequence_batching.oldest.preferred_batch_size": ServedField(
         "Sizes at which a batch is run at once, without waiting for more steps.", "`max_batch_size`"
@@ -204,7 +206,7 @@ NOTED: dict[str, str] = {
     "optimization.cuda": "the mesh does not capture CUDA graphs",
     "optimization.execution_accelerators": "the mesh has no execution accelerators",
     "optimization.gather_kernel_buffer_threshold": "the mesh has no gather kernel",
-    "optimization.eager_batching": "the next batch is always prepared while one runs",
+    "optimization.eager_batching": "a batch is always formed when an instance is free, as in Triton by default",
     "instance_group.rate_limiter": "the mesh has no rate limiter, as Triton by default",
     "instance_group.passive": "every instance takes requests",
     "instance_group.host_policy": "the mesh has no host policies",

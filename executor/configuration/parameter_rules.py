@@ -100,7 +100,9 @@ PARAMETERS: tuple[Parameter, ...] = (
         "`true` or `false`",
         "true",
         For.SEQUENCES,
-        "An idle sequence whose state the mesh holds gives up its slot while others wait.",
+        "Of a model whose state the mesh holds: an idle sequence gives up its slot while others wait, and an instance "
+        "has as many slots as declared states of a fixed size fit into memory. `false`: the slots are those of the "
+        "configuration, and a sequence keeps its slot until its end.",
     ),
     Parameter(
         "batch_gathering",
@@ -109,7 +111,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         For.SEQUENCES,
         "A batch that is not full waits for sequences that are about to come back, where that raises the throughput. "
         "Never longer than half of the time that a batch takes, and never where the configuration gives a queue delay, "
-        "preferred sizes or a slot utilization.",
+        "a slot utilization, or preferred sizes other than `max_batch_size`.",
     ),
     Parameter(
         "orphan_grace_microseconds",
