@@ -3,7 +3,8 @@
 The phases of a sequence are drawn in docs/design/sequence-states.md.
 
 A late or repeated event is recognised by its epoch or its step number, and changes nothing. Steps that need no model
-(cancelled ones, and steps of a sequence without a state) are answered as soon as they are next.
+(cancelled ones, those that are given up, those that the model cannot take, and steps of a sequence without a state) are
+answered as soon as they are next.
 
 Pure: no stream, clock or tensor is touched; the caller carries the actions out in their order.
 """

@@ -1,6 +1,7 @@
 """What an executor knows of the sequences of one model version: which sit in which slot, and what comes next for each.
 
-Only `executor.core.decide` changes it. Order comes from step numbers, never from a place in a stream: after a takeover
+Only `executor.core.decide` changes it, but for `next_fetches`, by which `executor.sequences.arrivals` takes out what it
+is about to fetch. Order comes from step numbers, never from a place in a stream: after a takeover
 old and new steps may arrive mixed, and twice. Each ownership of a sequence has an epoch. A step of an older epoch is
 stale; a step of a newer epoch replaces the sequence by a new ownership of it. OWNED_MOVES are the legal changes of
 phase.
@@ -131,6 +132,8 @@ class Checkpoint:
 class OwnedSequence:
     """One sequence and what comes next for it.
 
+    instance, slot  where its state lies in this executor
+    phase         see OWNED_MOVES; only `move` changes it
     next_step     the only step that may run now; 0 until the record was fetched
     committed     the last step that Redis is known to have made final
     start_step    step of the START of the present run; 0 if unknown
@@ -142,6 +145,7 @@ class OwnedSequence:
     predecessor   trace context of the last step that another executor checkpointed, "" if that was not traced; None
                   when a traced step has run here since, or no other executor ran it
     suspicion     number of owners that were lost with its next step, if they are enough to suspect it
+    kept          its steps since the base, which a takeover would run again
     steps         accepted steps that are not concluded
     cancelled     steps that are not run when their turn comes, because their callers have gone (or they are given up)
     """

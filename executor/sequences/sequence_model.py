@@ -2,11 +2,13 @@
 
 There is one `SequenceModel` per model version and executor registration, and in it one `Instance` per engine, because a
 sequence stays with its instance. All of it runs on the event loop; only engines have threads (`EngineWorker`). The loop
-of an instance is `_run`; everything else that happens comes in by `handle`, and both do the same: decide, then act.
+of an instance is `_run`: it asks for a batch, and tells the end of the batch itself (`_run_batch`). The committer tells
+what became of commits (`committed`). Everything else that happens comes in by `handle`, which wakes the loops of
+instances with ready steps. All of them do the same: decide, then act.
 
 Order of effects: run, then commit (checkpoint, step number and reply together), then forget. The next step of a
-sequence may run while the commit of the step before is on its way. Commits go out in order, and if one is refused, the
-whole sequence is dropped with its later commits.
+sequence may run while the commit of the step before is on its way. Commits go out in order. If one is refused, the
+sequence is dropped here; its later commits still go out, and the script refuses them too.
 """
 
 from __future__ import annotations

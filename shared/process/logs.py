@@ -193,7 +193,9 @@ def text_value(value: object) -> str:
 
 
 def level_of_line(line: str) -> Level | None:
-    """The level of a line that this module wrote, in either form; None for anything else (a traceback, a print)."""
+    """The level of a line that this module wrote, in either form; None for anything else (a traceback, a print).
+    Reads what `TextLines.format` and `JsonLines.format` write: all three change together.
+    """
     if line.startswith("{"):
         try:
             named = str(orjson.loads(line).get("level", ""))
