@@ -80,7 +80,9 @@ class TimeoutAction(StrEnum):
 
 
 class Direct(msgspec.Struct, frozen=True, tag="direct"):
-    """A sequence keeps one row of the batch for its whole life (triton-spec 1.4)."""
+    """In Triton a sequence keeps one row of the batch for its whole life (triton-spec 1.4). Here it does so only where
+    a slot is a row: where an instance has no more than the `configured_slots`.
+    """
 
     max_queue_delay_us: int = 0
     minimum_slot_utilization: float = 0.0
