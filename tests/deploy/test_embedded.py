@@ -16,7 +16,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 
 from deploy.local import embedded
-from deploy.local.embedded import ServerNotFoundError, socket_path
+from deploy.local.embedded import FREE_PORTS, ServerNotFoundError, free_port, socket_path
 from deploy.local.launcher import LauncherError, locked
 from deploy.local.private_files import make_private
 from tests.embedded_redis import EmbeddedRedis, ServerFailedError
@@ -171,3 +171,18 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LauncherError, match="--data-dir"), locked(tmp_path):
         pass
     assert [] == list(tmp_path.iterdir())
+
+
+def test_free_ports_are_none_that_the_system_gives_and_none_is_given_twice() -> None:
+    """A port that the system gives to an outgoing connection could be taken before it is listened on."""
+    ports = [free_port() for _ in range(200)]
+
+    assert {*ports} <= {*FREE_PORTS}
+    assert len(ports) == len({*ports})
+    with socket.create_server(("127.0.0.1", free_port())):
+        pass
+
+
+def test_a_host_on_which_nothing_can_listen_is_told() -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        free_port("203.0.113.7")

@@ -38,7 +38,13 @@ async def health_times(gateway: GatewayProcess, attack: asyncio.subprocess.Proce
         while not over.done():
             for ask in (lambda: live(b""), lambda: http_live(gateway.ports["http"])):
                 began = time.monotonic()
-                await ask()
+                try:
+                    await ask()
+                except grpc.aio.AioRpcError as error:
+                    story = gateway.said.decode(errors="replace")
+                    raise AssertionError(
+                        f"{error.details()}; gateway: {gateway.process.returncode}\n{story}"
+                    ) from error
                 took.append(time.monotonic() - began)
             await asyncio.sleep(ASK_EVERY_S)
     return took
