@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
@@ -26,7 +27,7 @@ from shared.store.redis_client import CONNECTION_LOST
 
 REFRESH_S = 0.5
 REFRESH_ASKED_S = 0.1
-"""A request for an unknown model causes a refresh at once, but not more often than this."""
+"""A request for an unknown model causes a refresh, but not more often than this."""
 ABSENCE_GRACE_S = 15.0
 """How long requests for a version are accepted after its last executor died. On a small machine the end of its lease,
 its restart and the loading of its models take this long."""
@@ -158,17 +159,19 @@ class Catalog:
 
     # -- refreshing -------------------------------------------------------------------------------------------------
 
-    def ask(self, then: Callable[[], None]) -> bool:
-        """Asks for a refresh now. `then` is called after it, also if it failed. False: the view is fresh already."""
-        if self._refreshed_at is not None and self._clock() - self._refreshed_at < REFRESH_ASKED_S:
-            return False
+    def ask(self, then: Callable[[], None]) -> None:
+        """Asks for a refresh, soon. `then` is called after it, also if it failed.
+
+        What was read just before does not do: a load that another gateway has answered since must show.
+        """
         self._after_refresh.append(then)
         self._asked.set()
-        return True
 
     async def run(self) -> None:
         failures = 0
         while True:
+            # Those who ask from now on may mean what this refresh reads too early.
+            callbacks, self._after_refresh = self._after_refresh, []
             try:
                 await self.refresh()
                 failures = 0
@@ -176,13 +179,13 @@ class Catalog:
                 failures += 1
                 if failures == 1:
                     logs.warning("catalog not refreshed", error=str(lost))
-            self._call_back()
-            try:
-                # While no executor is usable, poll more often: clients wait for the first one.
-                async with asyncio.timeout(REFRESH_S if self._is_served else REFRESH_ASKED_S):
+            for then in callbacks:
+                then()
+            await asyncio.sleep(REFRESH_ASKED_S)
+            # While no executor is usable, poll more often: clients wait for the first one.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S - REFRESH_ASKED_S if self._is_served else 0):
                     await self._asked.wait()
-            except TimeoutError:
-                continue
 
     async def refresh(self) -> None:
         """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
@@ -191,11 +194,6 @@ class Catalog:
         members = await self._membership.members()
         records = await self._membership.models()
         self._accept(records, members)
-
-    def _call_back(self) -> None:
-        callbacks, self._after_refresh = self._after_refresh, []
-        for then in callbacks:
-            then()
 
     def _accept(self, records: Mapping[str, ModelRecord], members: Sequence[Member]) -> None:
         now = self._clock()

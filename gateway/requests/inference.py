@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 
 import msgspec
 
@@ -74,7 +74,7 @@ class Inference:
         # Requests for a model that the catalog does not know yet wait here for its refresh. Later requests for the same
         # model wait behind them, so that the order of acceptance stays the order of arrival.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
-        self._held_models: set[str] = set()
+        self._held_models: Counter[str] = Counter()
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
 
@@ -137,10 +137,10 @@ class Inference:
             try:
                 record, version = self._catalog.find(call.model, call.version)
             except MeshError:
-                if may_hold and self._catalog.ask(self._release):
-                    self._hold(call, future, connection)
-                    return
-                raise
+                if not may_hold:
+                    raise
+                self._hold(call, future, connection)
+                return
             self._send(call, record, version, future, connection)
         except MeshError as error:
             # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
@@ -149,16 +149,16 @@ class Inference:
 
     def _hold(self, call: InferCall, future: asyncio.Future[Answer], connection: ConnectionSequences | None) -> None:
         self._held.append((call, future, connection))
-        self._held_models.add(call.model)
+        self._held_models[call.model] += 1
+        self._catalog.ask(self._release)
 
     def _release(self) -> None:
-        """The catalog was refreshed: takes the held requests in, in their order. They are not held a second time."""
-        held, self._held = self._held, deque()
-        self._held_models.clear()
-        for call, future, connection in held:
-            # A future that is done was cancelled: the client has left meanwhile.
-            if not future.done():
-                self._enter(call, future, connection, may_hold=False)
+        """The catalog was refreshed since the oldest held request came: takes that in. It is not held a second time."""
+        call, future, connection = self._held.popleft()
+        self._held_models -= Counter([call.model])
+        # A future that is done was cancelled: the client has left meanwhile.
+        if not future.done():
+            self._enter(call, future, connection, may_hold=False)
 
     def _send(
         self,

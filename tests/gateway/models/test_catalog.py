@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -224,3 +225,35 @@ async def test_a_model_that_appears_while_the_mesh_is_read_has_a_record_once_it_
 
     assert catalog.view.ready.keys() <= catalog.view.records.keys()
     assert {"m"} == catalog.view.records.keys()
+
+
+async def test_who_asks_while_the_mesh_is_read_hears_after_the_next_reading() -> None:
+    """What is being read may be older than the load after which the request was sent."""
+    reading, may_go_on = asyncio.Event(), asyncio.Event()
+    heard: list[str] = []
+
+    class Slow:
+        readings = 0
+
+        async def models(self) -> Mapping[str, ModelRecord]:
+            return {}
+
+        async def members(self) -> Sequence[Member]:
+            self.readings += 1
+            reading.set()
+            await may_go_on.wait()
+            return []
+
+    mesh = Slow()
+    catalog = Catalog(cast("Any", mesh))
+    running = asyncio.create_task(catalog.run())
+    await reading.wait()
+    catalog.ask(lambda: heard.append(f"after reading {mesh.readings}"))
+    may_go_on.set()
+
+    async with asyncio.timeout(60):
+        while not heard:
+            await asyncio.sleep(0.01)
+
+    assert ["after reading 2"] == heard
+    running.cancel()
