@@ -41,7 +41,8 @@ def test_nothing_is_lost_doubled_or_reordered(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_while_redis_fails_over_but_what_a_stale_replica_lacks_and_that_is_told(tmp_path: Path) -> None:
-    options = ["--seed", "7", "--steps", "400", "--faults", "4", "--clients", "16", "--sentinels", "--lease-ms", "1000"]
+    # With the lease goes the time after which Sentinels replace a primary: on a busy machine one second is none.
+    options = ["--seed", "7", "--steps", "400", "--faults", "4", "--clients", "16", "--sentinels"]
     document, _ = run_chaos(tmp_path, FAILOVERS, *options)
 
     assert "three Sentinels" in document.report.about["redis"]
