@@ -105,7 +105,7 @@ class Gathering:
     hold: Hold | None = None
 
     def ran(self, took_us: int) -> None:
-        """A batch has ended."""
+        """Learns from a batch that has ended how long one takes."""
         self.batch_us += (took_us - self.batch_us) * (WEIGHT if self.batch_us else 1.0)
 
     def came(self, sequence: SequenceId, now_us: int) -> None:

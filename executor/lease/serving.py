@@ -196,8 +196,8 @@ class Serving:
         if isinstance(entry, InboxOwned):
             # Its state is fetched at once, if its model takes it.
             model = self._taker((model_of(entry.sequence), entry.version), entry)
-            return model.take(entry) if model is not None else ()
-        return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.take(entry)]
+            return model.handle(entry) if model is not None else ()
+        return [gone for model in self.sequence_models(model_of(entry.sequence)) for gone in model.handle(entry)]
 
     def _taker(self, place: Place, entry: InboxStep | InboxOwned) -> SequenceModel | None:
         replaced = self._replaced.get(place)

@@ -56,7 +56,7 @@ from executor.workers.first_batch import CountWaiting
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
-from shared.contract.messages import InboxEntry, InboxStep, InferMessage
+from shared.contract.messages import InboxStep, InferMessage
 from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
 from shared.store.scripts import CommitCode, KeptReplies, StepCommit
@@ -216,15 +216,10 @@ class SequenceModel:
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
-    def take(self, entry: InboxEntry, message: InferMessage | None = None) -> Sequence[str]:
-        """Takes an entry of the inbox in. Returns inbox entries that may be removed at once.
-        message: of a step
-        """
-        if not isinstance(entry, InboxStep):
-            return self.handle(entry)
-        assert message is not None
-        refused = self._rows.problem(entry, message) is not None
-        return self.handle(QueuedStep(entry, message, monotonic_us(), self._shape_keys.of(message.inputs), refused))
+    def take(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
+        """Takes a step from the inbox. Returns inbox entries that may be removed at once."""
+        refused = self._rows.problem(step, message) is not None
+        return self.handle(QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs), refused))
 
     def handle(self, event: ExecutorEvent) -> Sequence[str]:
         """Takes an event in and acts. Returns inbox entries that may be removed."""

@@ -172,6 +172,7 @@ class Catalog:
         while True:
             # Those who ask from now on may mean what this refresh reads too early.
             callbacks, self._after_refresh = self._after_refresh, []
+            self._asked.clear()
             try:
                 await self.refresh()
                 failures = 0
@@ -189,7 +190,6 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Reads the mesh once. Raises one of `CONNECTION_LOST`."""
-        self._asked.clear()
         # The order matters: an executor publishes its models before it registers, so every member's models are found.
         members = await self._membership.members()
         records = await self._membership.models()

@@ -160,7 +160,7 @@ class Stage:
     def cancel(self, step: int, correlation_id: CorrelationId = 7) -> None:
         """The caller of a step has gone."""
         sequence = sequence_id("m", "", correlation_id)
-        self.model.take(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
+        self.model.handle(InboxCancelled("9-9", sequence, Epoch(1), StepNumber(step)))
 
     def fetched(self) -> list[OwnedSequence]:
         """The sequences whose checkpoints are fetched next."""
@@ -324,7 +324,7 @@ class TestPrefetch:
             idle = range(1, PREFETCHES_PER_READ + 3)
             waiting = range(1000, 1000 + FETCHES_PER_READ + 2)
             for number in idle:
-                on.model.take(coming(number))
+                on.model.handle(coming(number))
             for number in waiting:
                 on.step(2, correlation_id=number, slot=0)
 
@@ -337,14 +337,14 @@ class TestPrefetch:
 
     async def test_a_step_that_comes_while_the_state_does_runs_behind_it_once(self) -> None:
         async with stage(config(Oldest(4))) as on:
-            on.model.take(coming(7))
+            on.model.handle(coming(7))
             (owned,) = on.fetched()
             on.step(2)
             on.step(2)
             assert not on.model.state.to_fetch
 
             on.restore(owned, checkpoint(checkpointed=1, committed=1))
-            on.model.take(coming(7))
+            on.model.handle(coming(7))
             on.engines[0].let_go()
 
             await until(lambda: on.commits.outcome(2) is not None)
@@ -355,7 +355,7 @@ class TestPrefetch:
         """It was told late: it has ended, moved on, or given up its slot."""
         async with stage(config(Oldest(4))) as on:
             for number, fetched in enumerate((None, checkpoint(epoch=3, checkpointed=1, committed=1))):
-                on.model.take(coming(number))
+                on.model.handle(coming(number))
                 (owned,) = on.fetched()
                 assert [Holding(owned.sequence, Epoch(1), StepNumber(1), StepNumber(0))] == on.model.holdings
 
@@ -375,9 +375,9 @@ class TestPrefetch:
 
     async def test_one_that_leaves_before_its_record_comes_stays_forgotten(self) -> None:
         async with stage(config(Oldest(4))) as on:
-            on.model.take(coming(7))
+            on.model.handle(coming(7))
             (owned,) = on.fetched()
-            on.model.take(InboxVacated("9-9", owned.sequence, owned.epoch))
+            on.model.handle(InboxVacated("9-9", owned.sequence, owned.epoch))
 
             on.restore(owned, checkpoint(checkpointed=1, committed=1))
 
@@ -538,7 +538,7 @@ class TestExpiry:
             on.engines[0].let_go()
             await until(lambda: on.commits.outcome(1) is not None)
 
-            on.model.take(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
+            on.model.handle(InboxExpired("9-9", sequence_id("m", "", 7), Epoch(epoch)))
 
         lines = [vars(record)["fields"] for record in caplog.records if record.message == "sequence expired"]
         assert ["state of slot 3"] * told == [fields["state"] for fields in lines]
