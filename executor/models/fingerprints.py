@@ -17,8 +17,6 @@ from typing import Any
 
 from executor.configuration.load import LoadedConfig
 
-IN_PLACE = ("instance_group", "version_policy")
-"""Parts of a configuration that change without ending sequences (triton-spec 1.11)."""
 SERVED_BY = ("dynamic_batching", "model_warmup", "optimization", "response_cache")
 BATCHED_BY = ("direct", "oldest", "max_sequence_idle_microseconds")
 PARAMETERS = (
@@ -29,8 +27,8 @@ PARAMETERS = (
     "retry_reply_bytes",
     "virtual_slots",
 )
-"""Further parts, in the configuration, in `sequence_batching` and among the parameters, on which a state that the mesh
-holds does not depend: they say how the model is served. In Triton they end sequences too.
+"""Parts of the configuration, of `sequence_batching` and of the parameters on which a state that the mesh holds does
+not depend: they say how the model is served. In Triton they end sequences too.
 """
 CONFIG_FILES = ("config.pbtxt", "configs")
 """Not counted as files, because the parsed configuration is counted."""
@@ -50,16 +48,17 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     `by_content`.
     """
     config = json.loads(loaded.json)
-    rest = json.dumps({name: part for name, part in config.items() if name != "version_policy"}, sort_keys=True)
+    # Which versions are served changes nothing about any of them (triton-spec 1.11).
+    _leave_out(config, ("version_policy",))
+    rest = json.dumps(config, sort_keys=True)
     if loaded.config.state_in_mesh:
         _leave_out(config, SERVED_BY)
         _leave_out(config.get("sequence_batching", {}), BATCHED_BY)
         _leave_out(config.get("parameters", {}), PARAMETERS)
-    _leave_out(config, IN_PLACE)
+    if loaded.config.sequence_batching is None or loaded.config.state_in_mesh:
+        # Elsewhere only the engine holds the state, so a change of the instances ends the sequences.
+        _leave_out(config, ("instance_group",))
     parts = [json.dumps(config, sort_keys=True)]
-    if loaded.config.sequence_batching is not None and not loaded.config.state_in_mesh:
-        # State that only an engine holds ends with that engine, so a change of the instances ends the sequences.
-        parts.append(rest)
     # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
     parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
