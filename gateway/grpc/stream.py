@@ -63,6 +63,7 @@ class Outstanding(msgspec.Struct):
     answer   future of its answer; or the error that it was refused with
     classes  outputs to be classified, and into how many classes
     size     bytes of its tensors, plus those of its answer once it is there
+    is_answered  its answer or error is there, and counted in `size`
     unread   bytes of its answer that count as unread until it is written
     """
 
@@ -71,6 +72,7 @@ class Outstanding(msgspec.Struct):
     answer: asyncio.Future[Answer] | MeshError
     classes: Mapping[str, int]
     size: int
+    is_answered: bool = False
     unread: int = 0
 
 
@@ -188,22 +190,27 @@ class InferStream:
         self._outstanding.append(outstanding)
         self._outstanding_bytes += outstanding.size
         answer = outstanding.answer
-        if isinstance(answer, asyncio.Future):
-            if answer.done():
-                self._weigh(outstanding, answer)
-            else:
-                answer.add_done_callback(lambda done: self._weigh(outstanding, done))
-        self._work.set()
+        if isinstance(answer, MeshError):
+            outstanding.is_answered = True
+            self._work.set()
+        elif answer.done():
+            self._answered(outstanding, answer)
+        else:
+            answer.add_done_callback(lambda done: self._answered(outstanding, done))
 
-    def _weigh(self, request: Outstanding, answer: asyncio.Future[Answer]) -> None:
+    def _answered(self, request: Outstanding, answer: asyncio.Future[Answer]) -> None:
         """Counts an answer that has come until it is written: it waits for earlier ones, and for the client to read."""
-        if not answer.cancelled() and answer.exception() is None:
+        if self._closed:
+            return
+        request.is_answered = True
+        if answer.exception() is None:
             size = sum([len(output.raw) for output in answer.result().message.outputs])
             request.size += size
             self._outstanding_bytes += size
-            if not self._closed:
-                request.unread = size + ENTRY_BYTES
-                self._unread.add(self, request.unread, self._cut)
+            request.unread = size + ENTRY_BYTES
+            self._unread.add(self, request.unread, self._cut)
+        if self._outstanding[0] is request:
+            self._work.set()
 
     def _reading_ended(self, reader: asyncio.Task[None]) -> None:
         # After the call's end nothing retrieves the reader's exception. Retrieved here, asyncio does not log it.
@@ -217,19 +224,20 @@ class InferStream:
         write, outstanding, reader = self._context.write, self._outstanding, self._reader
         assert reader is not None, "the reader starts before the writer"
         while True:
-            if outstanding:
-                response = await self._response_to(outstanding[0])
-                request = outstanding.popleft()
+            request = outstanding[0] if outstanding else None
+            if request is not None and request.is_answered:
+                response = await self._response_to(request)
+                outstanding.popleft()
                 self._outstanding_bytes -= request.size
                 self._room.set()
                 try:
                     await write(response)
                 finally:
                     self._unread.took(self, request.unread)
-            elif reader.done():
+            elif request is None and reader.done():
                 reader.result()
                 break
-            elif self._leaving:
+            elif request is None and self._leaving:
                 break
             else:
                 self._work.clear()
@@ -241,10 +249,7 @@ class InferStream:
         error = request.answer
         if not isinstance(error, MeshError):
             try:
-                # Shielded, because cancelling this handler must not cancel the oldest request alone. `_abandon` cancels
-                # the others only one turn of the loop later; in between, a later step of the same sequence could be
-                # sent, and the sequence would go on without this step.
-                return encode_stream_answer(await asyncio.shield(error), request.classes)
+                return encode_stream_answer(error.result(), request.classes)
             except MeshError as failure:
                 error = failure.released()
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps
@@ -260,6 +265,7 @@ class InferStream:
         for request in self._outstanding:
             answer = request.answer
             if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
-                answer.exception()  # retrieved, so that asyncio does not log it
+                # Retrieved, so that asyncio does not log it.
+                answer.exception()
             self._unread.took(self, request.unread)
         self._outstanding.clear()

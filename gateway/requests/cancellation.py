@@ -1,7 +1,7 @@
 """Cancels requests whose client has left before the answer (triton-spec 1.8).
 
 A client leaves by closing its HTTP connection, or by cancelling its RPC or its stream. In both protocols this cancels
-the request's future, and `watch` notices that. What happens to the request depends on how far it has come:
+the request's future. What happens to the request depends on how far it has come:
 
     not sent yet              `dispatch` drops it
     on its way to Redis       it is withdrawn as soon as Redis has said that it accepted the request
@@ -19,31 +19,22 @@ A cancelled future does not always mean that the client has given up:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from gateway.requests.dispatch import Dispatch
-from gateway.requests.waiting import Answer, PendingRequest
+from gateway.requests.waiting import PendingRequest
 
 
-def watch(pending: PendingRequest, dispatch: Dispatch, is_stopping: Callable[[], bool]) -> None:
-    """Withdraws the request if it loses its client.
+def caller_left(pending: PendingRequest, dispatch: Dispatch, *, is_stopping: bool) -> None:
+    """Withdraws a request whose future was cancelled.
 
-    is_stopping  whether this gateway stops, and so may itself be what closes the connection
+    is_stopping  this gateway stops, and so may itself be what closed the connection
     """
-
-    def ended(future: asyncio.Future[Answer]) -> None:
-        if not future.cancelled():
-            return
-        if not is_stopping() and is_given_up_with_its_caller(pending):
-            # Set even while the request is on its way: `dispatch` then withdraws it when Redis has accepted it.
-            pending.withdrawn = True
-            if pending.accepted is not None:
-                dispatch.withdraw(pending)
-        if pending.accepted is None:
-            dispatch.forget(pending)
-
-    pending.future.add_done_callback(ended)
+    if not is_stopping and is_given_up_with_its_caller(pending):
+        # Set even while the request is on its way: `dispatch` then withdraws it when Redis has accepted it.
+        pending.withdrawn = True
+        if pending.accepted is not None:
+            dispatch.withdraw(pending)
+    if pending.accepted is None:
+        dispatch.forget(pending)
 
 
 def is_given_up_with_its_caller(pending: PendingRequest) -> bool:

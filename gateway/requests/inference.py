@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from functools import partial
 
 import msgspec
 
 from gateway.bounds.byte_budget import ByteBudget
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
-from gateway.requests.cancellation import watch
+from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
@@ -177,16 +178,26 @@ class Inference:
             admitted = marked(admitted, record, self._cache_bytes)
         span = NO_STEP
         if self._tracing.enabled:
-            admitted, span = self._traced(call, admitted, future)
+            admitted, span = self._traced(call, admitted)
         pending = PendingRequest(call, record, admitted, future, shard=shard, token=self._replies.token(), span=span)
         self._replies.expect(pending)
         if admitted.sequence is not None and config.orphan_grace_ms:
             pending.used = (connection or self._connection_of(future)).used
-        watch(pending, self._dispatch, lambda: self.stopping)
         # The gateway's own limit applies only to requests that came without a timeout.
         if self._timeout_ms and not call.timeout_us:
-            self._limit(pending)
+            pending.limit = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._expire, pending)
+        # One callback for all: a future schedules each of its callbacks on its own.
+        future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)
+
+    def _ended(self, pending: PendingRequest, future: asyncio.Future[Answer]) -> None:
+        self._replies.forget(pending)
+        if pending.limit is not None:
+            pending.limit.cancel()
+        if pending.span is not NO_STEP:
+            _end(pending.span, future)
+        if future.cancelled():
+            caller_left(pending, self._dispatch, is_stopping=self.stopping)
 
     def _connection_of(self, future: asyncio.Future[Answer]) -> ConnectionSequences:
         connection = self.connection()
@@ -198,16 +209,12 @@ class Inference:
         future.add_done_callback(ended)
         return connection
 
-    def _limit(self, pending: PendingRequest) -> None:
-        def expire() -> None:
-            pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
-            if pending.accepted is None:
-                self._dispatch.forget(pending)
+    def _expire(self, pending: PendingRequest) -> None:
+        pending.failed(unknown_outcome(pending, f"no answer came within {self._timeout_ms} ms"))
+        if pending.accepted is None:
+            self._dispatch.forget(pending)
 
-        timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, expire)
-        pending.future.add_done_callback(lambda _: timer.cancel())
-
-    def _traced(self, call: InferCall, admitted: Admitted, future: asyncio.Future[Answer]) -> tuple[Admitted, StepSpan]:
+    def _traced(self, call: InferCall, admitted: Admitted) -> tuple[Admitted, StepSpan]:
         message = admitted.message
         span = self._tracing.begin_step(
             admitted.sequence,
@@ -218,7 +225,6 @@ class Inference:
         )
         if not span.traceparent:
             return admitted, span
-        future.add_done_callback(lambda done: _end(span, done))
         message = msgspec.structs.replace(message, traceparent=span.traceparent)
         return msgspec.structs.replace(admitted, message=message), span
 

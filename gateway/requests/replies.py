@@ -70,10 +70,12 @@ class Replies:
         return format(next(self._tokens), "x")
 
     def expect(self, pending: PendingRequest) -> None:
-        """Begins to wait for the request's reply. The entry is removed when the future ends, however it ends."""
-        key = pending.token.encode()
-        self._waiting[key] = pending
-        pending.future.add_done_callback(lambda _: self._waiting.pop(key, None))
+        """Begins to wait for the request's reply. `forget` follows when its future ends, however it ends."""
+        self._waiting[pending.token.encode()] = pending
+
+    def forget(self, pending: PendingRequest) -> None:
+        """Nobody waits for the request's reply any more."""
+        self._waiting.pop(pending.token.encode(), None)
 
     def deliver(self, token: bytes, raw: bytes, key: str) -> None:
         """Hands a reply to its request, or drops it when nobody waits for it. key: the Redis key it was read from."""

@@ -57,6 +57,7 @@ class PendingRequest:
     token       the request's name in reply streams, unique within this gateway's life
     used        called when Redis has accepted the request, or knew it (`gateway.requests.orphans`); None: not needed
     span        records what happens to the request, if it is traced
+    limit       ends the request when the gateway's own time for it is over; None: there is no limit
     accepted    what Redis said when it accepted the request; None before
     withdrawn   the client has left, and the request is to be taken back
     sent        when it was last sent; seconds, monotonic clock
@@ -69,6 +70,7 @@ class PendingRequest:
         "call",
         "first_sent",
         "future",
+        "limit",
         "record",
         "sent",
         "shard",
@@ -96,6 +98,7 @@ class PendingRequest:
         self.shard = shard
         self.token = token
         self.span = span
+        self.limit: asyncio.TimerHandle | None = None
         self.accepted: Accepted | None = None
         self.used: Callable[[PendingRequest], None] | None = None
         self.withdrawn = False
