@@ -33,6 +33,7 @@ from shared.contract.errors import MeshError, ModelError, Reason, RequestError, 
 triton: Any = triton_grpc
 triton_aio: Any = triton_grpc_aio
 OUTSTANDING_MAX = 8
+NO_BOUND = UnreadAnswers(1 << 30)
 
 
 def request(number: int, **fields: Any) -> Any:
@@ -297,6 +298,36 @@ async def test_answers_that_a_client_does_not_read_count_until_they_are_written(
     assert [str(number) for number in range(20)] == ids(context.written)
 
 
+async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other(twin: Any) -> None:
+    """It is counted before it is written, so that nothing stays counted afterwards."""
+    twin.respond = twin.hold
+    numbers = iter(range(3))
+    context = ContextTwin()
+
+    async def read() -> Any:
+        number = next(numbers, None)
+        return END_OF_REQUESTS if number is None else request(number)
+
+    async def write(response: Any) -> None:
+        context.written.append(response)
+        if len(context.written) == 1:
+            twin.finish(1)
+
+    context.write = write
+    unread = UnreadAnswers(1 << 20)
+    stream = stream_of(context, read, twin, unread=unread)
+    running = asyncio.create_task(stream.run())
+    await twin.wait_for_calls(3)
+    twin.finish(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    twin.finish(2)
+    await running
+
+    assert ["0", "1", "2"] == ids(context.written)
+    assert unread.taken == 0
+
+
 async def test_many_strings_are_read_beside_the_loop_and_keep_their_place(
     stub: Any, twin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,13 +370,20 @@ class ContextTwin:
         self.written.append(response)
 
 
-def stream_of(context: ContextTwin, read: Any, twin: Any, *, outstanding_bytes_max: int) -> InferStream:
+def stream_of(
+    context: ContextTwin,
+    read: Any,
+    twin: Any,
+    *,
+    outstanding_bytes_max: int = 1 << 30,
+    unread: UnreadAnswers = NO_BOUND,
+) -> InferStream:
     return InferStream(
         context,
         read,
         twin.submit,
         NO_METADATA,
-        unread=UnreadAnswers(1 << 30),
+        unread=unread,
         cut=lambda: None,
         outstanding_max=100,
         outstanding_bytes_max=outstanding_bytes_max,
