@@ -191,6 +191,11 @@ SERVED: dict[str, ServedField] = {
     # Buffers are pinned where torch finds it useful; results are the same either way, and Triton fills these in.
     "optimization.input_pinned_memory.enable": ServedField("Buffers of inputs may be pinned.", "true"),
     "optimization.output_pinned_memory.enable": ServedField("Buffers of outputs may be pinned.", "true"),
+    "optimization.graph.level": ServedField(
+        "How far an `onnxruntime` model is optimized: -1 basic, 1 extended, 2 not at all, 0 everything. Other backends "
+        "do not rewrite graphs.",
+        "0",
+    ),
     "response_cache.enable": ServedField(
         "Equal requests are answered from the response cache, where gateways have one (`--cache-config`). Not for "
         "sequence models.",
@@ -201,7 +206,6 @@ SERVED: dict[str, ServedField] = {
 
 NOTED: dict[str, str] = {
     "input.format": "it only describes the tensor",
-    "optimization.graph": "the mesh does not rewrite graphs",
     "optimization.priority": "the mesh has no device priorities",
     "optimization.cuda": "the mesh does not capture CUDA graphs",
     "optimization.execution_accelerators": "the mesh has no execution accelerators",

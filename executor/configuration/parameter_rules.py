@@ -22,6 +22,7 @@ class For(StrEnum):
     STATELESS = "stateless models"
     PYTORCH = "`pytorch` models"
     PYTHON = "`python` models"
+    ONNX = "`onnxruntime` models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,49 @@ PARAMETERS: tuple[Parameter, ...] = (
         "Threads that one kernel may use on a CPU. Without it torch decides, and with `fixed_shape` it is 1.",
     ),
     Parameter("INTRA_OP_THREAD_COUNT", "positive integer", "", For.PYTORCH, "Triton's name of `torch_threads`."),
+    Parameter(
+        "intra_op_thread_count",
+        "integer",
+        "0",
+        For.ONNX,
+        "Threads that compute one operator. 0: as many as there are cores; with `fixed_shape` 1.",
+    ),
+    Parameter(
+        "inter_op_thread_count",
+        "integer",
+        "0",
+        For.ONNX,
+        "Threads that compute operators beside each other. 0: as above.",
+    ),
+    Parameter("execution_mode", "`0` or `1`", "0", For.ONNX, "1: operators may run beside each other."),
+    Parameter("enable_mem_arena", "`true` or `false`", "true", For.ONNX, "Memory is kept for the next call."),
+    Parameter(
+        "enable_mem_pattern", "`true` or `false`", "true", For.ONNX, "Memory of a call is planned by the last one."
+    ),
+    Parameter(
+        "memory.enable_memory_arena_shrinkage",
+        "text",
+        "",
+        For.ONNX,
+        "Devices whose arena shrinks after each call: `cpu:0`.",
+    ),
+    Parameter(
+        "session.use_device_allocator_for_initializers",
+        "`0` or `1`",
+        "0",
+        For.ONNX,
+        "1: weights lie outside of the arena.",
+    ),
+    Parameter(
+        "cudnn_conv_algo_search", "`0`, `1` or `2`", "0", For.ONNX, "On a GPU: exhaustive, heuristic or default."
+    ),
+    Parameter("gpu_mem_limit", "integer, bytes", "", For.ONNX, "Largest arena on a GPU. Without it all of the memory."),
+    Parameter(
+        "arena_extend_strategy", "`0` or `1`", "0", For.ONNX, "On a GPU: grow by powers of two, or as requested."
+    ),
+    Parameter(
+        "do_copy_in_default_stream", "`0` or `1`", "1", For.ONNX, "On a GPU: copies share the stream of computing."
+    ),
     Parameter(
         STRATEGY,
         "path that ends in `.py`",

@@ -12,6 +12,7 @@ import logging
 from importlib.metadata import EntryPoint, entry_points
 
 from executor.engine.base import Backend
+from executor.engine.onnx.backend import OnnxBackend
 from executor.engine.python.backend import PythonBackend
 from executor.engine.python.model_completion import LIMIT_S
 from executor.engine.pytorch.backend import PytorchBackend
@@ -32,6 +33,8 @@ def installed_backends(*, completion_limit_s: float = LIMIT_S) -> dict[str, Back
     backends: dict[str, Backend] = {}
     if importlib.util.find_spec("torch") is not None:
         backends["pytorch"] = PytorchBackend()
+        if importlib.util.find_spec("onnxruntime") is not None:
+            backends["onnxruntime"] = OnnxBackend()
     backends["python"] = PythonBackend(completion_limit_s)
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name in backends:

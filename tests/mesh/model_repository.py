@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+from tests.executor.engine import onnx_models
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "deploy" / "models"
 MISBEHAVING = Path(__file__).resolve().parent / "models"
@@ -241,3 +243,29 @@ def add_stateless_model(repository: Path) -> str:
     """Puts the sample `add_sub` into a repository; returns its name."""
     shutil.copytree(SAMPLES / "add_sub", repository / "add_sub", ignore=shutil.ignore_patterns("__pycache__"))
     return "add_sub"
+
+
+def add_onnx_model(repository: Path, name: str = "onnx_sum", *, idle_us: int) -> None:
+    """Adds the running sum as an ONNX model, whose configuration lacks what the model itself says."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    batched = [onnx_models.BATCH, 1]
+    onnx_models.save(
+        version / "model.onnx",
+        [
+            onnx_models.node("Add", ["SUM", "INPUT"], ["SUM_NEXT"]),
+            onnx_models.node("Identity", ["SUM_NEXT"], ["OUTPUT"]),
+        ],
+        [onnx_models.value(tensor, onnx_models.INT32, batched) for tensor in ("INPUT", "SUM")],
+        [onnx_models.value(tensor, onnx_models.INT32, batched) for tensor in ("OUTPUT", "SUM_NEXT")],
+    )
+    (repository / name / "config.pbtxt").write_text(f"""
+platform: "onnxruntime_onnx"
+max_batch_size: 4
+sequence_batching {{
+  max_sequence_idle_microseconds: {idle_us}
+  oldest {{ max_candidate_sequences: 16 }}
+  state [ {{ input_name: "SUM", output_name: "SUM_NEXT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
+}}
+parameters {{ key: "intra_op_thread_count" value: {{ string_value: "1" }} }}
+""")

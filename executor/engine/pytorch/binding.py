@@ -74,7 +74,7 @@ def bind_arguments(config: ModelConfig, arguments: Sequence[Argument]) -> tuple[
     tensor that fits no argument, for two that fit the same, and for a required argument that nothing fits.
     """
     bound: dict[int, Binding] = {}
-    for name, source in _argument_sources(config):
+    for name, source in argument_sources(config):
         position = _argument_position(config, name, arguments)
         if position in bound:
             raise LoadError(
@@ -111,7 +111,8 @@ def bind_outputs(config: ModelConfig) -> dict[str, int]:
     return {name: place for place, name in places.items()}
 
 
-def _argument_sources(config: ModelConfig) -> list[tuple[str, Source]]:
+def argument_sources(config: ModelConfig) -> list[tuple[str, Source]]:
+    """Every tensor that a model is given, by name: inputs, batch inputs, controls and states."""
     sources: list[tuple[str, Source]] = [(spec.name, spec) for spec in config.inputs]
     sources += [(name, spec) for spec in config.batch_inputs for name in spec.names]
     if config.sequence_batching:

@@ -1,4 +1,4 @@
-"""One instance of a TorchScript module or an exported program.
+"""One instance of a model that is called with torch tensors: TorchScript, an exported program, or an ONNX session.
 
 Rows are concatenated along dim 0 and run as one batch; the state is gathered from the arena before, and scattered
 after. Per row, only its bytes are picked out of one buffer per tensor; everything else happens once per batch.
@@ -69,8 +69,11 @@ class TorchEngine:
         arena: StateArena,
         *,
         fixed_threads: int = 0,
+        failure: str = "PyTorch execute failure",
     ) -> None:
-        """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without"""
+        """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without. failure: begins the error of a
+        call that fails
+        """
         self._config = config
         self._forward: Forward | None = forward
         self._bindings = bindings
@@ -90,6 +93,7 @@ class TorchEngine:
         }
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads
+        self._failure = failure
         # Watches the first batch on a GPU only.
         self._layers = RecurrentLayers() if self._device.type == "cuda" else None
         self.batch_rows = padded_rows(config.max_batch_size) if fixed_threads else 0
@@ -362,7 +366,7 @@ class TorchEngine:
             raise BatchFailedError(self._execute_failure(error)) from error
 
     def _execute_failure(self, error: Exception) -> str:
-        return f"PyTorch execute failure: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
+        return f"{self._failure}: {str(error).strip()[:ERROR_TEXT_MAX]} (model '{self._config.name}')"
 
     # --- its states
 

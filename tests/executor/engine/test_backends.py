@@ -29,13 +29,15 @@ def registered(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> No
 
 
 def test_pytorch_and_python_are_built_in() -> None:
-    assert {"pytorch", "python"} <= set(backends.installed_backends())
+    assert {"onnxruntime", "pytorch", "python"} <= set(backends.installed_backends())
 
 
 def test_an_unknown_backend_is_refused_with_those_available(monkeypatch: pytest.MonkeyPatch) -> None:
     registered(monkeypatch)
 
-    with pytest.raises(LoadError, match="backend 'tensorflow' is not installed; available are: python, pytorch"):
+    with pytest.raises(
+        LoadError, match="backend 'tensorflow' is not installed; available are: onnxruntime, python, pytorch"
+    ):
         backends.find_backend("tensorflow")
 
 
@@ -53,7 +55,7 @@ def test_a_backend_that_cannot_be_imported_takes_no_other_with_it(
     with caplog.at_level(logging.ERROR):
         found = backends.installed_backends()
 
-    assert {"pytorch", "python", "other"} == set(found)
+    assert {"onnxruntime", "pytorch", "python", "other"} == set(found)
     assert "backend 'broken' of no_such_package:Backend cannot be imported" in caplog.text
 
 

@@ -1,0 +1,76 @@
+"""Completes a configuration from an ONNX model: inputs, outputs, and whether it takes batches.
+
+As Triton does, where inputs or outputs are missing. Unlike Triton, tensors that the configuration declares as states,
+controls or batch inputs are not declared as inputs and outputs once more.
+
+Source: Triton onnxruntime backend, onnxruntime.cc (AutoCompleteConfig, AutoCompleteMaxBatch, AutoCompleteIO).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from executor.engine.onnx.loading import config_type
+from executor.engine.onnx.session import OnnxModel, OnnxTensor, model_path, open_model
+from shared.contract.errors import ConfigError
+
+BATCH_DEFAULT = 4
+"""Triton's backend setting `default-max-batch-size`."""
+
+
+def completed(config_json: str, version_dir: Path) -> str:
+    """The configuration with what the model says; Triton's JSON in, the same out.
+
+    raises  ConfigError for a batch size that the model cannot have; LoadError if the model cannot be opened
+    """
+    config: dict[str, Any] = json.loads(config_json)
+    has_inputs = bool(config.get("input") or config.get("batch_input"))
+    if has_inputs and config.get("output"):
+        return config_json
+    model = open_model(model_path(version_dir, config.get("default_model_filename", "")), config)
+    _complete_batch(config, model)
+    taken_in, given_out = _taken(config)
+    if not has_inputs:
+        _declare(config, "input", [tensor for name, tensor in model.inputs.items() if name not in taken_in])
+    if not config.get("output"):
+        _declare(config, "output", [tensor for name, tensor in model.outputs.items() if name not in given_out])
+    return json.dumps(config)
+
+
+def _complete_batch(config: dict[str, Any], model: OnnxModel) -> None:
+    """A model takes batches if the first dimension of every tensor is variable."""
+    tensors = (*model.inputs.values(), *model.outputs.values())
+    if not all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors):
+        if int(config.get("max_batch_size", 0)):
+            raise ConfigError(
+                f"autofill failed for model '{config.get('name')}': model does not support batching while non-zero "
+                "max_batch_size is specified"
+            )
+        return
+    config["max_batch_size"] = int(config.get("max_batch_size", 0)) or BATCH_DEFAULT
+    if config["max_batch_size"] > 1 and "sequence_batching" not in config:
+        config.setdefault("dynamic_batching", {})
+
+
+def _taken(config: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Names of the inputs, and of the outputs, that the configuration uses already."""
+    batching: dict[str, Any] = config.get("sequence_batching") or {}
+    states: list[dict[str, Any]] = batching.get("state") or []
+    controls: list[dict[str, Any]] = batching.get("control_input") or []
+    taken_in = {state.get("input_name", "") for state in states} | {control.get("name", "") for control in controls}
+    return taken_in, {state.get("output_name", "") for state in states}
+
+
+def _declare(config: dict[str, Any], field: str, tensors: Iterable[OnnxTensor]) -> None:
+    batched = int(config.get("max_batch_size", 0)) > 0
+    declared: list[dict[str, Any]] = []
+    for tensor in tensors:
+        dims = list(tensor.dims[1:] if batched else tensor.dims)
+        entry: dict[str, Any] = {"name": tensor.name, "data_type": config_type(tensor.datatype), "dims": dims or [1]}
+        if batched and not dims:
+            entry["reshape"] = {"shape": []}
+        declared.append(entry)
+    config[field] = declared

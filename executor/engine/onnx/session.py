@@ -1,0 +1,184 @@
+"""Opens an ONNX model: its tensors, and the session options that a configuration asks for.
+
+Source: Triton onnxruntime backend, onnxruntime.cc (ModelState, LoadModel); its README, "Model Config Options".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnxruntime
+
+from shared.contract.errors import LoadError
+
+ort: Any = onnxruntime  # its stubs do not cover what is used here
+MODEL_FILE = "model.onnx"
+CUDA = "CUDAExecutionProvider"
+CPU = "CPUExecutionProvider"
+FATAL = 4
+"""Severity of what ONNX Runtime logs by itself. Whatever is less severe is raised as well, and told to the caller."""
+
+WIRE_TYPE: Mapping[str, str] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+_GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+"""`optimization.graph.level` -> level of ONNX Runtime; any other number means all optimizations, as in Triton."""
+_TRUTH = {"1": True, "true": True, "0": False, "false": False}
+_ARENA_STRATEGIES = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
+_CONV_SEARCHES = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
+
+
+class OnnxTensor(msgspec.Struct, frozen=True):
+    """An input or output of a model.
+
+    datatype  as on the wire: FP32, INT64, BYTES, ...
+    dims      with the batch dimension, if there is one; -1 is variable; empty for a scalar
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
+class OnnxModel(msgspec.Struct, frozen=True, eq=False):
+    """An open model. optional: inputs that have a value of their own (overridable initializers)"""
+
+    session: Any
+    inputs: Mapping[str, OnnxTensor]
+    outputs: Mapping[str, OnnxTensor]
+    optional: Mapping[str, OnnxTensor]
+
+
+def model_path(version_dir: Path, default_model_filename: str) -> Path:
+    """The model's file; of a directory, the `model.onnx` in it. Raises LoadError."""
+    path = version_dir / (default_model_filename or MODEL_FILE)
+    if path.is_dir():
+        path /= MODEL_FILE
+    if not path.is_file():
+        raise LoadError(f"unable to find '{path}'")
+    return path
+
+
+def open_model(path: Path, config: Mapping[str, Any], device: str = "cpu", *, fixed_threads: int = 0) -> OnnxModel:
+    """Opens a model on a device.
+
+    config         Triton's JSON of the configuration, decoded
+    device         "cpu" or "cuda:<n>"
+    fixed_threads  with `fixed_shape`, threads that compute one operator; 0 without
+    raises         LoadError
+    """
+    try:
+        options = _session_options(config, fixed_threads)
+        session = ort.InferenceSession(str(path), options, providers=_providers(config, device))
+        return OnnxModel(
+            session,
+            _tensors(session.get_inputs()),
+            _tensors(session.get_outputs()),
+            _tensors(session.get_overridable_initializers()),
+        )
+    except LoadError:
+        raise
+    except Exception as error:  # ONNX Runtime has an exception class for each of its codes, and no common one
+        raise LoadError(f"failed to load model '{path}': onnx runtime error: {error}") from error
+
+
+def parameter_of(config: Mapping[str, Any], name: str) -> str:
+    """A parameter's text; "" if it is not given."""
+    parameters: Mapping[str, Mapping[str, str]] = config.get("parameters") or {}
+    return parameters.get(name, {}).get("string_value", "")
+
+
+def _session_options(config: Mapping[str, Any], fixed_threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = FATAL
+    optimization: dict[str, Any] = config.get("optimization") or {}
+    graph: dict[str, Any] = optimization.get("graph") or {}
+    level = _GRAPH_LEVELS.get(int(graph.get("level", 0)), "ORT_ENABLE_ALL")
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    if (mode := _number(config, "execution_mode")) not in (0, 1):
+        raise LoadError(
+            f"Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {mode} ."
+        )
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = fixed_threads or max(0, _number(config, "intra_op_thread_count"))
+    options.inter_op_num_threads = max(0, _number(config, "inter_op_thread_count"))
+    options.use_deterministic_compute = bool(fixed_threads)
+    if parameter_of(config, "enable_mem_arena"):
+        options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena")
+    if parameter_of(config, "enable_mem_pattern"):
+        options.enable_mem_pattern = _flag(config, "enable_mem_pattern")
+    allocator = "session.use_device_allocator_for_initializers"
+    if value := parameter_of(config, allocator):
+        options.add_session_config_entry(allocator, value)
+    return options
+
+
+def run_options_of(config: Mapping[str, Any]) -> Any:
+    """What each call of the session is given."""
+    options, shrinkage = ort.RunOptions(), "memory.enable_memory_arena_shrinkage"
+    if value := parameter_of(config, shrinkage):
+        options.add_run_config_entry(shrinkage, value)
+    return options
+
+
+def _providers(config: Mapping[str, Any], device: str) -> Sequence[Any]:
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return [CPU]
+    if CUDA not in ort.get_available_providers():
+        raise LoadError(
+            f"model '{config.get('name')}' asks for {device}, and the onnxruntime that is installed here has no CUDA: "
+            "install onnxruntime-gpu in its place, or give the model an instance_group of KIND_CPU"
+        )
+    cuda = {"device_id": index or "0"}
+    for name, choices in (("cudnn_conv_algo_search", _CONV_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):
+        if value := parameter_of(config, name):
+            if value not in choices:
+                raise LoadError(f"unsupported {name} value '{value}' is requested")
+            cuda[name] = choices[value]
+    for name in ("gpu_mem_limit", "do_copy_in_default_stream"):
+        if value := parameter_of(config, name):
+            cuda[name] = value
+    return [(CUDA, cuda), CPU]
+
+
+def _number(config: Mapping[str, Any], name: str) -> int:
+    text = parameter_of(config, name) or "0"
+    try:
+        return int(text)
+    except ValueError:
+        raise LoadError(f"model '{config.get('name')}': parameter {name} must be a number, not '{text}'") from None
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    text = parameter_of(config, name)
+    if text.lower() not in _TRUTH:
+        raise LoadError(f"model '{config.get('name')}': parameter {name} must be true or false, not '{text}'")
+    return _TRUTH[text.lower()]
+
+
+def _tensors(nodes: Sequence[Any]) -> Mapping[str, OnnxTensor]:
+    return {node.name: _tensor(node) for node in nodes}
+
+
+def _tensor(node: Any) -> OnnxTensor:
+    if node.type not in WIRE_TYPE:
+        raise LoadError(f"tensor '{node.name}' of the model is a {node.type}, which no request can carry")
+    dims = tuple(dim if isinstance(dim, int) else -1 for dim in node.shape)
+    return OnnxTensor(node.name, WIRE_TYPE[node.type], dims)
