@@ -221,7 +221,7 @@ def is_explained(told: SequenceHistory, attempt: Attempt, strikes: Strikes) -> b
         case "":
             return bool(victims & (SERVICE | TRANSPORT))
         case "wrong_step" | "answered" if 0 < attempt.step <= attempt.last_step:
-            # The step ran, and the mesh does not keep its reply any more.
+            # The step ran, and the mesh does not keep its reply any more. Steps up to the last one may still be open.
             return attempt.last_step - attempt.step >= REPLIES_KEPT
         case "wrong_step" | "never_seen":
             return has_open_step_before(told, attempt)
@@ -263,7 +263,7 @@ def was_silent(told: SequenceHistory, attempt: Attempt) -> bool:
 def silence_findings(told: SequenceHistory) -> list[Finding]:
     """The steps that were sent and never answered, although the client did not give up."""
     answered = {a.step for a in told.attempts if a.outcome is AttemptOutcome.ANSWERED}
-    ran = {a.step for a in told.attempts if a.outcome is AttemptOutcome.REFUSED and a.step <= a.last_step}
+    ran = {a.step for a in told.attempts if a.reason in ("wrong_step", "answered") and a.step <= a.last_step}
     open_steps = {a.step for a in told.attempts} - answered - ran
     if not open_steps or told.forsaken:
         return []

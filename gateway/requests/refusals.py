@@ -5,7 +5,6 @@ from __future__ import annotations
 from gateway.requests.admission import InferCall
 from gateway.requests.waiting import PendingRequest
 from shared.contract.errors import Reason, SequenceError
-from shared.store.reading import text_of
 from shared.store.scripts import SubmitCode, Submitted
 
 STORIES = {
@@ -23,7 +22,7 @@ def named(call: InferCall) -> str:
 
 
 def refusal(pending: PendingRequest, outcome: Submitted) -> SequenceError:
-    """The error for a refused step: reason, last committed step, and a text that names model, sequence and remedy."""
+    """The error for a refused step: reason, last accepted step, and a text that names model, sequence and remedy."""
     # The script's codes of refusals have the names of the reasons.
     return SequenceError(_text(pending, outcome), Reason[outcome.code.name], outcome.step)
 
@@ -54,7 +53,7 @@ def _text(pending: PendingRequest, outcome: Submitted) -> str:
             return f"{sequence} of {model} exists: its last step was {last}. Leave 'sequence_step' out to begin it anew"
         case SubmitCode.WRONG_STEP:
             return (
-                f"{sequence} of {model} expects step {text_of(outcome.extra)} next, but the request is step "
+                f"{sequence} of {model} expects step {last + 1} next, but the request is step "
                 f"{pending.call.expected_step}"
             )
         case code:

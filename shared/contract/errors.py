@@ -236,7 +236,8 @@ class SequenceError(RequestError):
     """A step was not done, for a reason that says what its caller can do.
 
     reason     a `Reason`; or, from a service of a newer release, a word that this release does not know
-    last_step  the last committed step of the sequence, 0 if there was none
+    last_step  the last step that the mesh had accepted of the sequence, 0 if there was none; in the answer to an
+               accepted step that was not done, the step before it
     code       the reason's own (`OUTCOMES`) unless another one is given
     """
 

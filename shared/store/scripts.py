@@ -84,8 +84,8 @@ class Submission(msgspec.Struct, frozen=True):
 class Submitted(msgspec.Struct, frozen=True):
     """What `submit` says of one step.
 
-    step   number of the accepted step; for a refusal, the last committed step (since START)
-    extra  the sequence's birth (accepted, JOINED), the stored reply (REPEATED), or the expected step (WRONG_STEP)
+    step   number of the accepted step; for a refusal, the last accepted step (since START)
+    extra  the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
     """
 
     code: SubmitCode

@@ -179,6 +179,13 @@ def test_an_answer_that_is_kept_no_longer_is_allowed_only_beyond_the_number_that
     assert [Sort.UNEXPLAINED] == sorts(near)
 
 
+def test_an_open_step_that_was_refused_once_must_be_answered_all_the_same() -> None:
+    told = history([1, 2])
+    told.attempts.append(refused(3, "busy", last_step=3, at_s=3.0))
+
+    assert Sort.LOST in sorts(told, Strikes([Strike(0, "fill-slots", 2.5, 3.5)]))
+
+
 def expired(*, after_s: float, last_step: int = 2) -> SequenceHistory:
     """Two steps are answered, the second after 2.5 s; the third is told that the sequence has expired."""
     told = history([1, 2], model="chaos_brief")

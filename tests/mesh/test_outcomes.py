@@ -44,7 +44,7 @@ OUTCOMES = {
     Reason.WRONG_STEP: (400, "INVALID_ARGUMENT", "no", 1),
     Reason.EXISTS: (400, "ALREADY_EXISTS", "no", 2),
     Reason.ANSWERED: (400, "ALREADY_EXISTS", "no", 3),
-    Reason.BUSY: (429, "RESOURCE_EXHAUSTED", "same", 0),
+    Reason.BUSY: (429, "RESOURCE_EXHAUSTED", "same", 2),
     Reason.BACKLOG_FULL: (503, "UNAVAILABLE", "same", 0),
 }
 """Reason -> HTTP status, gRPC status, what to do, last step of the situation that the test makes."""

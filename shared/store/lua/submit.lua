@@ -5,7 +5,7 @@
 --        3 steps of a sequence whose digests are remembered   4 most live sequences of a model
 --        5 most callers that wait for one step by a retry
 --        6 encoded reply for the oldest of these callers when there is one too many; its step is 0xffffffff and stands
---          for the last committed step (since START)
+--          for the last accepted step (since START)
 --        per step: sequence id,
 --                  flags (1 START, 2 END, 4 a sequence may start implicitly, 8 the mesh holds its state,
 --                  16 the sequence consists of this one request, 32 it may be paged),
@@ -13,14 +13,15 @@
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
 --                  knowing what became of it, else -1
--- reply  per step {code, step, extra}. For a refusal, step is the last committed step (since START).
+-- reply  per step {code, step, extra}. For a refusal, step is the last accepted step (since START): it does not depend
+--        on how far the owner has come with the accepted ones.
 --         0 accepted, delivered to the owner; extra is the sequence's birth
 --         1 accepted, waits for a slot; extra is the birth
 --         2 repeated; extra is the stored reply
 --         3 repeated while the step is open: the reply will come to this caller too; extra is the birth
 --        -1 never seen  -2 ended  -3 expired  -4 failed at START  -5 lost
 --        -6 too many sequences; extra says which: `waiting` or `live`
---        -7 too many open steps  -8 wrong step; extra is the expected step  -9 cancelled
+--        -7 too many open steps  -8 wrong step: the next one is expected  -9 cancelled
 --       -11 late: other steps were accepted since it was first sent, so it may have been accepted and forgotten
 --       -12 it was answered, and its reply is kept no longer
 --       -13 the sequence exists, and is beyond its first step
@@ -202,7 +203,7 @@ local function by_number(step, begins, record)
   -- the client more than the number that was expected.
   local is_next = n == record.accepted + 1
   if is_next or n > record.accepted and (record.closed or is_idle_for_too_long(step, record)) then return nil end
-  local wrong = { WRONG_STEP, record.last_step, record.accepted - record.start + 2 }
+  local wrong = { WRONG_STEP, record.last_step, '' }
   if n < record.start or n > record.accepted then return wrong end
   local exists = first and not record.closed
   -- The number was given before, but to a request with another id or content: this is no retry.
@@ -287,8 +288,7 @@ local function submit(step, flags)
   end
   local recent = got[10] or ''
   record.ids = (got[20] or '') .. recent
-  -- Committed steps since START. While the START itself is open there are none, whatever was committed before it.
-  local last_step = math.max(0, record.committed - record.start + 1)
+  local last_step = math.max(0, record.accepted - record.start + 1)
   record.last_step = last_step
   -- Why a closed sequence is closed: as a tombstone, because its state is void, or by its END.
   record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'

@@ -22,7 +22,8 @@ Every error has a code. The statuses of both protocols follow from it.
 REASONS = """
 An error that is about a step of a sequence says why, in one word. Texts begin with Triton's words. A client should read
 the reason and the advice, not the text. Step numbers count from START, which is step 1. `last_step` is the last
-committed step, 0 when there was none.
+step that the mesh has accepted, whether it is answered yet or not, so it does not depend on how far the executor has
+come; 0 when there was none. In the answer to an accepted step that was not done, it is the step before that one.
 
 Two answers have another code than the table says, because it is what became of the very step: a step that was cancelled
 before it ran (`cancelled`, CANCELLED), and one that too many executors were lost with (`lost`, INTERNAL). A service of

@@ -191,7 +191,7 @@ class TestRequestIds:
         What it is told names the sequence's last step, as every refusal does. (37 is `%` to a pattern of Lua.)
         """
         last_step = 37
-        for number in range(last_step):
+        for number in range(last_step - 1):
             await mesh.submit(mesh.submission(7, ONE, START if number == 0 else NONE))
         await mesh.assign(7, ALICE)
         for step in await steps_of(mesh, ALICE):
@@ -200,7 +200,7 @@ class TestRequestIds:
         for asked in (first, *retries, retries[-1]):
             await mesh.submit(asked)
         told = [await mesh.reply(retry) for retry in retries[:2]]
-        joined = (await mesh.record(7))[f"j:{last_step + 1}"]
+        joined = (await mesh.record(7))[f"j:{last_step}"]
         await commit(mesh, ALICE, (await steps_of(mesh, ALICE))[0], text="the answer")
 
         assert [("busy", "RESOURCE_EXHAUSTED", last_step)] * 2 == [
@@ -209,7 +209,7 @@ class TestRequestIds:
         assert [f"{GATEWAY} {retry.token}" for retry in retries[2:]] == joined.split(";")[:-1]
         for waiting in (first, *retries[2:]):
             assert "the answer" == (await mesh.reply(waiting)).error
-        assert last_step + len(retries) + 1 == len(mesh.heard)
+        assert last_step + len(retries) == len(mesh.heard)
 
     async def test_a_reply_survives_the_loss_of_its_owner_and_the_end(self, mesh: ScriptedMesh) -> None:
         for name in "abc":
@@ -352,7 +352,7 @@ class TestNumbers:
         assert (SubmitCode.REPEATED, 2) == await again(mesh, step=2)
 
         assert (SubmitCode.WAITING, 1) == await again(mesh, "", START, step=1)
-        assert (SubmitCode.WRONG_STEP, 0) == await again(mesh, step=3)
+        assert (SubmitCode.WRONG_STEP, 1) == await again(mesh, step=3)
 
     async def test_while_the_end_is_in_flight_a_first_step_with_another_request_id_begins_anew(
         self, mesh: ScriptedMesh
@@ -370,7 +370,7 @@ class TestNumbers:
 
         heard = [await again(mesh, name, START if name == "a" else NONE, step=n) for n, name in enumerate("abc", 1)]
         assert [(SubmitCode.JOINED, 1), (SubmitCode.JOINED, 2), (SubmitCode.JOINED, 3)] == heard
-        assert (SubmitCode.EXISTS, 0) == await again(mesh, "a", START, step=1, inputs=TWO)
+        assert (SubmitCode.EXISTS, 3) == await again(mesh, "a", START, step=1, inputs=TWO)
 
     @pytest.mark.parametrize(
         ("kept", "hears"), [(8, (SubmitCode.REPEATED, 1)), (1, (SubmitCode.EXISTS, 2))], ids=["kept", "forgotten"]

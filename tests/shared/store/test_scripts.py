@@ -210,6 +210,26 @@ class TestSubmit:
         again = await mesh.submit(mesh.submission(7, ONE, START))
         assert (SubmitCode.DELIVERED, 3) == (again.code, again.step)
 
+    async def test_the_last_step_of_a_refusal_is_the_same_before_and_after_the_owner_has_come_to_it(
+        self, mesh: ScriptedMesh
+    ) -> None:
+        told: list[tuple[SubmitCode, int]] = []
+
+        async def refused() -> None:
+            outcome = await mesh.submit(mesh.submission(7, ONE))
+            told.append((outcome.code, outcome.step))
+
+        for flags in (START, NONE, END):
+            await mesh.submit(mesh.submission(7, ONE, flags))
+        await refused()
+        await mesh.assign(7, ALICE)
+        for step in await steps(mesh, ALICE):
+            await refused()
+            await commit(mesh, ALICE, step)
+        await refused()
+
+        assert [(SubmitCode.ENDED, 3)] * 5 == told
+
     async def test_an_implicit_start_gets_the_start_flag(self, mesh: ScriptedMesh) -> None:
         await mesh.submit(mesh.submission(7, ONE, StepFlag.IMPLICIT))
         await mesh.assign(7, ALICE)
@@ -256,7 +276,7 @@ class TestRetry:
 
         wrong = await mesh.submit(mesh.submission(7, ONE, expected_step=3))
 
-        assert (SubmitCode.WRONG_STEP, b"2") == (wrong.code, wrong.extra)
+        assert (SubmitCode.WRONG_STEP, 1) == (wrong.code, wrong.step)
         assert 2 == (await mesh.submit(mesh.submission(7, ONE, expected_step=2))).step
 
 
@@ -1212,7 +1232,7 @@ class TestResent:
 
         again = await mesh.submit(mesh.submission(7, ONE, request_id="b", since_ms=0))
 
-        assert (SubmitCode.LATE, 0) == (again.code, again.step)
+        assert (SubmitCode.LATE, 1) == (again.code, again.step)
 
     async def test_a_step_sent_again_is_accepted_when_nobody_else_came_in(self, mesh: ScriptedMesh) -> None:
         await start(mesh)
