@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.mesh.running_mesh import RunningMesh, eventually
 from tests.mesh.traffic import GrpcCaller, Step, sum_of, tensor
 
 BRIEF = "/v2/models/brief_sum/infer"
+DESCRIPTION = re.compile(r"sequence expired.*described .*SUM_IN INT64 \[1\] mean (\d+) norm")
 
 
 async def test_a_silent_sequence_expires_its_slot_goes_to_another_and_its_next_step_hears_so(mesh: RunningMesh) -> None:
@@ -118,3 +120,20 @@ def inbox_entries(mesh: RunningMesh) -> int:
         for executor in mesh.alive()
         for shard in mesh.keys.shard_ids()
     )
+
+
+async def test_every_sequence_that_expires_is_described_once_whether_it_holds_a_slot_or_is_paged(
+    mesh: RunningMesh,
+) -> None:
+    count = mesh.slots("described_sum") + 2
+    caller = GrpcCaller(mesh.grpc())
+    for number in range(count):
+        assert number == await caller("described_sum", Step(f"described {number}", number, start=True))
+    await caller.close()
+
+    def described() -> list[int]:
+        said = "".join(mesh.log(name) for name in (*mesh.names("scheduler"), *mesh.names("executor")))
+        return sorted(int(mean) for mean in DESCRIPTION.findall(said))
+
+    await eventually(lambda: len(described()) >= count, "all of them are described")
+    assert list(range(count)) == described()
