@@ -27,30 +27,26 @@ class BatchRules:
                             scheduler), whatever rows it brings
     preferred     sizes that are worth a batch; empty: only a full batch
     delay_us      how long the oldest request may wait for others
-    has_timeouts  requests may become too late: the queue is read for that even while every instance is busy
     """
 
     requests_max: int
     rows_max: int
     preferred: tuple[int, ...]
     delay_us: int
-    has_timeouts: bool
 
     @classmethod
     def of(cls, config: ModelConfig) -> BatchRules:
         """The rules that a model's configuration sets."""
         batching = config.dynamic_batching
         if batching is None:
-            return cls(1, 1, (), 0, has_timeouts=False)
+            return cls(1, 1, (), 0)
         limit = max(1, config.max_batch_size)
         sizes = batching.preferred_batch_sizes
-        policies = [batching.default_queue_policy, *batching.priority_queue_policies.values()]
         return cls(
             limit,
             limit,
             () if set(sizes) <= {limit} else sizes,
             batching.max_queue_delay_us,
-            has_timeouts=any(policy.default_timeout_us for policy in policies),
         )
 
     def decide(

@@ -42,10 +42,6 @@ from shared.store.scripts import Scripts
 from shared.store.work_scripts import Front, RequestId, Stored, Take, Taken, WorkDone
 from shared.traces.tracing import SpanName, Tracing
 
-SWEEP_S = 0.5
-"""How often late requests are refused while every instance is busy; as in Triton."""
-SWEEP_AT_LEAST_S = 0.01
-
 
 class WorkModel:
     """The stateless requests of one model version on this executor."""
@@ -82,7 +78,6 @@ class WorkModel:
             blocking=Link(blocking),
             keys=keys,
         )
-        self._too_late = refusal(Code.UNAVAILABLE, "Request timeout expired", version=served.version, executor=executor)
         lost = f"{LOST_EXECUTORS_MAX} executors were lost while they ran it"
         text = f"request to model '{self.model}' was given up: {lost}"
         self._given_up = refusal(Code.INTERNAL, text, version=served.version, executor=executor)
@@ -92,7 +87,6 @@ class WorkModel:
         self._running = 0
         self._finished = asyncio.Event()
         self._finished.set()
-        self._deadline_us: int | None = None
         # Two guesses that save round trips. Under load the queue is never empty, so an instance that is done pulls at
         # once, in the write that carries its answers (`_looks_first`). The next request of a lone client comes only
         # after its answer, so an instance that is done waits for the queue's wake-up first (`_waits_first`).
@@ -128,7 +122,7 @@ class WorkModel:
         """Whether a batch runs here, or a request waits in the queue."""
         if self._running:
             return True
-        pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
+        pulled = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0)
         return pulled.queued > 0
 
     async def claim_from_others(self, alive: AbstractSet[str]) -> None:
@@ -144,27 +138,11 @@ class WorkModel:
         while True:
             if not self._idle:
                 self._was_busy = True
-                await self._until_idle()
-                continue
+                self._freed.clear()
+                await self._freed.wait()
             taken = await self._take()
             if taken:
                 self._start(taken)
-
-    async def _until_idle(self) -> None:
-        """Returns when an instance is free, or when late requests had to be refused meanwhile."""
-        self._freed.clear()
-        try:
-            async with asyncio.timeout(self._sweep_s()):
-                await self._freed.wait()
-        except TimeoutError:
-            swept = await self._source.pull(requests_max=0, rows_max=0, delay_us=0, take=0, too_late=self._too_late)
-            self._deadline_us = swept.deadline_us
-
-    def _sweep_s(self) -> float | None:
-        if not self._rules.has_timeouts:
-            return None
-        due_s = SWEEP_S if self._deadline_us is None else self._deadline_us / 1e6
-        return max(SWEEP_AT_LEAST_S, min(SWEEP_S, due_s))
 
     async def _take(self) -> Sequence[tuple[RequestId, bytes]]:
         """Reads the queue once. Returns a batch; or nothing, after waiting for what the queue needs."""
@@ -177,9 +155,7 @@ class WorkModel:
             rows_max=rules.rows_max,
             delay_us=rules.delay_us,
             take=self._takes_at_once(),
-            too_late=self._too_late,
         )
-        self._deadline_us = pulled.deadline_us
         if isinstance(pulled, Taken):
             self._looks_first |= pulled.queued > 0
             return pulled.requests

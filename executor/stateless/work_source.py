@@ -111,9 +111,7 @@ class WorkSource:
             group.create_task(self._carrier.run(), name=f"{self._load.model} calls")
             group.create_task(self._listen(), name=f"{self._load.model} wake-ups")
 
-    def pull(
-        self, *, requests_max: int, rows_max: int, delay_us: int, take: int, too_late: bytes
-    ) -> asyncio.Future[Taken | Front]:
+    def pull(self, *, requests_max: int, rows_max: int, delay_us: int, take: int) -> asyncio.Future[Taken | Front]:
         """Takes the front of the queue, or reads it (see `WorkScripts.pull`)."""
         return self._carrier.send(
             self._work.pull(
@@ -124,7 +122,6 @@ class WorkSource:
                 rows_max=rows_max,
                 delay_us=delay_us,
                 take=take,
-                too_late=too_late,
             )
         )
 

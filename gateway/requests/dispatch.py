@@ -10,7 +10,8 @@ that the outcome is unknown. A step that is sent again carries the time of its f
 other steps of that sequence since then, what the record says of the first attempt may be overwritten; Redis then
 refuses the step, because it could otherwise run twice.
 
-Requests whose client has left are withdrawn in the same round trips, after the requests to be sent.
+Requests whose client has left are withdrawn in the same round trips, after the requests to be sent. So are stateless
+requests that are not taken before their timeout ends.
 """
 
 from __future__ import annotations
@@ -56,12 +57,15 @@ LATE_PATIENCE_S = 2.0
 
 
 class CallKind(IntEnum):
-    """Which script a call runs. The two WITHDRAW kinds take back requests whose client has left."""
+    """Which script a call runs. The two WITHDRAW kinds take back requests whose client has left; REFUSE_LATE answers
+    stateless requests whose timeout has ended.
+    """
 
     STEPS = auto()
     WORK = auto()
     WITHDRAW_STEPS = auto()
     WITHDRAW_WORK = auto()
+    REFUSE_LATE = auto()
 
 
 WITHDRAWAL_OF = {CallKind.STEPS: CallKind.WITHDRAW_STEPS, CallKind.WORK: CallKind.WITHDRAW_WORK}
@@ -126,8 +130,7 @@ class Dispatch:
 
     def send(self, pending: PendingRequest) -> None:
         """Queues a request for the next round trip."""
-        self._queues[pending.shard, kind_of(pending)].append(pending)
-        self._trips.due()
+        self._queue(pending, kind_of(pending))
 
     def forget(self, pending: PendingRequest) -> None:
         """Notes that a request's future ended before Redis accepted the request. If it is still queued, it is not sent.
@@ -146,7 +149,10 @@ class Dispatch:
 
     def withdraw(self, pending: PendingRequest) -> None:
         """Takes an accepted request back from Redis, with the next round trip."""
-        self._queues[pending.shard, WITHDRAWAL_OF[kind_of(pending)]].append(pending)
+        self._queue(pending, WITHDRAWAL_OF[kind_of(pending)])
+
+    def _queue(self, pending: PendingRequest, kind: CallKind) -> None:
+        self._queues[pending.shard, kind].append(pending)
         self._trips.due()
 
     async def run(self) -> None:
@@ -304,6 +310,7 @@ class Dispatch:
             elif outcome:
                 pending.span.accepted(0)
                 self._accepted(pending, Accepted())
+                self._watch_timeout(pending)
             else:
                 pending.failed(UnavailableError(with_id(pending.call.request_id, "Exceeds maximum queue size")))
 
@@ -331,6 +338,17 @@ class Dispatch:
         # The client left while the request was on its way to Redis.
         if pending.withdrawn:
             self.withdraw(pending)
+
+    def _watch_timeout(self, pending: PendingRequest) -> None:
+        """Has a queued stateless request answered when its timeout ends, unless an executor has taken it by then.
+
+        The timeout of the action DELAY changes only the order, which an executor looks at when it takes a batch.
+        """
+        queueing = pending.admitted.queueing
+        if queueing.timeout_us and not queueing.delays:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(queueing.timeout_us / 1e6, self._queue, pending, CallKind.REFUSE_LATE)
+            pending.future.add_done_callback(lambda _: timer.cancel())
 
     async def _learn_the_time(self, batches: Sequence[CallBatch], link: Link) -> None:
         """Reads the clock of Redis, if one of the requests is sent again.
@@ -397,6 +415,9 @@ class Dispatch:
             case CallKind.WITHDRAW_WORK:
                 tokens = [pending.token for pending in batch.requests]
                 return self._stateless.withdraw(model_load(batch.requests[0]), self._gateway, tokens, reply=CANCELLED)
+            case CallKind.REFUSE_LATE:
+                tokens = [pending.token for pending in batch.requests]
+                return self._stateless.refuse_late(model_load(batch.requests[0]), self._gateway, tokens)
 
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
         assert pending.accepted is not None
@@ -438,7 +459,7 @@ class Dispatch:
 
 
 def is_withdrawal(kind: CallKind) -> bool:
-    return kind in WITHDRAWAL_OF.values()
+    return kind not in WITHDRAWAL_OF
 
 
 def kind_of(pending: PendingRequest) -> CallKind:

@@ -13,16 +13,21 @@ from typing import Any
 
 import msgspec
 
+from shared.contract.errors import Code
 from shared.contract.ids import ExecutorId, GatewayId
 from shared.contract.limits import LOST_EXECUTORS_MAX, SCRIPT_STEPS_MAX
+from shared.contract.messages import ReplyMessage, encode
 from shared.statistics.metrics_config import SKETCH_BASE, SKETCH_BUCKET_MAX
-from shared.statistics.tally import ModelLoad
+from shared.statistics.tally import FailureReason, ModelLoad
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of
 from shared.store.scripts import Call, each_as
 
 LEVEL_DIGITS = 20
 """Digits of a priority level in a queue's order, because levels are uint64."""
+
+TOO_LATE = encode(ReplyMessage("", error_code=Code.UNAVAILABLE, error="Request timeout expired"))
+"""The answer to a request whose timeout ended before an executor took it."""
 
 RequestId = str
 """`<gateway>/<token>`: a request's name in its queue."""
@@ -116,12 +121,9 @@ class Front(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A batch that this executor holds now: (id, encoded message). queued, deadline_us: of the requests left in the
-    queue
-    """
+    """A batch that this executor holds now: (id, encoded message). queued: requests left in the queue"""
 
     queued: int
-    deadline_us: int | None
     requests: tuple[tuple[RequestId, bytes], ...]
 
 
@@ -200,16 +202,14 @@ class WorkScripts:
         rows_max: int,
         delay_us: int,
         take: int,
-        too_late: bytes,
     ) -> Call[Taken | Front]:
         """Applies the queue's timeout policies, then takes the front of the queue or describes it.
 
         requests_max, rows_max  of one batch; requests_max 0: only apply the policies
         delay_us  how long the oldest request may wait for others
         take      one of `Take`
-        too_late  encoded reply for requests that the policy REJECT gives up
         """
-        args = [executor, tag, min(requests_max, REQUESTS_MAX), rows_max, delay_us, take, too_late]
+        args = [executor, tag, min(requests_max, REQUESTS_MAX), rows_max, delay_us, take, TOO_LATE]
         return Call("work_pull", self._queue(load), args, _read_pulled)
 
     def take(
@@ -247,8 +247,17 @@ class WorkScripts:
         """Gives up requests whose callers have gone; False: the request is being run, or was answered.
         reply: encoded
         """
+        return self._give_up(load, gateway, tokens, reply, FailureReason.CANCELED)
+
+    def refuse_late(self, load: ModelLoad, gateway: GatewayId, tokens: Sequence[str]) -> Call[list[bool]]:
+        """Answers requests whose timeout has ended; False: the request was taken in time, or was answered."""
+        return self._give_up(load, gateway, tokens, TOO_LATE, FailureReason.REJECTED)
+
+    def _give_up(
+        self, load: ModelLoad, gateway: GatewayId, tokens: Sequence[str], reply: bytes, reason: FailureReason
+    ) -> Call[list[bool]]:
         ids = [request_id(gateway, token) for token in tokens]
-        return Call("work_withdraw", self._queue(load), [reply, *ids], each_as(bool))
+        return Call("work_withdraw", self._queue(load), [reply, reason, *ids], each_as(bool))
 
     def refuse(self, load: ModelLoad, reply: bytes, *, at_most: int = SCRIPT_STEPS_MAX) -> Call[int]:
         """Answers the requests for a version that no executor serves any more; call again until it returns 0."""
@@ -286,10 +295,11 @@ def _fields(item: WorkItem) -> tuple[Any, ...]:
 
 
 def _read_pulled(reply: list[Any]) -> Taken | Front:
-    taken, queued, deadline, *rest = reply
-    deadline_us = None if deadline < 0 else deadline
+    taken, queued, *rest = reply
     if taken:
-        return Taken(queued, deadline_us, _read_taken(rest))
+        return Taken(queued, _read_taken(rest))
+    deadline, *rest = rest
+    deadline_us = None if deadline < 0 else deadline
     if not rest:
         return Front(queued, deadline_us, 0, ())
     now_us, *flat = rest

@@ -266,7 +266,6 @@ class FakeExecutor:
             rows_max=64,
             delay_us=0,
             take=Take.WHEN_PLAIN,
-            too_late=encode(ReplyMessage("1", error_code="UNAVAILABLE", error="Request timeout expired")),
         )
         taken = await self.scripts.run(pull)
         if not isinstance(taken, Taken):

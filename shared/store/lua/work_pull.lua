@@ -9,8 +9,8 @@
 --        4 most rows   5 delay us
 --        6 may take: 0 never, 1 when the front is late, 2 when it is late or no more fits (or there is no delay)
 --        7 answer of requests that are too late
--- reply  { 1, requests left in the queue, us until the next deadline (-1: none), id, message, id, message, ... } taken;
---        { 0, requests in the queue, us until the next deadline, now us, id, rows, arrived us, shape, ... } not taken:
+-- reply  { 1, requests left in the queue, id, message, id, message, ... } taken;
+--        { 0, requests in the queue, us until the next deadline (-1: none), now us, id, rows, arrived us, shape, ... } not taken:
 --        the front, with one request more than fits, if there is one
 -- atomic a request is taken by one executor; the same tag gets the same again
 
@@ -25,7 +25,7 @@ local function finish(reply)
 end
 
 local again = taken_before(keys, executor, tag)
-if again then return { 1, redis.call('ZCARD', keys.queue), next_deadline(keys, now, true), unpack(again) } end
+if again then return { 1, redis.call('ZCARD', keys.queue), unpack(again) } end
 local has_deadlines = expire(keys, now, ARGV[7])
 local function deadline() return next_deadline(keys, now, has_deadlines) end
 if most == 0 then return finish({ 0, redis.call('ZCARD', keys.queue), deadline(), now }) end
@@ -66,7 +66,7 @@ if may_take > 0 and (late or may_take == 2 and (delay == 0 or closed or rows >= 
     ids[i], members[i] = nil, nil
   end
   local messages, left = hold(keys, executor, tag, ids, members, has_deadlines)
-  return finish({ 1, left, deadline(), unpack(messages) })
+  return finish({ 1, left, unpack(messages) })
 end
 local seen = { 0, redis.call('ZCARD', keys.queue), deadline(), now }
 for i, id in ipairs(ids) do

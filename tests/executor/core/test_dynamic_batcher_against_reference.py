@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from executor.core.batching import Wait
 from executor.core.dynamic_batcher import BatchRules
-from shared.contract.model_config import DynamicBatching, ModelConfig, QueuePolicy
+from shared.contract.model_config import DynamicBatching, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,4 @@ def test_without_dynamic_batching_each_request_runs_alone() -> None:
     alone = BatchRules.of(ModelConfig("m", "python", "", 8, (), ()))
 
     assert 1 == alone.decide([Request(rows=3), Request()], now_us=60)
-    assert (1, 1, 0, False) == (alone.requests_max, alone.rows_max, alone.delay_us, alone.has_timeouts)
-
-
-def test_a_timeout_in_any_level_is_watched_for() -> None:
-    patient, hasty = QueuePolicy(), QueuePolicy(default_timeout_us=5)
-    for default, first, expected in ((patient, patient, False), (hasty, patient, True), (patient, hasty, True)):
-        batching = DynamicBatching(priority_levels=2, default_queue_policy=default, priority_queue_policies={1: first})
-        config = ModelConfig("m", "python", "", 8, (), (), dynamic_batching=batching)
-        assert expected is BatchRules.of(config).has_timeouts
+    assert (1, 1, 0) == (alone.requests_max, alone.rows_max, alone.delay_us)

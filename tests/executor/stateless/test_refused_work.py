@@ -25,9 +25,7 @@ async def test_what_a_dead_executor_held_is_refused_too_and_what_a_living_one_ho
     items = [WorkItem(LOAD.model, LOAD.version, GATEWAY, token, token.encode()) for token in "abc"]
     await mesh.scripts.run(work.enqueue(items, bound=0))
     for executor in (DEAD, ALIVE):
-        pull = work.pull(
-            LOAD, executor, "1", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN, too_late=GONE
-        )
+        pull = work.pull(LOAD, executor, "1", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN)
         await mesh.scripts.run(pull)
 
     await refuse_waiting(redis, mesh.scripts, mesh.keys, LOAD, GONE, alive={ALIVE})

@@ -291,24 +291,6 @@ class TestOrder:
 
 
 class TestPolicies:
-    @pytest.mark.parametrize(
-        "batching", ["dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }"]
-    )
-    async def test_what_is_late_is_refused_even_while_every_instance_is_busy(
-        self, callers: Callers, executor: Life, gate: Gate
-    ) -> None:
-        gate.hold(1)
-        async with executor("a"):
-            await callers.send(1)
-            await until(lambda: gate.began(1), "the instance is busy")
-            await callers.send(2, timeout_us=1)
-
-            late = await callers.reply(2)
-
-            assert ("UNAVAILABLE", "Request timeout expired") == (late.error_code, late.error)
-            gate.release()
-            await callers.doubles(1)
-
     async def test_a_withdrawn_request_does_not_run(self, callers: Callers, executor: Life, gate: Gate) -> None:
         gate.hold(1)
         async with executor("a"):

@@ -151,7 +151,6 @@ class Cached:
                 rows_max=100,
                 delay_us=0,
                 take=Take.WHEN_PLAIN,
-                too_late=b"",
             )
         )
         assert isinstance(pulled, Taken), pulled

@@ -42,9 +42,7 @@ async def run_everything(mesh: ScriptedMesh, me: ExecutorId = ME) -> None:
     """Takes and answers until nothing is left."""
     work = WorkScripts(mesh.keys)
     for number in range(20):
-        pull = work.pull(
-            LOAD, me, f"t{number}", requests_max=2, rows_max=8, delay_us=0, take=Take.WHEN_PLAIN, too_late=LATE
-        )
+        pull = work.pull(LOAD, me, f"t{number}", requests_max=2, rows_max=8, delay_us=0, take=Take.WHEN_PLAIN)
         taken = await mesh.scripts.run(pull)
         if not isinstance(taken, Taken):
             return
@@ -69,9 +67,7 @@ async def answered(mesh: ScriptedMesh) -> dict[str, str]:
 async def test_a_key_of_another_type_leaves_nobody_waiting(mesh: ScriptedMesh, kind: str, *, ordered: bool) -> None:
     await enqueue(mesh, "ab", ordered=ordered)
     # One of them is held by somebody else meanwhile.
-    pull = WorkScripts(mesh.keys).pull(
-        LOAD, DEAD, "t", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN, too_late=LATE
-    )
+    pull = WorkScripts(mesh.keys).pull(LOAD, DEAD, "t", requests_max=1, rows_max=1, delay_us=0, take=Take.WHEN_PLAIN)
     await mesh.scripts.run(pull)
     names = [
         *mesh.keys.work_queue("sum", "1"),

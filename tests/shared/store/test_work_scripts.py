@@ -20,7 +20,6 @@ from tests.scripted_mesh import GATEWAY, ScriptedMesh
 
 ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-1")
 LOAD = ModelLoad("sum", "1", "g1")
-TOO_LATE = encode(ReplyMessage("1", error_code="UNAVAILABLE", error="Request timeout expired"))
 
 
 class Queue:
@@ -61,7 +60,6 @@ class Queue:
                 rows_max=rows,
                 delay_us=delay_us,
                 take=take,
-                too_late=TOO_LATE,
             )
         )
 
@@ -378,6 +376,20 @@ class TestWithdraw:
         assert [("waiting", "")] == await queue.answers()
         assert 1 == await queue.refused("CANCELED")
         assert [True] == await queue.finish("running")
+
+    async def test_what_waits_is_refused_when_it_is_late_and_what_was_taken_once_is_not(self, queue: Queue) -> None:
+        await queue.enqueue("back", "running", "waiting", timeout_us=60_000_000)
+        await queue.taken(BOB, requests=1)
+        await queue.taken(requests=1)
+        await queue.call(queue.work.requeue(LOAD, BOB))
+        call = queue.work.refuse_late(LOAD, GatewayId(GATEWAY), ["back", "running", "waiting", "unknown"])
+
+        assert [False, False, True, False] == await queue.call(call)
+        assert [False] * 4 == await queue.call(call)
+        assert [("waiting", "Request timeout expired")] == await queue.answers()
+        assert 1 == await queue.refused("REJECTED")
+        assert [True] == await queue.finish("running")
+        assert ["back"] == await queue.taken()
 
 
 async def test_what_waits_for_an_unloaded_version_is_refused_and_what_runs_runs_on(queue: Queue) -> None:
