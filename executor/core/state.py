@@ -21,7 +21,7 @@ from executor.core.gathering import Gathering
 from executor.core.recovery import KeptSteps, Recovery
 from executor.core.sequence_batches import SlotSteps
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
-from shared.contract.messages import InboxOwned, InboxStep, InferMessage
+from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 from shared.contract.tensors import Tensor
 
 StepRange = tuple[StepNumber, StepNumber]
@@ -259,6 +259,21 @@ class OwnedSequences:
     def held(self) -> list[OwnedSequence]:
         """Suspected sequences that wait for their turn to be tried."""
         return [owned for owned in self.by_id.values() if owned.phase is OwnedPhase.HELD]
+
+    def behind_ends(self, slots: int) -> int:
+        """Number of accepted steps that would be in Triton's backlog: those of runs that began behind the END of a run
+        that has its slot yet, beyond the runs for which another slot would be free. slots: of all instances
+        """
+        runs: list[list[QueuedStep]] = []
+        for owned in self.by_id.values():
+            run: list[QueuedStep] = []
+            for _, queued in sorted(owned.steps.items()):
+                run.append(queued)
+                if queued.step.flags & StepFlag.END:
+                    run = []
+                    runs.append(run)
+        later = sorted(filter(None, runs), key=lambda run: run[0].queued_us)
+        return sum(map(len, later[max(0, slots - len(self)) :]))
 
     def get(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
         """The sequence, if it is owned here in that epoch."""

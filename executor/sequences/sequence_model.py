@@ -203,7 +203,14 @@ class SequenceModel:
         # The direct strategy holds the first batch back for all instances together; each oldest instance has its own
         # batcher.
         if isinstance(self._strategy, Direct):
-            await self._instances[0].worker.first_batch.opened(lambda: self.state.queued, self._count_waiting)
+            slots = len(self._instances) * self.serves.slots
+
+            async def waiting() -> int:
+                elsewhere = await self._count_waiting() if self._count_waiting is not None else 0
+                return elsewhere + self.state.behind_ends(slots)
+
+            first_batch = self._instances[0].worker.first_batch
+            await first_batch.opened(lambda: self.state.queued - self.state.behind_ends(slots), waiting)
         else:
             ready = self.state.ready[instance.worker.index]
             await instance.worker.first_batch.opened(lambda: len(ready))

@@ -218,7 +218,7 @@ async def test_the_debug_variables_hold_back_the_first_batch(make_target: MakeTa
     # A Triton may or may not add the fourth to a batch of preferred size before it runs; so there is no room for it.
     oldest = direct.replace("direct { }", HELD_OLDEST).replace("max_batch_size: 4", "max_batch_size: 3")
     target = make_target(
-        [ModelText("held_direct", direct), ModelText("held_oldest", oldest)],
+        [ModelText("held_direct", direct), ModelText("held_again", direct), ModelText("held_oldest", oldest)],
         env={"TRITONSERVER_DELAY_SCHEDULER": "4", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"},
     )
 
@@ -233,6 +233,18 @@ async def test_the_debug_variables_hold_back_the_first_batch(make_target: MakeTa
     assert [(1, row) for row in range(4)] == [(answer.seen.call, answer.seen.row) for answer in first]
     assert [[True] * 4] * 4 == [ready(answer) for answer in first]
     assert [1, 1, 2, 2, 2, 2] == [answer.total for answer in rest]
+
+    # Two more runs under the id of a sequence that has its slot yet wait in the backlog too.
+    ids = neighbours("held_again", 4)
+    async with Stream(target, "held_again") as stream:
+        stream.send(*(Step(identity, 1, start=True, end=identity == ids[0]) for identity in ids))
+        stream.send(*(Step(ids[0], 1, start=True, end=True) for _ in range(2)))
+        answers = await stream.answers(6)
+        stream.send(*(Step(identity, 1, end=True) for identity in ids[1:]))
+        await stream.answers(3)
+
+    assert [(1, row) for row in range(4)] == sorted((answer.seen.call, answer.seen.row) for answer in answers)[:4]
+    assert [2, 3] == sorted(answer.seen.call for answer in answers)[4:]
 
     ids = neighbours("held_oldest", 6)
     async with Stream(target, "held_oldest") as stream:

@@ -747,6 +747,20 @@ class TestFirstBatch:
             assert 1 == len(await on.begun(1, instance=0))
             assert 1 == len(await on.begun(1, instance=1))
 
+    async def test_a_second_run_of_an_id_that_has_its_slot_waits_in_the_backlog_unless_a_slot_is_free(self) -> None:
+        async with stage(config(Direct()), first_batch=FirstBatch(4, backlog=2)) as on:
+            for number in range(1, 4):
+                on.step(number, START | END, correlation_id=1, slot=0)
+            for slot in (1, 2):
+                on.step(1, START, correlation_id=slot + 1, slot=slot)
+            await asyncio.sleep(0.1)
+            # As many are queued as the gate wants, but one of them has Triton's last free slot.
+            assert not on.engines[0].batches
+
+            on.step(1, START, correlation_id=4, slot=3)
+
+            assert 4 == len(await on.begun(1))
+
     async def test_oldest_waits_for_what_is_ready_in_one_instance(self) -> None:
         async with stage(config(Oldest(4)), first_batch=FirstBatch(2)) as on:
             on.step(1, START, correlation_id=1, slot=0)
