@@ -48,14 +48,17 @@ class StatisticsRecorder:
         other._summaries, other._bounds_ms = self._summaries, self._bounds_ms
         return other
 
-    def execution(self, *, batch_size: int, timings: Timings, ended_ns: int, gained: int | None = None) -> bytes:
+    def execution(
+        self, *, batch_size: int, timings: Timings, ended_ns: int, null_rows: int = 0, gained: int | None = None
+    ) -> bytes:
         """Counts of one run of the model.
 
         batch_size  with null rows, as Triton's backends report it
         ended_ns    wall clock
         gained      rows that the batch gained by waiting for them; None if it did not wait
         """
-        counts = execution(batch_size=batch_size, compute=compute_of(timings), ended_ms=ended_ns // 1_000_000)
+        compute, ended_ms = compute_of(timings), ended_ns // 1_000_000
+        counts = execution(batch_size=batch_size, compute=compute, ended_ms=ended_ms, null_rows=null_rows)
         if gained is not None:
             counts |= {HELD_BATCHES: 1, GAINED_ROWS: gained}
         return packed(counts)

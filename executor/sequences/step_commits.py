@@ -67,9 +67,13 @@ class StepCommits:
 
     def _count(self, batch: FinishedBatch) -> None:
         """Counts one run of the model, null rows included."""
-        size, timings = len(batch.result.rows), batch.result.timings
+        rows = batch.result.rows
         counts = self._statistics.execution(
-            batch_size=size, timings=timings, ended_ns=batch.ended_ns, gained=batch.gained
+            batch_size=len(rows),
+            timings=batch.result.timings,
+            ended_ns=batch.ended_ns,
+            null_rows=rows.count(None),
+            gained=batch.gained,
         )
         left = self._executed
         self._executed = packed(added((unpacked(left), unpacked(counts)))) if left else counts

@@ -11,10 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.models.observation import Observed, Place, each_model
+from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
 from shared.statistics.metrics_config import FIRST_RESPONSE, FIRST_RESPONSE_BUCKETS_MS, MetricsConfig, quantile_of
 from shared.statistics.reports import GpuReport, Sample, merged_families
-from shared.statistics.tally import FULL_LOGS, GAINED_ROWS, HELD_BATCHES, ModelStatistics, first_response_of, sketch_of
+from shared.statistics.tally import (
+    FULL_LOGS,
+    GAINED_ROWS,
+    HELD_BATCHES,
+    NULL_ROWS,
+    ModelStatistics,
+    first_response_of,
+    sketch_of,
+)
 from shared.store.waiting_line import TAKEOVER_CAUSES, WaitingLine
 
 
@@ -53,6 +62,7 @@ class Shown:
     labels   model, version, and the tags of its configuration
     pending  requests that wait
     line     sequences of the model that wait for a slot
+    occupancy  live sequences and slots of the model
     """
 
     labels: dict[str, str]
@@ -62,6 +72,7 @@ class Shown:
     pending: int
     load_seconds: float
     line: WaitingLine
+    occupancy: Occupancy
 
 
 def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelRecord], observed: Observed) -> list[Shown]:
@@ -83,6 +94,7 @@ def shown(statistics: Sequence[ModelStatistics], records: Mapping[str, ModelReco
             pending=observed.pending.get((each.name, each.version), 0),
             load_seconds=load_seconds.get((each.name, each.version), 0.0),
             line=observed.lines.get(each.name) or WaitingLine(),
+            occupancy=observed.occupancies.get(each.name) or Occupancy(),
         )
         for each in statistics
         if each.name in records
@@ -96,11 +108,11 @@ def inference_families(models: Sequence[Shown], config: MetricsConfig) -> list[F
     if config.counter_latencies:
         families += [_duration(models, *text) for text in DURATIONS]
         families += _families_of([each for each in models if each.record.config.response_cache], CACHED)
-    families += [_family(models, *text) for text in GAUGES]
+    families += [_family(models, *text) for text in (*GAUGES, *BATCHES)]
     families += _families_of([each for each in models if each.record.config.replays], REPLAYED)
     sequences = [each for each in models if each.record.config.sequence_batching is not None]
     if sequences:
-        families.append(_takeovers(sequences))
+        families += [*_occupancies(sequences), _takeovers(sequences)]
     families += _families_of(sequences, SEQUENCES)
     families += _families_of([each for each in models if each.record.config.pageable], _paging())
     if config.summary_latencies:
@@ -145,6 +157,20 @@ GAUGES: Sequence[Text] = (
         "gauge",
         "Time to load the model in seconds",
         lambda each: each.load_seconds,
+    ),
+)
+BATCHES: Sequence[Text] = (
+    (
+        "seqmesh_batch_rows_total",
+        "counter",
+        "Rows of all batches, without those that no request filled",
+        lambda each: _rows(each.statistics),
+    ),
+    (
+        "seqmesh_batch_rows_possible_total",
+        "counter",
+        "Rows that the same batches had room for: max_batch_size each",
+        lambda each: each.statistics.execution_count * max(1, each.record.config.max_batch_size),
     ),
 )
 CACHED: Sequence[Text] = (
@@ -293,6 +319,43 @@ PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]
 def _paging() -> Iterable[Text]:
     for name, kind, text, of in PAGING:
         yield name, kind, text, lambda each, of=of: of(each.line).get(each.version, 0)
+
+
+def _rows(statistics: ModelStatistics) -> int:
+    rows = sum(batch.batch_size * batch.compute_infer.count for batch in statistics.batches)
+    return rows - statistics.counts.get(NULL_ROWS, 0)
+
+
+OCCUPANCIES: Sequence[tuple[str, str, Callable[[Shown], int]]] = (
+    (
+        "seqmesh_live_sequences",
+        "Sequences that were answered once and are not over, in a slot or without one",
+        lambda each: each.occupancy.live,
+    ),
+    ("seqmesh_waiting_sequences", "Sequences that wait for their first slot", lambda each: each.line.first),
+)
+SLOTS: Sequence[tuple[str, str, Callable[[Slots], int]]] = (
+    ("seqmesh_slots", "Slots for sequences that an executor offers", lambda slots: slots.offered),
+    ("seqmesh_slots_used", "Slots of an executor that sequences hold", lambda slots: slots.used),
+)
+"""Of models with sequences, all versions together: name, help text, value."""
+
+
+def _occupancies(models: Sequence[Shown]) -> list[Family]:
+    each_once = {each.statistics.name: each for each in models}.values()
+    labelled = [({name: text for name, text in each.labels.items() if name != "version"}, each) for each in each_once]
+    families = [
+        Family(name, "gauge", text, [Sample("", labels, value(each)) for labels, each in labelled])
+        for name, text, value in OCCUPANCIES
+    ]
+    for name, text, of in SLOTS:
+        samples = [
+            Sample("", {**labels, "executor": executor}, of(slots))
+            for labels, each in labelled
+            for executor, slots in sorted(each.occupancy.slots.items())
+        ]
+        families.append(Family(name, "gauge", text, samples))
+    return families
 
 
 def _takeovers(models: Sequence[Shown]) -> Family:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from gateway.models.catalog import Catalog
+from gateway.models.occupancy import Occupancy, read_occupancies
 from shared.contract.errors import UnavailableError
 from shared.statistics.reports import ExecutorReport, ModelReport
 from shared.statistics.tally import MemoryUse
@@ -50,6 +51,7 @@ class Observed:
     pending     requests that wait, per READY version
     cache       None where there is no response cache
     lines       per sequence model: its sequences that wait for a slot
+    occupancies  per sequence model: its live sequences and its slots
     unreadable  values in Redis that could not be read so far, by kind of key
     """
 
@@ -57,6 +59,7 @@ class Observed:
     pending: Mapping[Place, int]
     cache: CacheUse | None = None
     lines: Mapping[str, WaitingLine] = field(default_factory=dict[str, WaitingLine])
+    occupancies: Mapping[str, Occupancy] = field(default_factory=dict[str, Occupancy])
     unreadable: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -76,6 +79,8 @@ class Observation:
             reports = await self.reports()
             sequence_models = [*filter(self._is_sequence_model, self._catalog.view.ready)]
             lines = await read_lines(self._redis, self._keys, sequence_models)
+            executors = [member.registration for member in self._catalog.live_members()]
+            occupancies = await read_occupancies(self._redis, self._keys, sequence_models, executors)
             pending = await self._queued()
             cache = await self._cache() if self._cache_bytes else None
             await tell_now(self._redis, self._keys)
@@ -86,7 +91,7 @@ class Observation:
             pending.update({(model, version): steps for version, steps in line.steps.items()})
         for report in each_model(reports):
             pending[report.model, report.version] += report.pending
-        return Observed(reports, pending, cache, lines, unreadable)
+        return Observed(reports, pending, cache, lines, occupancies, unreadable)
 
     async def reports(self) -> list[ExecutorReport]:
         """The report of every living executor. Raises redis.ConnectionError when the connection is lost."""

@@ -17,6 +17,7 @@ Fields of the hash:
   sketch:<name>:<bucket>                for summaries, if they are wanted; buckets by index
   first_response:<bucket>               for the histogram; buckets by index
   held_batch_count, gained_row_count    batches that waited for sequences about to come back, and the rows that came
+  null_row_count                        rows of batches that no request filled
   full_log_count                        sequences that stopped being recoverable, because they had too many steps to
                                         keep
 What follows from these numbers is not kept. Source: triton-spec 5.7 and 7.
@@ -46,6 +47,7 @@ DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "comp
 FULL_LOGS = "full_log_count"
 HELD_BATCHES = "held_batch_count"
 GAINED_ROWS = "gained_row_count"
+NULL_ROWS = "null_row_count"
 SKETCH = "sketch:"
 FIRST_RESPONSE = "first_response:"
 """Beginnings of fields."""
@@ -119,13 +121,15 @@ def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:
     return {"fail_count": 1, "fail_ns": total_ns, f"fail_{reason}": 1}
 
 
-def execution(*, batch_size: int, compute: Compute, ended_ms: int) -> dict[str, int]:
+def execution(*, batch_size: int, compute: Compute, ended_ms: int, null_rows: int = 0) -> dict[str, int]:
     """Counts of one run of the model.
 
     batch_size  rows, null rows included, as Triton's backends report it
     ended_ms    wall clock
     """
     counts = {f"batch:{batch_size}:count": 1, LAST_INFERENCE: ended_ms}
+    if null_rows:
+        counts[NULL_ROWS] = null_rows
     for name, ns in compute.items():
         counts[f"batch:{batch_size}:{name}_ns"] = ns
     return counts

@@ -20,10 +20,11 @@ slot.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WaitingLine:
-    """The counts of one model's line, by version.
+    """The counts of one model's line, by version but for `first`.
 
+    first      sequences that wait for their first slot
     steps      steps that wait together with their sequences for a slot
     paged_out  how often a sequence gave up its slot, ever
     paged_in   how often such a sequence wanted a slot again, ever
@@ -32,6 +33,7 @@ class WaitingLine:
     refused    steps whose commit was refused, ever, because the executor was not the owner any more
     """
 
+    first: int = 0
     steps: Counter[str] = field(default_factory=Counter[str])
     paged_out: Counter[str] = field(default_factory=Counter[str])
     paged_in: Counter[str] = field(default_factory=Counter[str])
@@ -42,7 +44,9 @@ class WaitingLine:
     def add(self, name: str, number: int) -> None:
         """Adds a field of the hash."""
         kind, _, version = name.partition(":")
-        if kind == "s":
+        if kind == "w":
+            self.first += number
+        elif kind == "s":
             self.steps[version] += number
         elif kind == "out":
             self.paged_out[version] += number

@@ -80,6 +80,7 @@ def gentle_mesh(directory: Path) -> Generator[RunningMesh]:
     add_sum_model(repository, "brief_sum", slots=2, idle_us=300_000, virtual_slots=False)
     add_sum_model(repository, "tardy_sum", slots=2, idle_us=100_000, batch_s=0.3, virtual_slots=False)
     add_sum_model(repository, "oldest_sum", slots=8, strategy="oldest { max_candidate_sequences: 8 }")
+    add_sum_model(repository, "counted_sum", slots=2, virtual_slots=False)
     add_sum_model(repository, "described_sum", slots=2, idle_us=2_000_000)
     with (repository / "described_sum" / "config.pbtxt").open("a") as config:
         config.write("model_transaction_policy { stateful_model_policy { timeout_action: DESCRIBE } }\n")

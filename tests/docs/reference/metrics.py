@@ -17,6 +17,7 @@ from gateway.models.metric_families import (
 )
 from gateway.models.metrics import MESH_UP
 from gateway.models.observation import CacheUse, Observed
+from gateway.models.occupancy import Occupancy, Slots
 from gateway.service import gauges_of
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, SequenceBatching, StateSpec
@@ -55,7 +56,7 @@ def families(
         "m", "python", "", 8, (), (), sequence_batching=batching, parameters=more, response_cache=cache
     )
     statistics = [statistics_of("m", "1", failure(FailureReason.OTHER, total_ns=1))]
-    seen = Observed([REPORT], {})
+    seen = Observed([REPORT], {}, occupancies={"m": Occupancy(slots={"e": Slots()})})
     models = shown(statistics, {"m": ModelRecord(config, "{}", ("1",))}, seen)
     return [*inference_families(models, metrics or MetricsConfig()), *hardware_families(seen)]
 

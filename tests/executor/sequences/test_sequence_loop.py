@@ -47,7 +47,7 @@ from shared.contract.model_config import (
     TensorSpec,
 )
 from shared.contract.tensors import Tensor, to_numpy
-from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, ModelLoad, unpacked
+from shared.statistics.tally import GAINED_ROWS, HELD_BATCHES, NULL_ROWS, ModelLoad, unpacked
 from shared.store.scripts import CommitCode, StepCommit, StepOutcome
 from shared.traces.tracing import Tracing
 
@@ -707,6 +707,8 @@ class TestNullRows:
             on.engines[0].let_go()
             rows = await on.begun(2)
             assert [True, False] == [row.null for row in rows]
+            (counted,) = [unpacked(commit.execution) for commit in on.commits.steps if commit.execution]
+            assert (1, 3) == (counted["batch:4:count"], counted[NULL_ROWS])
 
 
 class TestGathering:

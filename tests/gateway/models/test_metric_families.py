@@ -17,6 +17,7 @@ from gateway.models.metric_families import (
     unreadable_families,
 )
 from gateway.models.observation import CacheUse, Observed, memory_of
+from gateway.models.occupancy import Occupancy, Slots
 from shared.contract.messages import ModelRecord
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching, StateSpec
 from shared.statistics.metrics_config import FIRST_RESPONSE, MetricsConfig
@@ -158,6 +159,38 @@ def test_batches_that_waited_are_counted_with_what_they_gained() -> None:
     labels = (("model", "stateful"), ("version", "1"))
     assert ("counter", {("seqmesh_batches_held", labels): 2}) == read["seqmesh_batches_held"]
     assert ("counter", {("seqmesh_batch_rows_gained", labels): 3}) == read["seqmesh_batch_rows_gained"]
+
+
+def test_sequences_and_slots_are_shown_once_for_all_versions_of_a_model() -> None:
+    batching = SequenceBatching(Direct(), 1)
+    stateful = ModelRecord(config("stateful", sequence_batching=batching, metric_tags={"team": "a"}), "{}", ("1", "2"))
+    line = WaitingLine()
+    line.add("w", 2)
+    slots = {"executor-1": Slots(8, 5), "executor-2": Slots(8)}
+    seen = Observed([], {}, lines={"stateful": line}, occupancies={"stateful": Occupancy(9, slots)})
+    statistics = [statistics_of("stateful", version, {}) for version in "12"]
+
+    read = page(inference_families(shown(statistics, {"stateful": stateful}, seen), EVERYTHING))
+
+    tag, model = ("_team", "a"), ("model", "stateful")
+    assert ("gauge", {("seqmesh_live_sequences", (tag, model)): 9}) == read["seqmesh_live_sequences"]
+    assert ("gauge", {("seqmesh_waiting_sequences", (tag, model)): 2}) == read["seqmesh_waiting_sequences"]
+    for name, values in (("seqmesh_slots", (8, 8)), ("seqmesh_slots_used", (5, 0))):
+        samples = zip(slots, values, strict=True)
+        assert ("gauge", {(name, (tag, ("executor", each), model)): value for each, value in samples}) == read[name]
+
+
+def test_rows_are_counted_without_null_rows_beside_those_that_batches_had_room_for() -> None:
+    runs = [
+        execution(batch_size=size, compute=TIMES, ended_ms=5, null_rows=null) for size, null in ((8, 3), (8, 0), (2, 1))
+    ]
+    statistics = [statistics_of("cached", "1", added(runs)), statistics_of("plain", "3", {})]
+
+    read = page(inference_families(shown(statistics, {"cached": CACHED, "plain": PLAIN}, observed()), EVERYTHING))
+
+    plain = (("model", "plain"), ("version", "3"))
+    for name, value in (("seqmesh_batch_rows", 14), ("seqmesh_batch_rows_possible", 24)):
+        assert ("counter", {(name, LABELS): value, (name, plain): 0}) == read[name]
 
 
 def test_takeovers_and_refused_commits_are_counted_of_sequence_models() -> None:
