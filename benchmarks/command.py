@@ -129,8 +129,9 @@ class ChoiceList(click.ParamType[list[str]]):
     "--paging",
     type=click.IntRange(1),
     metavar="N",
-    help="Measure how long steps wait when so many sequences share 64 slots instead, e.g. 100000.",
+    help="Measure steps by how many sequences are live instead, up to so many, e.g. 100000.",
 )
+@click.option("--slots", type=NumberList(), metavar="N,N", help="With --paging: slots. [default: enough, and a tenth]")
 @click.option("--dial", is_flag=True, help="Measure what recovery costs instead, by checkpoint interval and otherwise.")
 @click.option("--takeover", is_flag=True, help="Kill executors instead: takeover time by age and number of sequences.")
 @click.option("--triton", is_flag=True, help="Also measure a Triton from the PyPI wheel nvidia-pytriton.")
@@ -158,6 +159,7 @@ def bench(
     out: Path,
     dial: bool,
     paging: int | None,
+    slots: list[int] | None,
     takeover: bool,
     triton: bool,
     triton_python: str,
@@ -166,7 +168,8 @@ def bench(
     """See HELP."""
     if paging is not None:
         callers = concurrency[0] if concurrency else PAGING_CALLERS
-        measure_paging(sequences=paging, callers=callers, seconds=seconds or (1.0 if quick else 60.0), out=out)
+        window_s = seconds or (1.0 if quick else 10.0)
+        measure_paging(most=paging, slots=slots or (), callers=callers, seconds=window_s, out=out)
         return
     if takeover:
         measure_takeovers(rounds=rounds or (1 if quick else 3), quick=quick, out=out)

@@ -1,198 +1,237 @@
-"""Virtual slots: how long a step waits when many more sequences are live than there are slots.
+"""Live sequences: what a step costs by how many sequences are live, where all their states fit and where they do not.
 
-One mesh with one executor and 64 slots. First every sequence is started and left open; then callers take the sequences
-in turn, in random order, and send each one's next step: nearly every step pages a sequence in and another one out.
-Every sum is checked. A wait is the time from sending a step to its answer. The number of waiting callers is constant,
-namely the callers beyond the number of slots. So if the backlog is fair, all waits are similar: the report compares the
-longest wait of any sequence with the median.
+For each number of slots one mesh with one executor, whose memory bound gives it so many. Sequences are started and left
+open, more and more of them; at each number, callers take any sequence that has no open step, by chance, and send its
+next step. Where all states fit, the figures should not depend on the number of sequences. Where they do not, chance is
+hard on paging, because no sequence is used more than another: of so many slots for ten times as many sequences, nine
+steps of ten page one sequence in and another one out. Every sum is checked.
+
+A machine that others use changes from minute to minute: compare the shares, and look at the cores that others used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import gc
 import json
 import random
-import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import click
+import psutil
 import uvloop
 from redis import Redis
 
 from benchmarks.clients import Client, LoadSession, StepError, client_for
 from benchmarks.load import new_sequence_ids
+from benchmarks.memory import FILE, used
 from benchmarks.results import markdown
 from benchmarks.servers import BenchmarkMesh, mesh_of
+from benchmarks.usage import CLIENT, Meter, cpu_us_per_step, other_cores, redis_cost
 from benchmarks.workloads import RunningSums, SumTrack
 from deploy.local.private_mesh import private_mesh
 from shared.store.keyspace import Keyspace
 from shared.store.waiting_line import WaitingLine
 
-MODEL = "paged_sum"
-SLOTS = 64
-SOURCE = Path(__file__).with_name("models") / "accumulate" / "1" / "model.py"
+MODEL = "wide_sum"
+STATE_BYTES = 4096
+ROWS = 64
+"""Of a batch; there are never fewer slots."""
 CONFIG = f"""
 name: "{MODEL}"
 backend: "python"
-max_batch_size: {SLOTS}
+max_batch_size: {ROWS}
 input [ {{ name: "INPUT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
 output [ {{ name: "OUTPUT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
 sequence_batching {{
   max_sequence_idle_microseconds: 3600000000
-  oldest {{ max_candidate_sequences: {SLOTS} }}
-  control_input [
-    {{ name: "START", control [ {{ kind: CONTROL_SEQUENCE_START, int32_false_true: [ 0, 1 ] }} ] }},
-    {{ name: "END", control [ {{ kind: CONTROL_SEQUENCE_END, int32_false_true: [ 0, 1 ] }} ] }}
+  oldest {{ max_candidate_sequences: {ROWS} }}
+  state [
+    {{ input_name: "STATE_IN", output_name: "STATE_OUT", data_type: TYPE_INT32, dims: [ {STATE_BYTES // 4} ] }}
   ]
-  state [ {{ input_name: "SUM_IN", output_name: "SUM_OUT", data_type: TYPE_INT32, dims: [ 1 ] }} ]
 }}
 """
-TELL_EVERY_S = 5.0
 SEED = 64
+FEWEST = 512
+STEPS_BETWEEN = 10
+"""Numbers of live sequences: each so many times the one before."""
+SCARCE = 10
+"""Where the states do not fit, the most sequences are so many times the slots."""
+WARMUP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """One part of the run. longest_ms: of any sequence; by_sequence_ms: the median of the sequences' longest waits."""
+class Point:
+    """One window.
 
-    name: str
+    share         of the throughput of the fewest sequences on the same mesh
+    paged_out, paged_in, commands, cpu_us  per step; commands of Redis, CPU by service
+    memory_mb     of a service's processes now; for Redis what it has allocated
+    other_cores   that other processes used
+    """
+
+    slots: int
+    live: int
     steps: int
     steps_per_s: float
+    share: float
     p50_ms: float
     p99_ms: float
     longest_ms: float
-    by_sequence_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Paging:
-    """The result. paged_out, paged_in: per step of the second part."""
-
-    sequences: int
-    callers: int
-    parts: tuple[Waits, ...]
     paged_out: float
     paged_in: float
+    commands: float
+    by_command: dict[str, float]
+    cpu_us: dict[str, float]
+    memory_mb: dict[str, float]
+    other_cores: float
 
 
-def measure_paging(*, sequences: int, callers: int, seconds: float, out: Path) -> None:
-    """Runs both parts, the second for so many seconds; writes paging.json, paging.md and paging.png."""
-    with tempfile.TemporaryDirectory(prefix="seqmesh-paging-") as directory:
-        repository = Path(directory)
-        write_model(repository)
-        # As many slots as the configuration says: with slots by memory nothing would be paged.
-        few = {"SEQMESH_STATE_BYTES_MAX": "0"}
-        with private_mesh(executors=1, models=(repository,), settings=few) as state:
-            result, waits_ms = uvloop.run(run(mesh_of(state), sequences, callers, seconds))
-    write(result, waits_ms, out)
+def live_numbers(most: int) -> list[int]:
+    """The numbers of live sequences up to the most that are wanted."""
+    numbers = [most]
+    while numbers[0] > FEWEST:
+        numbers.insert(0, max(FEWEST, numbers[0] // STEPS_BETWEEN))
+    return numbers
+
+
+def measure_paging(*, most: int, slots: Sequence[int], callers: int, seconds: float, out: Path) -> None:
+    """Measures every number of live sequences with each number of slots; writes paging.json, paging.md and paging.png.
+    seconds: of a window
+    """
+    points: list[Point] = []
+    for room in slots or (most, max(ROWS, most // SCARCE)):
+        with tempfile.TemporaryDirectory(prefix="seqmesh-paging-") as directory:
+            write_model(Path(directory))
+            bound = {"SEQMESH_STATE_BYTES_MAX": str(room * STATE_BYTES)}
+            with private_mesh(executors=1, models=(Path(directory),), settings=bound) as state:
+                points += uvloop.run(curve(mesh_of(state), room, live_numbers(most), callers, seconds))
+    write(points, callers, out)
 
 
 def write_model(repository: Path) -> None:
-    """The running sum, with few slots."""
+    """A running sum with a state of STATE_BYTES."""
     version = repository / MODEL / "1"
     version.mkdir(parents=True)
-    shutil.copy(SOURCE, version / "model.py")
+    (version / "model.py").write_text(FILE)
     (version.parent / "config.pbtxt").write_text(CONFIG)
 
 
-async def run(mesh: BenchmarkMesh, sequences: int, callers: int, seconds: float) -> tuple[Paging, list[float]]:
-    """Both parts; also every wait of the second one, ms. Raises StepError when an answer is wrong or missing."""
+async def curve(mesh: BenchmarkMesh, slots: int, numbers: Iterable[int], callers: int, seconds: float) -> list[Point]:
+    """A point for each number of live sequences, rising. Raises StepError when an answer is wrong or missing."""
     client = client_for("grpc", mesh.address, MODEL, RunningSums.form)
     ids, sums = new_sequence_ids(), RunningSums()
-    tracks = [PagedTrack(next(ids), sums.begin()) for _ in range(sequences)]
+    play, points = Play(client, callers), list[Point]()
     try:
-        started = await Part("start", client, callers).play(iter(tracks), sequences, start=True)
-        for track in tracks:
-            track.longest_ms = 0.0
-        before, deadline = pages(mesh), time.monotonic() + seconds
-        part = Part("go on", client, callers)
-        went_on = await part.play(in_turn(tracks, lambda: time.monotonic() < deadline), 0)
-        after = pages(mesh)
+        for live in numbers:
+            await play.start([Track(next(ids), sums.begin()) for _ in range(live - len(play))])
+            await play.go_on(WARMUP_S)
+            before, meter = pages(mesh), Meter(mesh.groups, mesh.redis_url)
+            meter.read()
+            waits_ms = await play.go_on(seconds)
+            meter.read()
+            point = point_of(mesh, slots, live, waits_ms, meter, before)
+            base = points[0].steps_per_s if points else point.steps_per_s
+            points.append(replace(point, share=point.steps_per_s / base))
+            click.echo(one_line(points[-1]), err=True)
+            meter.close()
     finally:
         await client.close()
-    outs, ins = ((after[index] - before[index]) / max(1, went_on.steps) for index in (0, 1))
-    return Paging(sequences, callers, (started, went_on), outs, ins), part.waits_ms
+    return points
+
+
+def point_of(
+    mesh: BenchmarkMesh, slots: int, live: int, waits_ms: Sequence[float], meter: Meter, pages_before: tuple[int, int]
+) -> Point:
+    """The figures of the window that has just ended."""
+    before, after = meter.readings
+    ordered, steps = sorted(waits_ms), len(waits_ms)
+    outs, ins = ((now - then) / steps for now, then in zip(pages(mesh), pages_before, strict=True))
+    cost = redis_cost(before, after, steps)
+    assert cost is not None
+    memory = {name: sum(psutil.Process(pid).memory_info().rss for pid in pids) for name, pids in mesh.groups.items()}
+    with Redis.from_url(cast("str", mesh.redis_url)) as redis:
+        memory["redis"] = used(redis)
+    return Point(
+        slots=slots,
+        live=live,
+        steps=steps,
+        steps_per_s=steps / (after.at_s - before.at_s),
+        share=1.0,
+        p50_ms=ordered[steps // 2],
+        p99_ms=ordered[steps * 99 // 100],
+        longest_ms=ordered[-1],
+        paged_out=outs,
+        paged_in=ins,
+        commands=cost.commands,
+        by_command=cost.by_command,
+        cpu_us=cpu_us_per_step(before, after, steps),
+        memory_mb={name: size / 1e6 for name, size in memory.items()},
+        other_cores=other_cores(before, after),
+    )
 
 
 @dataclass(slots=True)
-class PagedTrack:
-    """One sequence, and the longest wait of its steps."""
+class Track:
+    """One sequence."""
 
     id: int
     sums: SumTrack
-    waits: bool = False
-    longest_ms: float = 0.0
 
 
-def in_turn(tracks: Sequence[PagedTrack], goes_on: Callable[[], bool]) -> Iterator[PagedTrack]:
-    """All sequences in random order, then again in the same order: each one's last step is answered by then."""
-    order = random.Random(SEED).sample(tracks, len(tracks))
-    for track in itertools.takewhile(lambda _: goes_on(), itertools.cycle(order)):
-        assert not track.waits, f"sequence {track.id} is overtaken by itself: more sequences or fewer callers"
-        yield track
+class Play:
+    """Callers that play the steps of open sequences, and those sequences that have no open step."""
 
-
-class Part:
-    """Callers that play sequences' steps, each the next one in turn."""
-
-    def __init__(self, name: str, client: Client, callers: int) -> None:
-        self.waits_ms: list[float] = []
-        self._name = name
+    def __init__(self, client: Client, callers: int) -> None:
         self._client = client
         self._callers = callers
+        self._idle: list[Track] = []
+        self._chance = random.Random(SEED)
 
-    async def play(self, tracks: Iterator[PagedTrack], total: int, *, start: bool = False) -> Waits:
-        """Plays until there are no more. total: how many, for the progress; 0 when nobody knows."""
-        touched: dict[int, PagedTrack] = {}
-        began = time.monotonic()
-        teller = asyncio.create_task(self._tell(began, total))
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    async def start(self, tracks: Sequence[Track]) -> None:
+        """Starts sequences and leaves them open."""
+        await self._play(iter(tracks), start=True)
+
+    async def go_on(self, seconds: float) -> list[float]:
+        """Sends next steps for so long. Returns how long each was waited for, ms."""
+        return await self._play(self._by_chance(seconds), start=False)
+
+    def _by_chance(self, seconds: float) -> Iterator[Track]:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            index = self._chance.randrange(len(self._idle))
+            self._idle[index], self._idle[-1] = self._idle[-1], self._idle[index]
+            yield self._idle.pop()
+
+    async def _play(self, tracks: Iterator[Track], *, start: bool) -> list[float]:
+        waits_ms: list[float] = []
+        gc.collect()
+        gc.disable()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._callers):
-                    group.create_task(self._call(await self._client.session(), tracks, touched, start=start))
+                    group.create_task(self._call(await self._client.session(), tracks, waits_ms, start=start))
         finally:
-            teller.cancel()
-        took = time.monotonic() - began
-        ordered = sorted(self.waits_ms)
-        longest = [track.longest_ms for track in touched.values()]
-        return Waits(
-            self._name,
-            len(ordered),
-            len(ordered) / took,
-            ordered[len(ordered) // 2],
-            ordered[len(ordered) * 99 // 100],
-            ordered[-1],
-            statistics.median(longest),
-        )
+            gc.enable()
+        return waits_ms
 
-    async def _call(
-        self, session: LoadSession, tracks: Iterator[PagedTrack], touched: dict[int, PagedTrack], *, start: bool
-    ) -> None:
+    async def _call(self, session: LoadSession, tracks: Iterator[Track], waits_ms: list[float], *, start: bool) -> None:
         for track in tracks:
-            touched[track.id], track.waits = track, True
             data, began = track.sums.next_input(), time.perf_counter()
             answer = await session.step(track.id, data, start=start, end=False)
-            wait_ms = (time.perf_counter() - began) * 1000
+            waits_ms.append((time.perf_counter() - began) * 1000)
             if not track.sums.is_right(answer):
                 raise StepError(f"sequence {track.id}: {answer.hex()} is not its sum")
-            track.waits = False
-            self.waits_ms.append(wait_ms)
-            track.longest_ms = max(track.longest_ms, wait_ms)
+            self._idle.append(track)
         await session.close()
-
-    async def _tell(self, began: float, total: int) -> None:
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            done, took = len(self.waits_ms), time.monotonic() - began
-            of = f" of {total}" if total else ""
-            click.echo(f"[{took:4.0f} s] {self._name}: {done}{of} steps, {done / took:.0f}/s", err=True)
 
 
 def pages(mesh: BenchmarkMesh) -> tuple[int, int]:
@@ -206,32 +245,46 @@ def pages(mesh: BenchmarkMesh) -> tuple[int, int]:
     return line.paged_out.total(), line.paged_in.total()
 
 
-def table(result: Paging) -> str:
+def one_line(point: Point) -> str:
+    """A point in a few words."""
+    cpu = ", ".join(f"{name} {us:.0f}" for name, us in point.cpu_us.items())
+    return (
+        f"{point.slots} slots, {point.live} live: {point.steps_per_s:.0f} steps/s ({point.share:.2f}), "
+        f"p50 {point.p50_ms:.0f} ms, p99 {point.p99_ms:.0f} ms, {point.paged_out:.2f} paged out a step; "
+        f"CPU us: {cpu}; Redis {point.commands:.1f} commands; others {point.other_cores:.2f} cores"
+    )
+
+
+def table(points: Sequence[Point]) -> str:
     """The figures as a Markdown table."""
+    services = [name for name in points[0].cpu_us if name != CLIENT]
     rows = [
         [
-            part.name,
-            str(part.steps),
-            f"{part.steps_per_s:.0f}",
-            f"{part.p50_ms:.0f}",
-            f"{part.p99_ms:.0f}",
-            f"{part.longest_ms:.0f}",
-            f"{part.by_sequence_ms:.0f}",
+            str(point.slots),
+            str(point.live),
+            f"{point.steps_per_s:.0f}",
+            f"{point.share:.2f}",
+            *(f"{wait:.0f}" for wait in (point.p50_ms, point.p99_ms, point.longest_ms)),
+            f"{point.paged_out:.2f}",
+            *(f"{point.cpu_us[name]:.0f}" for name in services),
+            f"{point.commands:.1f}",
+            *(f"{point.memory_mb[name]:.0f}" for name in ("executor", "redis")),
+            f"{point.other_cores:.2f}",
         ]
-        for part in result.parts
+        for point in points
     ]
-    head = ["part", "steps", "steps/s", "p50 ms", "p99 ms", "longest ms", "median of sequences' longest ms"]
-    return markdown(head, rows)
+    head = ["slots", "live", "steps/s", "share", "p50 ms", "p99 ms", "longest ms", "paged out"]
+    costs = [*(f"{name} us" for name in services), "Redis commands", "executor MB", "Redis MB", "others' cores"]
+    return markdown([*head, *costs], rows)
 
 
-def write(result: Paging, waits_ms: Sequence[float], out: Path) -> None:
+def write(points: Sequence[Point], callers: int, out: Path) -> None:
     """The three files, and the table on standard output."""
-    from benchmarks.plot import draw_waits  # noqa: PLC0415 -- matplotlib takes a second
+    from benchmarks.plot import draw_live  # noqa: PLC0415 -- matplotlib takes a second
 
     out.mkdir(parents=True, exist_ok=True)
-    title = f"{result.sequences} live sequences over {SLOTS} slots, {result.callers} callers"
-    (out / "paging.json").write_text(json.dumps(asdict(result), indent=2))
-    (out / "paging.md").write_text(f"{title}\n\n{table(result)}\n")
-    draw_waits(waits_ms, title, out / "paging.png")
-    click.echo(f"{title}; per step {result.paged_out:.2f} paged out, {result.paged_in:.2f} paged in\n\n{table(result)}")
-    click.echo(f"\nwritten: {out}/paging.json, paging.md, paging.png")
+    title = f"live sequences with {STATE_BYTES} bytes of state, {callers} callers, one executor"
+    (out / "paging.json").write_text(json.dumps([asdict(point) for point in points], indent=2))
+    (out / "paging.md").write_text(f"{title}\n\n{table(points)}\n")
+    draw_live(points, title, out / "paging.png")
+    click.echo(f"{title}\n\n{table(points)}\n\nwritten: {out}/paging.json, paging.md, paging.png")

@@ -12,6 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogFormatter
 
+from benchmarks.paging import Point
 from benchmarks.results import Result
 
 PROTOCOL_COLORS = {"http": "#0072b2", "grpc": "#d55e00", "grpc-stream": "#009e73"}
@@ -93,16 +94,29 @@ def cpu_concurrency(measured: set[int]) -> int:
     return max((number for number in measured if number <= CPU_CONCURRENCY), default=min(measured, default=0))
 
 
-def draw_waits(waits_ms: Sequence[float], title: str, path: Path) -> None:
-    """Writes a PNG: which share of the steps waited for no longer than that."""
-    figure, axis = plt.subplots(figsize=(8, 4.4), layout="constrained")
-    ordered = sorted(waits_ms)
-    axis.plot(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], color=GROUP_COLORS["gateway"])
-    axis.set_xscale("log")
-    axis.set_xlabel("ms from a step to its answer")
-    axis.set_ylabel("share of steps")
-    axis.set_ylim(0, 1)
-    axis.grid(visible=True, alpha=0.3)
-    axis.set_title(title)
+def draw_live(points: Sequence[Point], title: str, path: Path) -> None:
+    """Writes a PNG: throughput, latency and CPU time by the number of live sequences; a line per number of slots."""
+    figure, (rates, tails, cpu) = plt.subplots(1, 3, figsize=(16, 4.4), layout="constrained")
+    styles = dict(zip(dict.fromkeys(point.slots for point in points), ("-", "--", ":", "-."), strict=False))
+    for slots, style in styles.items():
+        line = [point for point in points if point.slots == slots]
+        live = [point.live for point in line]
+        name = f"{slots} slots"
+        rates.plot(live, [point.share for point in line], style, marker="o", color="#0072b2", label=name)
+        tails.plot(live, [point.p50_ms for point in line], style, marker="o", color="#0072b2", label=f"p50, {name}")
+        tails.plot(live, [point.p99_ms for point in line], style, marker="s", color="#d55e00", label=f"p99, {name}")
+        for group in (group for group in GROUP_COLORS if group in line[0].cpu_us):
+            heights = [point.cpu_us[group] for point in line]
+            cpu.plot(live, heights, style, marker="o", color=GROUP_COLORS[group], label=f"{group}, {name}")
+    rates.set_title("throughput, as a share of that of the fewest")
+    tails.set_title("ms from a step to its answer")
+    cpu.set_title("CPU per step, us")
+    for axis in (rates, tails, cpu):
+        axis.set_xscale("log")
+        axis.set_xlabel("live sequences")
+        axis.set_ylim(bottom=0)
+        axis.grid(visible=True, alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.suptitle(title)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from benchmarks.usage import Meter, Reading, cpu_us_per_step, other_cores, redis
 from benchmarks.workloads import LstmScripts, RunningSums, TensorForm
 from deploy.local.launcher import ChildState, MeshState
 from executor.models.repository import ModelRepository
+from executor.models.slots import slots_within
 from executor.workers.devices import Devices
 
 service_pb2: Any = untyped_service_pb2
@@ -387,7 +390,7 @@ def test_takeovers_are_shown_by_age_and_by_number(tmp_path: Path) -> None:
     assert (tmp_path / "takeover.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
-# -- virtual slots ----------------------------------------------------------------------------------------------------
+# -- live sequences ---------------------------------------------------------------------------------------------------
 
 
 class Echo:
@@ -395,6 +398,7 @@ class Echo:
 
     def __init__(self, *, wrong: int = 0) -> None:
         self.sums: dict[int, int] = {}
+        self.steps: Counter[int] = Counter()
         self.wrong = wrong
 
     async def session(self) -> Echo:
@@ -402,46 +406,62 @@ class Echo:
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
         assert start == (sequence not in self.sums)
+        await asyncio.sleep(0)
+        self.steps[sequence] += 1
         self.sums[sequence] = self.sums.get(sequence, 0) + int.from_bytes(data, "little")
         return (self.sums[sequence] + (sequence == self.wrong)).to_bytes(4, "little")
 
     async def close(self) -> None: ...
 
 
-def tracks(count: int) -> list[paging.PagedTrack]:
+def tracks(count: int) -> list[paging.Track]:
     sums = RunningSums()
-    return [paging.PagedTrack(number, sums.begin()) for number in range(1, count + 1)]
+    return [paging.Track(number, sums.begin()) for number in range(1, count + 1)]
 
 
-async def test_every_sequence_has_its_turn_before_any_has_another() -> None:
-    mesh, played = Echo(), tracks(10)
-    await paging.Part("start", mesh, 3).play(iter(played), 10, start=True)
-    left = iter(range(25))
+async def test_live_sequences_are_played_by_chance_each_one_step_at_a_time() -> None:
+    mesh = Echo()
+    play = paging.Play(mesh, 3)
+    await play.start(tracks(10))
+    assert 10 == len(play)
 
-    part = paging.Part("go on", mesh, 3)
-    waits = await part.play(paging.in_turn(played, lambda: next(left, None) is not None), 0)
+    waits_ms = await play.go_on(0.05)
 
-    assert (25, 25) == (waits.steps, len(part.waits_ms))
-    order = [track.id for track in itertools.islice(paging.in_turn(played, lambda: True), 20)]
-    assert order[:10] == order[10:] and set(range(1, 11)) == set(order)
-    assert waits.p50_ms <= waits.p99_ms <= waits.longest_ms
+    assert set(range(1, 11)) == set(mesh.steps)
+    assert (10, len(waits_ms) + 10) == (len(play), mesh.steps.total())
+
+
+async def test_as_many_callers_as_sequences_leave_none_out() -> None:
+    play = paging.Play(Echo(), 3)
+    await play.start(tracks(3))
+
+    assert await play.go_on(0.02)
 
 
 async def test_a_wrong_sum_ends_the_measurement() -> None:
     with pytest.raises(ExceptionGroup) as ended:
-        await paging.Part("start", Echo(wrong=7), 3).play(iter(tracks(10)), 10, start=True)
+        await paging.Play(Echo(wrong=7), 3).start(tracks(10))
 
     assert ended.group_contains(StepError, match="sequence 7")
 
 
-def test_the_model_of_virtual_slots_has_them_and_the_result_is_written(tmp_path: Path) -> None:
+def test_the_numbers_of_live_sequences_rise_to_the_most() -> None:
+    assert [512, 1000, 10_000, 100_000] == paging.live_numbers(100_000)
+    assert [100] == paging.live_numbers(100)
+
+
+def test_the_model_of_live_sequences_has_as_many_slots_as_asked_and_the_result_is_written(tmp_path: Path) -> None:
     paging.write_model(tmp_path)
     config = ModelRepository([tmp_path], Devices()).load(paging.MODEL).record.config
-    assert (True, paging.SLOTS) == (config.pageable, config.configured_slots)
+    assert (True, 5000, 64) == (
+        config.pageable, slots_within(config, 5000 * paging.STATE_BYTES), config.configured_slots
+    )  # fmt: skip
 
-    part = paging.Waits("go on", 3, 30.0, 2.0, 3.0, 4.0, 2.5)
-    paging.write(paging.Paging(100, 70, (part,), 1.0, 0.9), [1.0, 2.0, 4.0], tmp_path)
+    per_step, memory = {"gateway": 500.0, "executor": 200.0, "client": 100.0}, {"executor": 70.0, "redis": 5.0}
+    of_few = paging.Point(10, 512, 3, 30.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 11.0, {"hset": 3.0}, per_step, memory, 0.1)
+    of_many = replace(of_few, live=1000, share=0.8, paged_in=0.9)
+    paging.write([of_few, of_many], 7, tmp_path)
 
-    assert "100 live sequences over 64 slots, 70 callers" in (tmp_path / "paging.md").read_text()
-    assert 0.9 == json.loads((tmp_path / "paging.json").read_text())["paged_in"]
+    assert "| 10    | 1000 |      30 |  0.80 |" in (tmp_path / "paging.md").read_text()
+    assert [0.0, 0.9] == [point["paged_in"] for point in json.loads((tmp_path / "paging.json").read_text())]
     assert (tmp_path / "paging.png").read_bytes().startswith(PNG_SIGNATURE)
