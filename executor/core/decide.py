@@ -153,10 +153,10 @@ def suspect_tried(state: OwnedSequences, event: SuspectTried, now_us: int) -> li
     if owned.phase is not OwnedPhase.HELD:
         return []
     if not owned.next_step:
-        owned.move("tried")
-        state.to_fetch[owned.sequence] = owned
+        state.move(owned, "tried")
+        state.fetch(owned)
         return []
-    owned.move("tried from its start")
+    state.move(owned, "tried from its start")
     return advance(state, owned, now_us)
 
 
@@ -191,9 +191,9 @@ def checkpoint_fetched(state: OwnedSequences, event: CheckpointFetched, now_us: 
     for step in [number for number in owned.steps if number < owned.next_step]:
         state.take_out(owned, step)
     if owned.void is None and found.holds_state:
-        owned.move("found")
+        state.move(owned, "found")
         return [*actions, LoadState(owned, found)]
-    owned.move("found without state")
+    state.move(owned, "found without state")
     return [*actions, *restored(state, owned, now_us)]
 
 
@@ -204,7 +204,7 @@ def state_loaded(state: OwnedSequences, event: StateLoaded, now_us: int) -> list
         return []
     if not event.is_usable:
         owned.void = VoidCause.LOST
-    owned.move("loaded")
+    state.move(owned, "loaded")
     return restored(state, owned, now_us)
 
 
@@ -233,7 +233,7 @@ def advance(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[Ex
         elif owned.void is not None and (owned.replays or StepFlag.START not in queued.step.flags):
             answers += answer_unrun(state, owned, queued, HowAnswered.VOID, owned.void)
         elif queued.refused:
-            begin(owned, queued)
+            begin(state, owned, queued)
             answers += settle(state, BatchMember(owned, queued, save=False), RowEnd.FAILED, None)
         else:
             # A further pass of an iterative step waits since now, not since the request arrived.
@@ -268,15 +268,15 @@ def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, w
             continue
         owned = state.by_id[queued.step.sequence]
         ready.withdraw(owned.slot)
-        begin(owned, queued)
+        begin(state, owned, queued)
         save = not owned.replays and state.recovery.is_due(owned.kept, queued.step)
         members.append(BatchMember(owned, queued, save))
     return RunBatch(instance, members, now_us, gained)
 
 
-def begin(owned: OwnedSequence, queued: QueuedStep) -> None:
+def begin(state: OwnedSequences, owned: OwnedSequence, queued: QueuedStep) -> None:
     """The head begins to run, or to be answered without the model."""
-    owned.move("begun")
+    state.move(owned, "begun")
     # A further pass of the same step: its entry is kept already.
     if not owned.passes:
         if StepFlag.START in queued.step.flags:
@@ -299,7 +299,7 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
         if end is RowEnd.AGAIN:
             repeats = True
             owned.passes += 1
-            owned.move("repeated")
+            state.move(owned, "repeated")
         else:
             answers += settle(state, member, end, row)
     # A batch that only replayed steps is not counted: they were counted when they were answered.
@@ -322,7 +322,7 @@ def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
         if StepFlag.END in member.queued.step.flags:
             gathering.ended.append(now_us)
         else:
-            gathering.away[member.owned.sequence] = now_us
+            gathering.left(member.owned.sequence, now_us)
 
 
 def settle(state: OwnedSequences, member: BatchMember, end: RowEnd, row: int | None) -> list[StepAnswer]:
@@ -360,7 +360,7 @@ def answer_unrun(
 ) -> list[StepAnswer]:
     """Answers a step without the model. A replayed step was answered before."""
     is_replay = owned.replays
-    begin(owned, queued)
+    begin(state, owned, queued)
     conclude(state, owned)
     if is_replay:
         return []
@@ -369,7 +369,7 @@ def answer_unrun(
 
 def conclude(state: OwnedSequences, owned: OwnedSequence) -> None:
     """The running step is done; the next one may run."""
-    owned.move("concluded")
+    state.move(owned, "concluded")
     owned.passes = 0
     state.take_out(owned, owned.next_step)
     owned.cancelled.discard(owned.next_step)

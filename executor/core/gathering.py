@@ -16,7 +16,7 @@ than a share of e.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -37,6 +37,8 @@ RETURNS = 64
 """Latest returns that are remembered."""
 WAITS = 8
 """Waits of different lengths that are compared."""
+AWAY_BATCHES = 16
+"""Batches whose sequences are remembered as away. While batches are full, nobody asks who is late."""
 NEVER = 1 << 62
 ASSUMED_US = (2_000, 5_000, 10_000)
 """Returns that are assumed until there are others."""
@@ -98,7 +100,7 @@ class Gathering:
 
     rows: int
     batch_us: float = 0.0
-    away: dict[SequenceId, int] = field(default_factory=dict[SequenceId, int])
+    away: OrderedDict[SequenceId, int] = field(default_factory=OrderedDict[SequenceId, int])
     ended: deque[int] = field(default_factory=deque[int])
     returns: Returns = field(default_factory=Returns)
     successions: Returns = field(default_factory=Returns)
@@ -107,6 +109,12 @@ class Gathering:
     def ran(self, took_us: int) -> None:
         """Learns from a batch that has ended how long one takes."""
         self.batch_us += (took_us - self.batch_us) * (WEIGHT if self.batch_us else 1.0)
+
+    def left(self, sequence: SequenceId, now_us: int) -> None:
+        """A step of a sequence is answered, and there is none behind it. Of very many, the latest are remembered."""
+        self.away[sequence] = now_us
+        if len(self.away) > AWAY_BATCHES * self.rows:
+            self.away.popitem(last=False)
 
     def came(self, sequence: SequenceId, now_us: int) -> None:
         """A step of a sequence has come that was here before."""
@@ -155,8 +163,8 @@ class Gathering:
     def _forget_late(self, now_us: int) -> None:
         """What has not come back within the time of a batch is not expected any more."""
         oldest_us = now_us - self.batch_us
-        while self.away and self.away[sequence := next(iter(self.away))] < oldest_us:
-            del self.away[sequence]
+        while self.away and self.away[next(iter(self.away))] < oldest_us:
+            self.away.popitem(last=False)
             self.returns.learn(NEVER)
         while self.ended and self.ended[0] < oldest_us:
             self.ended.popleft()

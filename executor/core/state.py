@@ -11,6 +11,7 @@ All passes of an iterative model over a step are one step: accepted once, and co
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -133,7 +134,7 @@ class OwnedSequence:
     """One sequence and what comes next for it.
 
     instance, slot  where its state lies in this executor
-    phase         see OWNED_MOVES; only `move` changes it
+    phase         see OWNED_MOVES; only `OwnedSequences.move` changes it
     next_step     the only step that may run now; 0 until the record was fetched
     committed     the last step that Redis is known to have made final
     start_step    step of the START of the present run; 0 if unknown
@@ -200,12 +201,6 @@ class OwnedSequence:
         """A step's number since the START; 0 if the START is unknown."""
         return step - self.start_step + 1 if self.start_step else 0
 
-    def move(self, how: str) -> None:
-        """Changes the phase. Raises AssertionError for a move that is not legal."""
-        after = OWNED_MOVES.get((self.phase, how))
-        assert after is not None, f"{self.sequence}: '{how}' while {self.phase}"
-        self.phase = after
-
 
 def past(failed: Sequence[StepRange], step: int) -> StepNumber:
     """The first step, from `step` on, that did not fail."""
@@ -221,7 +216,8 @@ class OwnedSequences:
     mark       of the load that serves the version: states of another load are not used; "" if it is not known
     ready      the ready steps of each instance
     gathering  what each instance has learned about its batches; () where batches are not gathered
-    to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came
+    to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came; awaited: those with a step
+    by_phase   number of sequences in each phase
     queued, queued_bytes  number of accepted steps that are not concluded, and bytes of their requests
     """
 
@@ -238,7 +234,9 @@ class OwnedSequences:
         self.gathering = gathering
         self.by_id: dict[SequenceId, OwnedSequence] = {}
         self.by_slot: dict[tuple[InstanceIndex, SlotIndex], OwnedSequence] = {}
-        self.to_fetch: dict[SequenceId, OwnedSequence] = {}
+        self.to_fetch: OrderedDict[SequenceId, OwnedSequence] = OrderedDict()
+        self.awaited: OrderedDict[SequenceId, OwnedSequence] = OrderedDict()
+        self.by_phase: Counter[OwnedPhase] = Counter()
         self.queued = 0
         self.queued_bytes = 0
 
@@ -248,16 +246,18 @@ class OwnedSequences:
     @property
     def is_busy(self) -> bool:
         """Whether any sequence has a step that runs, or may soon."""
-        return any(owned.phase is not OwnedPhase.READY or owned.head is not None for owned in self.by_id.values())
+        return len(self.by_id) > self.by_phase[OwnedPhase.READY] or any(map(len, self.ready))
 
     @property
     def waiting(self) -> int:
         """Number of accepted steps that do not run yet."""
-        return self.queued - sum(owned.phase is OwnedPhase.RUNNING for owned in self.by_id.values())
+        return self.queued - self.by_phase[OwnedPhase.RUNNING]
 
     @property
     def held(self) -> list[OwnedSequence]:
         """Suspected sequences that wait for their turn to be tried."""
+        if not self.by_phase[OwnedPhase.HELD]:
+            return []
         return [owned for owned in self.by_id.values() if owned.phase is OwnedPhase.HELD]
 
     def behind_ends(self, slots: int) -> int:
@@ -284,15 +284,26 @@ class OwnedSequences:
         """Takes out the sequences whose checkpoints are fetched next. Sequences with a step that waits come first, at
         most `waited_for`; only when there are none of these, at most `idle` others.
         """
-        found = [owned for owned in self.to_fetch.values() if owned.steps][:waited_for]
-        found = found or list(self.to_fetch.values())[:idle]
-        for owned in found:
-            del self.to_fetch[owned.sequence]
-        return found
+        queue, most = (self.awaited, waited_for) if self.awaited else (self.to_fetch, idle)
+        return [queue.popitem(last=False)[1] for _ in range(min(most, len(queue)))]
+
+    def fetch(self, owned: OwnedSequence) -> None:
+        """Has a sequence's checkpoint fetched."""
+        (self.awaited if owned.steps else self.to_fetch)[owned.sequence] = owned
+
+    def move(self, owned: OwnedSequence, how: str) -> None:
+        """Changes the phase of a sequence. Raises AssertionError for a move that is not legal."""
+        after = OWNED_MOVES.get((owned.phase, how))
+        assert after is not None, f"{owned.sequence}: '{how}' while {owned.phase}"
+        self.by_phase[owned.phase] -= 1
+        self.by_phase[after] += 1
+        owned.phase = after
 
     def put(self, owned: OwnedSequence, queued: QueuedStep) -> None:
         """Takes a step in."""
         owned.steps[queued.step.step] = queued
+        if self.to_fetch.pop(owned.sequence, None) is not None:
+            self.fetch(owned)
         self.queued += 1
         self.queued_bytes += len(queued.step.message)
 
@@ -312,12 +323,12 @@ class OwnedSequences:
         )
         self.by_id[entry.sequence] = owned
         if suspicion:
-            owned.move("suspected")
+            self.move(owned, "suspected")
         elif start:
-            owned.move("started")
+            self.move(owned, "started")
         else:
-            owned.move("came")
-            self.to_fetch[owned.sequence] = owned
+            self.move(owned, "came")
+            self.fetch(owned)
         return owned
 
     def seat(self, owned: OwnedSequence) -> None:
@@ -328,6 +339,7 @@ class OwnedSequences:
         """Forgets a sequence. Its ready step leaves its slot, if it had got the slot."""
         del self.by_id[owned.sequence]
         self.to_fetch.pop(owned.sequence, None)
+        self.awaited.pop(owned.sequence, None)
         if self.gathering:
             self.gathering[owned.instance].away.pop(owned.sequence, None)
         for step in list(owned.steps):
@@ -336,4 +348,4 @@ class OwnedSequences:
         if self.by_slot.get(place) is owned:
             del self.by_slot[place]
             self.ready[owned.instance].withdraw(owned.slot)
-        owned.move("dropped")
+        self.move(owned, "dropped")

@@ -234,7 +234,7 @@ class SequenceModel:
         for instance, ready in zip(self._instances, self.state.ready, strict=True):
             if len(ready):
                 instance.wake.set()
-        if self.state.to_fetch:
+        if self.state.to_fetch or self.state.awaited:
             self.fetch_due.set()
         if isinstance(event, QueuedStep) and event.step.suspicion:
             self.trial_due.set()

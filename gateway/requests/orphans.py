@@ -13,7 +13,7 @@ late or never sent, the sequence has its whole idle time, as without the paramet
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from redis.exceptions import ResponseError
@@ -39,14 +39,15 @@ class ConnectionSequences:
 
     def __init__(self, orphaned: Callable[[Orphan], None]) -> None:
         self._orphaned = orphaned
-        self._open: dict[SequenceId, Orphan] = {}
+        # Not a plain dict: to find its oldest key takes the longer, the more keys were removed before it.
+        self._open: OrderedDict[SequenceId, Orphan] = OrderedDict()
         self._gone = False
 
     def used(self, pending: PendingRequest) -> None:
         """The mesh has accepted this step of a sequence, or knew it."""
         sequence, grace_ms = pending.admitted.sequence, pending.record.config.orphan_grace_ms
         assert sequence is not None, "only steps of sequences have a user"
-        # Removed and put in again below: the dict is thereby ordered by last use.
+        # Removed and put in again below: thereby ordered by last use.
         self._open.pop(sequence, None)
         if pending.admitted.flags & StepFlag.END:
             return
@@ -56,7 +57,7 @@ class ConnectionSequences:
             return
         self._open[sequence] = orphan
         if len(self._open) > NOTED_MAX:
-            del self._open[next(iter(self._open))]
+            self._open.popitem(last=False)
 
     def end(self) -> None:
         """The connection is gone: its sequences are orphans. So is each whose step is accepted only after this."""

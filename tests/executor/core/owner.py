@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from executor.core.actions import Commit, ExecutorAction, HowAnswered, LoadState, Remove, RunBatch
 from executor.core.decide import decide, next_batch
 from executor.core.events import BatchDone, CheckpointFetched, ExecutorEvent, RowEnd, StateLoaded
 from executor.core.recovery import Checkpoints, Recovery
 from executor.core.sequence_batches import OldestSteps
-from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
+from executor.core.state import Checkpoint, OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause
 from shared.contract.ids import Epoch, InstanceIndex, SequenceId, SlotIndex, StepNumber
 from shared.contract.messages import InboxOwned, InboxStep, InferMessage, StepFlag
 from shared.contract.model_config import Oldest
 
+ABSENT = OwnedPhase.ABSENT
 SEQUENCE = SequenceId("m||i7")
 MESSAGE = InferMessage("m", "1", "", 7, ())
 
@@ -74,6 +77,9 @@ class Owner:
         """Takes an event in; returns what is left to be done."""
         self.now_us += 1
         actions = decide(self.state, event, self.now_us)
+        phases = Counter(owned.phase for owned in self.state.by_id.values())
+        assert phases == {phase: self.state.by_phase[phase] for phase in phases}
+        assert len(self.state) == sum(self.state.by_phase[phase] for phase in OwnedPhase if phase is not ABSENT)
         for action in actions:
             match action:
                 case Commit():

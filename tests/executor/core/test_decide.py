@@ -56,7 +56,7 @@ def test_a_move_that_is_not_legal_is_refused() -> None:
     )
 
     with pytest.raises(AssertionError, match="'begun' while absent"):
-        owned.move("begun")
+        Owner().state.move(owned, "begun")
 
 
 class TestArrival:

@@ -13,7 +13,7 @@ from executor.core.actions import BatchMember
 from executor.core.batching import Wait
 from executor.core.decide import decide, next_batch
 from executor.core.events import BatchDone, OwnershipOver, RowEnd
-from executor.core.gathering import HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
+from executor.core.gathering import AWAY_BATCHES, HOLD_SHARE_MAX, NEVER, RETURNS, Gathering, gathers
 from executor.core.recovery import Nothing
 from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
 from executor.core.state import OwnedSequences, QueuedStep
@@ -236,6 +236,16 @@ def test_who_usually_comes_later_than_a_batch_takes_is_not_waited_for() -> None:
     gathering.away[SequenceId("m||i1")] = 0
 
     assert gathering.wait_until(1, 10) is None
+
+
+def test_of_very_many_sequences_that_are_away_the_latest_are_remembered() -> None:
+    """While batches are full nobody asks who is late: the first who asks would have to forget all of them."""
+    gathering = known(900)
+    most = AWAY_BATCHES * gathering.rows
+    for number in range(10 * most):
+        gathering.left(SequenceId(f"m||i{number}"), number)
+
+    assert (most, 9 * most) == (len(gathering.away), next(iter(gathering.away.values())))
 
 
 def test_what_a_batch_gained_is_told_once() -> None:

@@ -66,7 +66,7 @@ class Record:
         owner = Owner(self.recovery)
         for number in [*kept, self.committed + 1]:
             owner.take(self.deliver(number))
-        if owner.state.to_fetch:
+        if owner.state.awaited:
             owner.restore(self.checkpoint_of())
         return Holder(self, owner, self.checkpoint)
 

@@ -341,14 +341,14 @@ class TestPrefetch:
             (owned,) = on.fetched()
             on.step(2)
             on.step(2)
-            assert not on.model.state.to_fetch
+            assert not (on.model.state.to_fetch or on.model.state.awaited)
 
             on.restore(owned, checkpoint(checkpointed=1, committed=1))
             on.model.handle(coming(7))
             on.engines[0].let_go()
 
             await until(lambda: on.commits.outcome(2) is not None)
-            assert not on.model.state.to_fetch
+            assert not (on.model.state.to_fetch or on.model.state.awaited)
             assert [2] == [commit.step for commit in on.commits.steps]
 
     async def test_one_that_is_not_here_any_more_when_its_record_comes_is_forgotten(self) -> None:
