@@ -210,6 +210,7 @@ def state_loaded(state: OwnedSequences, event: StateLoaded, now_us: int) -> list
 
 def restored(state: OwnedSequences, owned: OwnedSequence, now_us: int) -> list[ExecutorAction]:
     """A sequence can go on here."""
+    state.rest(owned)
     return [
         Tell("DEBUG", "sequence restored", owned, {"next_step": owned.next_step, "committed": owned.committed}),
         *advance(state, owned, now_us),
@@ -381,6 +382,7 @@ def step_final(state: OwnedSequences, event: StepFinal) -> list[ExecutorAction]:
     owned = state.get(event.sequence, event.epoch)
     if owned is not None:
         owned.committed = max(owned.committed, event.step)
+        state.rest(owned)
     return []
 
 

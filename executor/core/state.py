@@ -1,10 +1,10 @@
 """What an executor knows of the sequences of one model version: which sit in which slot, and what comes next for each.
 
-Only `executor.core.decide` changes it, but for `next_fetches`, by which `executor.sequences.arrivals` takes out what it
-is about to fetch. Order comes from step numbers, never from a place in a stream: after a takeover
-old and new steps may arrive mixed, and twice. Each ownership of a sequence has an epoch. A step of an older epoch is
-stale; a step of a newer epoch replaces the sequence by a new ownership of it. OWNED_MOVES are the legal changes of
-phase.
+Only `executor.core.decide` changes it, but for `next_fetches` and `next_leaving`, by which
+`executor.sequences.arrivals` and `executor.sequences.departures` take out what they are about to ask Redis for. Order
+comes from step numbers, never from a place in a stream: after a takeover old and new steps may arrive mixed, and twice.
+Each ownership of a sequence has an epoch. A step of an older epoch is stale; a step of a newer epoch replaces the
+sequence by a new ownership of it. OWNED_MOVES are the legal changes of phase.
 
 All passes of an iterative model over a step are one step: accepted once, and committed once (decision 0017).
 """
@@ -218,6 +218,9 @@ class OwnedSequences:
     gathering  what each instance has learned about its batches; () where batches are not gathered
     to_fetch   sequences whose checkpoint is to be fetched, in the order in which they came; awaited: those with a step
     by_phase   number of sequences in each phase
+    slots, spare  number of slots here, and how many of them are to be free; spare is 0 where none is kept free
+    idle       where slots are kept free: sequences that can leave at no cost, because the mesh holds their states and
+               they have no step. The least recently used comes first
     queued, queued_bytes  number of accepted steps that are not concluded, and bytes of their requests
     """
 
@@ -227,6 +230,9 @@ class OwnedSequences:
         ready: Sequence[SlotSteps[QueuedStep]],
         mark: str = "",
         gathering: Sequence[Gathering] = (),
+        *,
+        slots: int = 0,
+        spare: int = 0,
     ) -> None:
         self.recovery = recovery
         self.ready = ready
@@ -237,6 +243,9 @@ class OwnedSequences:
         self.to_fetch: OrderedDict[SequenceId, OwnedSequence] = OrderedDict()
         self.awaited: OrderedDict[SequenceId, OwnedSequence] = OrderedDict()
         self.by_phase: Counter[OwnedPhase] = Counter()
+        self.slots = slots
+        self.spare = spare
+        self.idle: OrderedDict[SequenceId, OwnedSequence] = OrderedDict()
         self.queued = 0
         self.queued_bytes = 0
 
@@ -275,6 +284,13 @@ class OwnedSequences:
         later = sorted(filter(None, runs), key=lambda run: run[0].queued_us)
         return sum(map(len, later[max(0, slots - len(self)) :]))
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether sequences should leave, and some can. Half of the spare slots may be taken before, so that many leave
+        together.
+        """
+        return bool(self.idle) and 2 * (self.slots - len(self.by_id)) < self.spare
+
     def get(self, sequence: SequenceId, epoch: Epoch) -> OwnedSequence | None:
         """The sequence, if it is owned here in that epoch."""
         owned = self.by_id.get(sequence)
@@ -286,6 +302,19 @@ class OwnedSequences:
         """
         queue, most = (self.awaited, waited_for) if self.awaited else (self.to_fetch, idle)
         return [queue.popitem(last=False)[1] for _ in range(min(most, len(queue)))]
+
+    def next_leaving(self, most: int) -> list[OwnedSequence]:
+        """Takes out the sequences that are to leave, so that the spare slots are free again."""
+        if not self.is_crowded:
+            return []
+        wanted = self.spare - (self.slots - len(self.by_id))
+        return [self.idle.popitem(last=False)[1] for _ in range(min(wanted, most, len(self.idle)))]
+
+    def rest(self, owned: OwnedSequence) -> None:
+        """Notes that a sequence has just been used, if it is idle now and can leave at no cost."""
+        is_idle = owned.phase is OwnedPhase.READY and not owned.steps and owned.committed == owned.next_step - 1
+        if self.spare and is_idle and not owned.kept.entries:
+            self.idle[owned.sequence] = owned
 
     def fetch(self, owned: OwnedSequence) -> None:
         """Has a sequence's checkpoint fetched."""
@@ -302,6 +331,7 @@ class OwnedSequences:
     def put(self, owned: OwnedSequence, queued: QueuedStep) -> None:
         """Takes a step in."""
         owned.steps[queued.step.step] = queued
+        self.idle.pop(owned.sequence, None)
         if self.to_fetch.pop(owned.sequence, None) is not None:
             self.fetch(owned)
         self.queued += 1
@@ -340,6 +370,7 @@ class OwnedSequences:
         del self.by_id[owned.sequence]
         self.to_fetch.pop(owned.sequence, None)
         self.awaited.pop(owned.sequence, None)
+        self.idle.pop(owned.sequence, None)
         if self.gathering:
             self.gathering[owned.instance].away.pop(owned.sequence, None)
         for step in list(owned.steps):

@@ -26,6 +26,7 @@ from executor.connections import RedisConnections, insist
 from executor.models.repository import ModelRepository, ServedVersion
 from executor.sequences.arrivals import fetch_checkpoints, try_suspects
 from executor.sequences.committer import Committer
+from executor.sequences.departures import page_idle
 from executor.sequences.holdings import Holding
 from executor.sequences.inbox import Inbox, LastEntries, entry_key
 from executor.sequences.reloads import end_outdated
@@ -274,6 +275,8 @@ class Serving:
             if isinstance(model, SequenceModel):
                 arriving = fetch_checkpoints(model, self._connections, self._inbox, self._executor)
                 group.create_task(arriving, name=f"{model.model} checkpoints")
+                leaving = page_idle(model, self._connections, self._executor)
+                group.create_task(leaving, name=f"{model.model} departures")
                 group.create_task(try_suspects(model, self._connections, self._trial), name=f"{model.model} suspects")
 
     async def _replace(self, place: Place, model: Model, wanted: ServedVersion) -> None:

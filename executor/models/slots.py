@@ -14,6 +14,8 @@ from shared.contract.tensors import NUMPY_TYPE
 
 SLOTS_MAX = 1 << 18
 """Most slots of an instance, however small its states are."""
+SPARE_OF, SPARE_MAX = 32, 256
+"""One slot of so many is kept free, at most so many: as many sequences as come while others leave."""
 
 
 def slots_within(config: ModelConfig, state_bytes_max: int) -> int:
@@ -34,6 +36,13 @@ def any_slot(config: ModelConfig, slots: int) -> bool:
     be a row.
     """
     return slots > config.configured_slots
+
+
+def spare_slots(config: ModelConfig, slots: int) -> int:
+    """How many slots of an instance are to be free for sequences that come: the least recently used ones leave in time.
+    None where slots are few, as in Triton: there, sequences give up their slots only when others wait.
+    """
+    return min(SPARE_MAX, slots // SPARE_OF) if any_slot(config, slots) else 0
 
 
 def _bytes_of(spec: StateSpec) -> int:

@@ -46,7 +46,7 @@ from executor.core.sequence_batches import slot_steps
 from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import RowError, RowResult
 from executor.models.repository import ServedVersion
-from executor.models.slots import any_slot
+from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
 from executor.sequences.holdings import Holding
 from executor.sequences.rows import RowMaker
@@ -105,6 +105,7 @@ class SequenceModel:
 
     fetch_due  set when checkpoints are to be fetched (`executor.sequences.arrivals`)
     trial_due  set when a suspected sequence has come
+    leave_due  set when idle sequences are to leave (`executor.sequences.departures`)
     """
 
     def __init__(
@@ -136,9 +137,12 @@ class SequenceModel:
             [slot_steps(batching, config.max_batch_size, any_slot=from_any) for _ in served.workers],
             served.mark,
             [Gathering(config.max_batch_size) for _ in served.workers] if gathers(config) else (),
+            slots=served.slots * len(served.workers),
+            spare=spare_slots(config, served.slots) * len(served.workers),
         )
         self.fetch_due = asyncio.Event()
         self.trial_due = asyncio.Event()
+        self.leave_due = asyncio.Event()
         self._committer = committer
         self._tracing = tracing
         self._count_waiting = count_waiting
@@ -236,6 +240,8 @@ class SequenceModel:
                 instance.wake.set()
         if self.state.to_fetch or self.state.awaited:
             self.fetch_due.set()
+        if self.state.is_crowded:
+            self.leave_due.set()
         if isinstance(event, QueuedStep) and event.step.suspicion:
             self.trial_due.set()
         return gone
@@ -257,6 +263,8 @@ class SequenceModel:
             if code is CommitCode.REFUSED:
                 logs.warning("commit refused", sequence=step.sequence, step=step.step, epoch=step.epoch)
             self.handle(OwnershipOver(step.sequence, step.epoch))
+        if self.state.is_crowded:
+            self.leave_due.set()
 
     def forget_all(self) -> None:
         """The lease is over, and with it every ownership. The engines stay for the next registration."""

@@ -292,7 +292,7 @@ GAVE_WAY = encode(
 last step over the four bytes of this one, which occur once."""
 
 PRELUDES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("submit", "attempt", "reload", "drain", "orphan", "lead", "resign", "total", "lose"), ()),
+    **dict.fromkeys(("submit", "attempt", "reload", "page", "drain", "orphan", "lead", "resign", "total", "lose"), ()),
     **dict.fromkeys(("assign", "expire", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
     **dict.fromkeys(("commit", "cancel"), ("tally",)),
     "reject": ("leader", "tally"),
@@ -547,6 +547,20 @@ class Scripts:
         ]
         keys += self._of_sequences(sequences)
         return Call("reload", keys, [executor, version, mark, tombstone_ms, *sequences], each_as(bool))
+
+    def page(
+        self, owned: Sequence[tuple[SequenceId, Epoch]], *, shard: ShardId, executor: ExecutorId, model: str
+    ) -> Call[list[bool]]:
+        """Pages idle sequences of one model and shard, each in the epoch in which the executor owns it. True for each
+        that is paged.
+        """
+        keys = [
+            self._keys.owned(shard, executor, model),
+            self._keys.feed(shard, model),
+            self._keys.line(shard, model),
+            *self._of_sequences(sequence for sequence, _ in owned),
+        ]
+        return Call("page", keys, [executor, *(word for one in owned for word in one)], each_as(bool))
 
     def vacate(
         self, vacations: Sequence[Vacation], *, shard: ShardId, model: str, term: Term

@@ -44,6 +44,7 @@ RECORD_MOVES = (
     ("w", "reject", NONE),
     ("m", "reject", NONE),
     ("l", "commit", "p"),
+    ("l", "page", "p"),
     ("l", "vacate", "p"),
     ("l", "reclaim", "p"),
     ("l", "vacate", "m"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from shared.contract.ids import SequenceId
+from shared.contract.ids import Epoch, SequenceId
 from shared.contract.messages import StepFlag, decode_infer, decode_reply
 from shared.store.keyspace import Keyspace
 from shared.store.scripts import Call, CommitCode, Scripts, StepCommit, StepOutcome, Submission, SubmitCode, Submitted
@@ -95,6 +95,7 @@ class Ledger:
     def watching(self) -> Generator[None]:
         """While it lasts, the calls that processes make are known here by what they mean."""
         submit, commit, assign, expire = Scripts.submit, Scripts.commit, Scripts.assign, Scripts.expire
+        page = Scripts.page
 
         def seen_submit(scripts: Scripts, steps: Sequence[Submission], **where: Any) -> Call[Any]:
             call = submit(scripts, steps, **where)
@@ -121,7 +122,13 @@ class Ledger:
                 lambda records, ended: self._expired(sequences, records, ended),
             )
 
+        def seen_page(scripts: Scripts, owned: Sequence[tuple[SequenceId, Epoch]], **where: Any) -> Call[Any]:
+            call = page(scripts, owned, **where)
+            executor = str(where["executor"])
+            return self._note(call, lambda: None, lambda _, paged: self._left(executor, owned, paged))
+
         with (
+            patch.object(Scripts, "page", seen_page),
             patch.object(Scripts, "submit", seen_submit),
             patch.object(Scripts, "commit", seen_commit),
             patch.object(Scripts, "assign", seen_assign),
@@ -249,6 +256,12 @@ class Ledger:
             if place in taken:
                 self.story.violate(f"{key.decode()} and {taken[place].decode()} sit in one slot: {place}")
             taken[place] = key
+
+    def _left(self, executor: str, owned: Sequence[tuple[SequenceId, Epoch]], paged: Sequence[bool]) -> None:
+        for (sequence, epoch), is_paged in zip(owned, paged, strict=True):
+            self.story.tell(f"page {sequence} epoch {epoch} of {executor}: {is_paged}")
+            if is_paged:
+                self._check_paged(sequence)
 
     def _check_paged(self, sequence: str) -> None:
         if not self._paged:

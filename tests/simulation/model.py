@@ -59,6 +59,7 @@ class Shape:
 
     declared  the mesh holds its state; otherwise only the engine does
     virtual   its sequences give up their slots while others wait, if the mesh holds their state
+    spare     slots of each instance that are kept free for others, if they do
     """
 
     slots: int = 2
@@ -67,6 +68,7 @@ class Shape:
     interval: int = 1
     declared: bool = True
     virtual: bool = True
+    spare: int = 0
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 

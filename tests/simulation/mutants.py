@@ -107,6 +107,12 @@ MUTANTS = (
         (Edit("commit", r"if before then return 0 end"),),
     ),
     Mutant(
+        "left",
+        "an executor pages a sequence that has an open step",
+        (Edit("page", r"got\[4\] ~= got\[5\] or "),),
+        scripts_only=True,
+    ),
+    Mutant(
         "fence",
         "a leader that lost its model goes on deciding",
         tuple(Edit(name, r"if seen > term then", "if false then") for name in FENCED_SCRIPTS),

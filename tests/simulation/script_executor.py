@@ -96,6 +96,7 @@ class Executor:
     loaded: list[OwnedSequence] = field(default_factory=list[OwnedSequence])
     running: RunBatch | None = None
     groups: list[Group] = field(default_factory=list[Group])
+    leaving: list[tuple[SequenceId, Epoch]] = field(default_factory=list[tuple[SequenceId, Epoch]])
     lost: bool = False
     emptied: bool = False
 
@@ -192,6 +193,20 @@ class Executor:
         if owned.phase is OwnedPhase.RUNNING:
             self.states[owned] = state
         return fails, state, (("m", repr(state).encode()),) if member.save and not fails else ()
+
+    def leave(self) -> None:
+        """Pages some of its sequences, whatever they do; or asks once more what it asked before, of which it has not
+        heard.
+        """
+        if self.bench.chance.random() < 0.5:
+            chosen = [owned for owned in self.state.by_id.values() if self.bench.chance.random() < 0.5]
+            self.leaving = [(owned.sequence, owned.epoch) for owned in chosen]
+        call = self.bench.scripts.page(self.leaving, shard=SHARD, executor=self.name, model=MODEL)
+        for (sequence, epoch), is_paged in zip(self.leaving, self.bench.run(call), strict=True):
+            self.bench.tell(f"{self.name} pages {sequence} epoch {epoch}: {is_paged}")
+            if is_paged:
+                self.bench.truth.paged(sequence, self.name, epoch)
+                self.take(OwnershipOver(sequence, epoch))
 
     def answered(self, commit: Commit) -> None:
         """Steps that are answered without the model."""

@@ -263,12 +263,14 @@ class Fuzz:
             executor.restore,
             executor.run_step,
             executor.hand_in,
+            executor.leave,
         ]
         if self.chance.random() < 0.5:
-            self.chance.choice([*moves, *[executor.hand_in] * 2])()
+            self.chance.choice([*moves, *[executor.hand_in] * 2, executor.leave])()
             return
         for move in moves:
-            move()
+            if move != executor.leave or self.chance.random() < 0.3:
+                move()
 
     # -- leaders ------------------------------------------------------------------------------------------------------
 
@@ -481,6 +483,9 @@ class Fuzz:
         for _ in range(2):
             self.look_for_expired(self.leader)
             self.turn()
+        for executor in self.executors:
+            # By chance it may have begun from the beginning in both turns, and not have come to the end.
+            executor.read_inbox(count=1000)
         self.truth.check()
         if self.leader.slots or self.leader.waiting:
             self.truth.violate(f"all is over, and the leader knows of {self.leader.slots} and {self.leader.waiting}")

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.contract.ids import ExecutorId, SequenceId, ShardId
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
@@ -160,6 +160,16 @@ class Truth:
         if lost and not life.durable:
             life.state = None
             life.over = life.is_idle
+
+    def paged(self, sequence: SequenceId, executor: ExecutorId, epoch: Epoch) -> None:
+        """Its owner has paged it, perhaps before."""
+        life = self.current(sequence)
+        if life is None or life.owner not in (None, (executor, epoch)):
+            self.violate(f"{sequence}: {executor} pages it in epoch {epoch}; its owner is {life and life.owner}")
+            return
+        if life.owner and not (life.durable and life.is_idle):
+            self.violate(f"{sequence}: paged with a step open, or though only {executor} has its state")
+        life.owner = None
 
     def expired(self, sequence: SequenceId, *, idle: bool) -> None:
         """It was ended by the reaper. idle: whether its marker was gone."""

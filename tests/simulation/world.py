@@ -31,6 +31,7 @@ from gateway.requests.waiting import Answer
 from gateway.service import Core
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
+from shared.contract.model_config import ModelConfig
 from shared.process import lifecycle, logs
 from shared.process.lifecycle import Stop
 from shared.store import reading
@@ -99,6 +100,7 @@ def plan_of(seed: int) -> Plan:
         idle_s=chance.uniform(5.0, 9.0),
         # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
         virtual=random.Random(f"slots {seed}").random() < VIRTUAL,
+        spare=random.Random(f"spare {seed}").choice([0, 1]),
     )
     habits = [
         Habit(
@@ -497,10 +499,14 @@ async def _run(make: Callable[[], World]) -> World:
     def repository(*folders: Any, **options: Any) -> FoldRepository:
         return FoldRepository(world.plan.shape)
 
+    def spare_slots(config: ModelConfig, _: int) -> int:
+        return world.plan.shape.spare if config.pageable else 0
+
     with (
         patch("shared.store.redis_client.ConnectionPool", pool),
         world.ledger.watching(),
         patch("executor.service.ModelRepository", repository),
+        patch("executor.sequences.sequence_model.spare_slots", spare_slots),
         patch("executor.workers.worker.EngineThread", VirtualThread),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):

@@ -66,8 +66,9 @@ def found(*, checkpointed: int, committed: int, epoch: int = 1, void: VoidCause 
 class Owner:
     """One executor. answered: (step, how) in the order of the commits; removed: entries that left the inbox at once"""
 
-    def __init__(self, recovery: Recovery | None = None, *, rows: int = 4) -> None:
-        self.state = OwnedSequences(recovery or Checkpoints(1), [OldestSteps[QueuedStep](Oldest(0), rows)])
+    def __init__(self, recovery: Recovery | None = None, *, rows: int = 4, slots: int = 0, spare: int = 0) -> None:
+        ready = [OldestSteps[QueuedStep](Oldest(0), rows)]
+        self.state = OwnedSequences(recovery or Checkpoints(1), ready, slots=slots, spare=spare)
         self.commits: list[Commit] = []
         self.removed: list[str] = []
         self.loading: list[OwnedSequence] = []

@@ -230,6 +230,83 @@ class TestArrival:
         assert [[OTHER], [SEQUENCE], []] == [[o.sequence for o in owner.state.next_fetches(9, 9)] for _ in range(3)]
 
 
+class TestLeaving:
+    """Where slots are places for states, a few are kept free: here 2 of 5."""
+
+    @staticmethod
+    def used(owner: Owner, *numbers: int) -> None:
+        """Each of these sequences has its next step, which is made final."""
+        for number in numbers:
+            name = SequenceId(f"m||i{number}")
+            owned = owner.state.by_id.get(name)
+            last = owned.committed if owned else StepNumber(0)
+            flags = StepFlag.NONE if last else StepFlag.START
+            owner.take(step(last + 1, flags=flags, committed=last, sequence=name, slot=number))
+            owner.run()
+            owner.take(StepFinal(name, Epoch(1), StepNumber(last + 1)))
+
+    @staticmethod
+    def crowded() -> Owner:
+        owner = Owner(slots=5, spare=2)
+        TestLeaving.used(owner, 1, 2, 3, 4)
+        return owner
+
+    def leaving(self, owner: Owner, most: int = 9) -> list[str]:
+        return [owned.sequence for owned in owner.state.next_leaving(most)]
+
+    def test_while_half_of_the_spare_slots_are_free_nobody_leaves(self) -> None:
+        owner = self.crowded()
+
+        assert (False, []) == (owner.state.is_crowded, self.leaving(owner))
+
+    def test_then_those_leave_that_were_used_least_recently(self) -> None:
+        owner = self.crowded()
+        self.used(owner, 1, 5)
+
+        assert ["m||i2", "m||i3"] == self.leaving(owner)
+
+    def test_who_is_taken_out_and_stays_comes_back_with_its_next_step(self) -> None:
+        owner = self.crowded()
+        self.used(owner, 5)
+        assert ["m||i1"] == self.leaving(owner, 1)
+
+        self.used(owner, 1)
+
+        assert ["m||i2", "m||i3"] == self.leaving(owner)
+
+    def test_who_has_a_step_or_an_answer_that_is_not_final_stays(self) -> None:
+        owner = self.crowded()
+        self.used(owner, 5)
+        owner.take(step(2, committed=1, sequence=SequenceId("m||i1"), slot=1))
+        owner.take(step(2, committed=1, sequence=SequenceId("m||i2"), slot=2))
+        owner.run()
+        owner.take(step(2, committed=1, sequence=SequenceId("m||i3"), slot=3))
+
+        assert ["m||i4", "m||i5"] == self.leaving(owner)
+        assert [] == self.leaving(owner)
+
+    def test_who_has_steps_since_its_checkpoint_stays(self) -> None:
+        owner = Owner(Checkpoints(2), slots=5, spare=2)
+        self.used(owner, 1, 2, 3, 4, 5)
+        self.used(owner, 3)
+
+        assert ["m||i3"] == self.leaving(owner)
+
+    def test_who_has_left_is_not_asked_again(self) -> None:
+        owner = self.crowded()
+        self.used(owner, 5)
+        owner.take(OwnershipOver(SequenceId("m||i1"), Epoch(1)))
+        owner.take(OwnershipOver(SequenceId("m||i2"), Epoch(1)))
+
+        assert [] == self.leaving(owner)
+
+    def test_without_spare_slots_nobody_leaves(self) -> None:
+        owner = Owner(slots=5)
+        self.used(owner, 1, 2, 3, 4, 5)
+
+        assert (False, 0, []) == (owner.state.is_crowded, len(owner.state.idle), self.leaving(owner))
+
+
 class TestSlots:
     def test_a_sequence_that_is_said_to_come_does_not_drive_out_who_has_the_slot(self) -> None:
         owner = Owner()

@@ -18,6 +18,7 @@ from executor.sequences.holdings import Holding
 from shared.contract.errors import LoadError, Reason
 from shared.contract.ids import Epoch, ExecutorId, StepNumber
 from shared.contract.messages import ExecutorRegistration, ReplyMessage, StepFlag, encode
+from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import Tensor, to_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -323,6 +324,36 @@ async def test_a_sequence_that_gave_up_its_slot_goes_on_where_it_stood(
             expected += 30
             assert 100 == await end(mesh, tenant)
         assert expected == await end(mesh, 7)
+
+
+async def test_an_executor_with_hardly_a_free_slot_gives_up_those_that_were_used_least_recently(
+    mesh: ScriptedMesh, executor: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of its four slots are to be free; half of them may be taken before."""
+
+    def spare_slots(config: ModelConfig, slots: int) -> int:
+        return slots // 2
+
+    monkeypatch.setattr("executor.sequences.sequence_model.spare_slots", spare_slots)
+    async with executor("a") as a:
+        for slot, number in enumerate((1, 2, 3, 1, 4)):
+            begins = slot == number - 1 or number == 4
+            step = mesh.submission(number, value(number), START | PAGEABLE if begins else PAGEABLE)
+            await mesh.submit(step)
+            if begins:
+                await mesh.assign(number, a.executor, slot=number - 1)
+            assert number * (1 if begins else 2) == total(await mesh.reply(step))
+        async with asyncio.timeout(60):
+            while len(a.registration.serving.holdings) > 2:
+                await asyncio.sleep(0.01)
+
+        assert {1: "l", 2: "p", 3: "p", 4: "l"} == {number: (await mesh.record(number))["st"] for number in range(1, 5)}
+        for number in (2, 3):
+            following = mesh.submission(number, value(10), END)
+            await mesh.submit(following)
+            assert await mesh.assign(number, a.executor, slot=number)
+            assert number + 10 == total(await mesh.reply(following))
+        assert [2, 4] == [await end(mesh, number) for number in (1, 4)]
 
 
 async def test_an_idle_sequence_has_its_state_at_its_new_owner_before_its_next_step(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.models.slots import SLOTS_MAX, slots_within
+from executor.models.slots import SLOTS_MAX, SPARE_MAX, slots_within, spare_slots
 from shared.contract.model_config import Direct, ModelConfig, Oldest, SequenceBatching, StateSpec
 
 STATES = (StateSpec("h", "h", "FP32", (2, 16)), StateSpec("n", "n", "INT64", (1,)))
@@ -36,3 +36,10 @@ def test_as_many_as_their_states_fit(strategy: Direct | Oldest) -> None:
 )
 def test_other_models_have_the_slots_of_their_configuration(model: ModelConfig) -> None:
     assert model.configured_slots == slots_within(model, 1 << 40)
+
+
+def test_a_few_slots_are_kept_free_where_they_are_places_for_states_and_many() -> None:
+    assert [0, 0, 2, SPARE_MAX] == [spare_slots(config(*STATES), slots) for slots in (4, 31, 64, SLOTS_MAX)]
+    assert 0 == spare_slots(
+        ModelConfig("m", "python", "", 64, (), (), sequence_batching=SequenceBatching(Direct(), 1)), 64
+    )

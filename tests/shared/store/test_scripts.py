@@ -588,6 +588,55 @@ class TestTakeover:
         assert "w" == (await mesh.record(7))["st"]
 
 
+class TestPage:
+    async def page(
+        self, mesh: ScriptedMesh, step: InboxStep, *, executor: ExecutorId = ALICE, epoch: int | None = None
+    ) -> bool:
+        asked = (step.sequence, Epoch(step.epoch if epoch is None else epoch))
+        shard = mesh.keys.shard_of(step.sequence)
+        (is_paged,) = await mesh.scripts.run(mesh.scripts.page([asked], shard=shard, executor=executor, model="sum"))
+        return is_paged
+
+    async def test_an_idle_sequence_leaves_its_slot_and_the_leader_hears_of_it_once(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        shard, own = mesh.keys.shard_of(step.sequence), mesh.keys.sequence(step.sequence)
+
+        assert [True, True] == [await self.page(mesh, step) for _ in range(2)], "a lost answer is given again"
+
+        assert "p" == (await mesh.record(7))["st"]
+        assert 0 == await mesh.redis.scard(mesh.keys.owned(shard, ALICE, "sum"))
+        told = [fields for _, fields in await mesh.redis.xrange(mesh.keys.feed(shard, "sum"))]
+        assert [{b"q": step.sequence.encode(), b"e": b"%d" % step.epoch, b"k": b"p"}] == told
+        assert 0 < await mesh.redis.pttl(own.idle) <= 60_000
+        assert SubmitCode.WAITING is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert not await self.page(mesh, step), "it waits for a slot by now"
+        assert step.epoch < await mesh.assign(7, ALICE)
+        assert not await self.page(mesh, step), "it has another epoch by now"
+        assert [(2, 1)] == [(s.step, s.committed) for s in await steps(mesh, ALICE)]
+
+    async def test_another_executor_or_another_epoch_cannot_page_it(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+
+        assert not await self.page(mesh, step, executor=BOB)
+        assert not await self.page(mesh, step, epoch=step.epoch + 1)
+        assert "l" == (await mesh.record(7))["st"]
+
+    @pytest.mark.parametrize("field", ["ck", "pg"])
+    async def test_one_that_is_to_keep_its_slot_or_has_steps_since_its_checkpoint_stays(
+        self, mesh: ScriptedMesh, field: str
+    ) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        await mesh.redis.hdel(mesh.keys.sequence(step.sequence).record, field)
+
+        assert not await self.page(mesh, step)
+
+    async def test_one_with_an_open_step_stays(self, mesh: ScriptedMesh) -> None:
+        step = await start(mesh, flags=START | PAGEABLE)
+        await mesh.submit(mesh.submission(7, ONE))
+
+        assert not await self.page(mesh, step)
+
+
 class TestVacate:
     async def vacate(
         self, mesh: ScriptedMesh, step: InboxStep, *, epoch: int | None = None, moving: bool = False
