@@ -24,6 +24,7 @@ class RunBatch(msgspec.Struct, frozen=True, eq=False):
     """Run these steps together; `BatchDone` follows.
 
     members  None is a null row
+    began_us  when the engine was given it; a staged batch runs later, when the one before it has ended
     gained   rows that it gained by waiting for them; None if it did not wait
     """
 

@@ -37,6 +37,7 @@ from executor.core.events import (
 )
 from executor.core.gathering import Gathering
 from executor.core.recovery import closed
+from executor.core.sequence_batches import Batch
 from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep, VoidCause, past
 from shared.contract.ids import InstanceIndex, StepNumber
 from shared.contract.messages import InboxCancelled, InboxExpired, InboxOwned, InboxStep, InboxVacated, StepFlag
@@ -262,13 +263,28 @@ def next_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int, *, w
         if until_us is not None:
             return Wait(until_us)
         gained = gathering.begun(size)
+    return begin_batch(state, instance, batch, now_us, gained)
+
+
+def staged_batch(state: OwnedSequences, instance: InstanceIndex, now_us: int) -> RunBatch | None:
+    """Begins the batch that follows the running one, if it is full: what comes until then can change nothing about it,
+    so the engine is given it now, and goes on with it at once.
+    """
+    batch = state.ready[instance].full(now_us)
+    return begin_batch(state, instance, batch, now_us) if batch is not None else None
+
+
+def begin_batch(
+    state: OwnedSequences, instance: InstanceIndex, batch: Batch[QueuedStep], now_us: int, gained: int | None = None
+) -> RunBatch:
+    """Takes the steps of a batch."""
     members: list[BatchMember | None] = []
     for queued in batch:
         if queued is None:
             members.append(None)
             continue
         owned = state.by_id[queued.step.sequence]
-        ready.withdraw(owned.slot)
+        state.ready[instance].withdraw(owned.slot)
         begin(state, owned, queued)
         save = not owned.replays and state.recovery.is_due(owned.kept, queued.step)
         members.append(BatchMember(owned, queued, save))
@@ -316,7 +332,7 @@ def batch_done(state: OwnedSequences, event: BatchDone, now_us: int) -> list[Exe
 
 def learn(gathering: Gathering, batch: RunBatch, now_us: int) -> None:
     """Notes how long a batch took, and whose next steps are expected."""
-    gathering.ran(now_us - batch.began_us)
+    gathering.ran(batch.began_us, now_us)
     for member in batch.members:
         if member is None or member.owned.phase is not OwnedPhase.READY or member.owned.steps:
             continue
@@ -387,8 +403,9 @@ def step_final(state: OwnedSequences, event: StepFinal) -> list[ExecutorAction]:
 
 
 def step_cancelled(state: OwnedSequences, event: InboxCancelled, now_us: int) -> list[ExecutorAction]:
-    """The caller of a step has gone. A step that is running runs on, but is not repeated. If the step is next, it and
-    the steps behind it are answered now. (Triton looks at the heads of its slots' queues only: triton-spec 1.8.)
+    """The caller of a step has gone. A step in a batch that runs, or is staged, runs on, but is not repeated. If the
+    step is next, it and the steps behind it are answered now. (Triton looks at the heads of its slots' queues only:
+    triton-spec 1.8.)
     """
     owned = state.get(event.sequence, event.epoch)
     if owned is None or event.step not in owned.steps:

@@ -96,6 +96,7 @@ class Gathering:
     away      sequences that were answered and have no step here since: when their batch ended; in this order
     ended     when sequences ended that have had no successor since
     hold      set while a batch waits
+    free_us   when the last batch ended
     """
 
     rows: int
@@ -105,9 +106,11 @@ class Gathering:
     returns: Returns = field(default_factory=Returns)
     successions: Returns = field(default_factory=Returns)
     hold: Hold | None = None
+    free_us: int = 0
 
-    def ran(self, took_us: int) -> None:
-        """Learns from a batch that has ended how long one takes."""
+    def ran(self, began_us: int, now_us: int) -> None:
+        """Learns from a batch that has ended how long one takes. A staged batch ran only after the one before it."""
+        took_us, self.free_us = now_us - max(began_us, self.free_us), now_us
         self.batch_us += (took_us - self.batch_us) * (WEIGHT if self.batch_us else 1.0)
 
     def left(self, sequence: SequenceId, now_us: int) -> None:

@@ -55,6 +55,7 @@ class SlotSteps(ABC, Generic[S]):
 
     def __init__(self, max_batch_size: int) -> None:
         self._max_batch_size = max_batch_size
+        self._rows = max(1, max_batch_size)
         self._ready: dict[SlotIndex, Ready[S]] = {}
 
     def __len__(self) -> int:
@@ -73,6 +74,15 @@ class SlotSteps(ABC, Generic[S]):
     def withdraw(self, slot: SlotIndex) -> None:
         """Forgets the slot's step: a batch has taken it, or its sequence is gone."""
         self._ready.pop(slot, None)
+
+    def full(self, now_us: int) -> Batch[S] | None:
+        """The batch that follows the running one, if every row of it has its step. It is settled then: steps that come
+        later change nothing about it.
+        """
+        if len(self._ready) < self._rows:
+            return None
+        batch = self.decide(now_us, was_busy=True)
+        return None if isinstance(batch, Wait) or len(batch) < self._rows or None in batch else batch
 
     @abstractmethod
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
@@ -134,13 +144,12 @@ class AnySlotSteps(SlotSteps[S]):
     def decide(self, now_us: int, *, was_busy: bool = False) -> Batch[S] | Wait:
         if not self._ready:
             return Wait()
-        rows = max(1, self._max_batch_size)
         first = next(iter(self._ready.values()))
-        wait = wait_of(first, len(self._ready) / rows, self._strategy, now_us)
+        wait = wait_of(first, len(self._ready) / self._rows, self._strategy, now_us)
         if wait is not None:
             return wait
         fitting = (ready.step for ready in self._ready.values() if ready.shape_key == first.shape_key)
-        return list(islice(fitting, rows))
+        return list(islice(fitting, self._rows))
 
     def _since_us(self, arrived_us: int, now_us: int) -> int:
         return arrived_us

@@ -109,6 +109,11 @@ class Committer:
         while self._done < count:
             await self._progress.wait()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another batch."""
+        return self._room.is_set()
+
     async def room(self) -> None:
         """Returns when there is room for another batch."""
         await self._room.wait()

@@ -2,7 +2,7 @@
 
 There is one `SequenceModel` per model version and executor registration, and in it one `Instance` per engine, because a
 sequence stays with its instance. All of it runs on the event loop; only engines have threads (`EngineWorker`). The loop
-of an instance is `_run`: it asks for a batch, and tells the end of the batch itself (`_run_batch`). The committer tells
+of an instance is `_run`: it asks for a batch, and tells the end of the batch itself (`_conclude`). The committer tells
 what became of commits (`committed`). Everything else that happens comes in by `handle`, which wakes the loops of
 instances with ready steps. All of them do the same: decide, then act.
 
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from executor.clock import monotonic_us
 from executor.core.actions import (
@@ -31,7 +33,7 @@ from executor.core.actions import (
     Tell,
 )
 from executor.core.batching import ShapeKeys, Wait
-from executor.core.decide import decide, next_batch
+from executor.core.decide import decide, next_batch, staged_batch
 from executor.core.events import (
     BatchDone,
     ExecutorEvent,
@@ -44,7 +46,7 @@ from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
 from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
-from executor.engine.base import RowError, RowResult
+from executor.engine.base import BatchResult, RowError, RowResult
 from executor.models.repository import ServedVersion
 from executor.models.slots import any_slot, spare_slots
 from executor.sequences.committer import Committer
@@ -63,11 +65,21 @@ from shared.store.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
 
 
+class GivenBatch(NamedTuple):
+    """A batch that the engine was given. at_ns: when, wall clock"""
+
+    batch: RunBatch
+    result: asyncio.Future[BatchResult]
+    at_ns: int
+
+
 class Instance:
     """One engine's place in the loop.
 
     wake      there may be a batch to be run
-    idle      no batch runs
+    given     the batch that runs, and the staged one, with which the engine goes on as soon as that has ended
+    idle      no batch was given
+    ended_ns  when the last batch ended, wall clock
     answered  steps that this instance has handed to the committer, and those before them
     """
 
@@ -75,10 +87,19 @@ class Instance:
         self.worker = worker
         self.commits = commits
         self.wake = asyncio.Event()
+        self.given: deque[GivenBatch] = deque()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.ended_ns = 0
         self.answered = 0
         self.failure: Exception | None = None
+
+    def give_up(self) -> None:
+        """Nobody waits for its batches any more. A staged one is not run."""
+        for given in self.given:
+            given.result.cancel()
+        self.given.clear()
+        self.idle.set()
 
     def fail(self, failure: Exception) -> None:
         """The engine cannot go on: the loop raises the failure."""
@@ -167,31 +188,49 @@ class SequenceModel:
     async def _run(self, instance: Instance) -> None:
         await self._first_batch(instance)
         was_busy = False
-        while True:
-            if instance.failure is not None:
-                raise instance.failure
-            batch = Wait() if self._stopping else self._next_batch(instance, was_busy=was_busy)
-            if isinstance(batch, Wait):
-                await instance.sleep(batch)
-                was_busy = False
-                continue
-            instance.idle.clear()
-            try:
-                await self._run_batch(instance, batch)
-            finally:
-                instance.idle.set()
-            # Computing waits here while too many commits are open.
-            await self._committer.room()
-            was_busy = True
+        try:
+            while True:
+                if instance.failure is not None:
+                    raise instance.failure
+                if not instance.given:
+                    batch = Wait() if self._stopping else self._next_batch(instance, was_busy=was_busy)
+                    if isinstance(batch, Wait):
+                        await instance.sleep(batch)
+                        was_busy = False
+                        continue
+                    self._give(instance, batch)
+                self._stage(instance)
+                await self._conclude(instance, instance.given[0])
+                instance.given.popleft()
+                if not instance.given:
+                    instance.idle.set()
+                    # Computing waits here while too many commits are open.
+                    await self._committer.room()
+                was_busy = True
+        finally:
+            instance.give_up()
 
     def _next_batch(self, instance: Instance, *, was_busy: bool) -> RunBatch | Wait:
         return next_batch(self.state, instance.worker.index, monotonic_us(), was_busy=was_busy)
 
-    async def _run_batch(self, instance: Instance, batch: RunBatch) -> None:
+    def _stage(self, instance: Instance) -> None:
+        """Gives the engine the batch that it runs next, while it runs one, if that batch is settled."""
+        if len(instance.given) == 1 and not self._stopping and self._committer.has_room:
+            batch = staged_batch(self.state, instance.worker.index, monotonic_us())
+            if batch is not None:
+                self._give(instance, batch)
+
+    def _give(self, instance: Instance, batch: RunBatch) -> None:
         rows = [self._rows.of(member) if member is not None else self._rows.null for member in batch.members]
-        began_ns = time.time_ns()
-        result = await instance.worker.run(rows, [member is not None and member.save for member in batch.members])
-        finished = FinishedBatch(result, began_ns, time.time_ns(), batch.gained)
+        result = instance.worker.run(rows, [member is not None and member.save for member in batch.members])
+        instance.given.append(GivenBatch(batch, result, time.time_ns()))
+        instance.idle.clear()
+
+    async def _conclude(self, instance: Instance, given: GivenBatch) -> None:
+        batch, result = given.batch, await given.result
+        # A staged batch began when the batch before it had ended.
+        began_ns, instance.ended_ns = max(given.at_ns, instance.ended_ns), time.time_ns()
+        finished = FinishedBatch(result, began_ns, instance.ended_ns, batch.gained)
         if isinstance(self._strategy, Oldest) and self._strategy.preserve_ordering:
             # Answers leave in the order in which steps were queued (triton-spec 1.5). Within a batch they do by
             # themselves. The last batch's commits may still be on their way to other shards, so they are waited for.
@@ -238,6 +277,7 @@ class SequenceModel:
         for instance, ready in zip(self._instances, self.state.ready, strict=True):
             if len(ready):
                 instance.wake.set()
+                self._stage(instance)
         if self.state.to_fetch or self.state.awaited:
             self.fetch_due.set()
         if self.state.is_crowded:

@@ -28,7 +28,7 @@ from executor.engine.base import (
     RowError,
     Timings,
 )
-from executor.workers.devices import NO_GPUS, DeviceLostError, Devices
+from executor.workers.devices import NO_GPUS, Devices
 from executor.workers.engine_thread import EngineThread, P, R
 from executor.workers.first_batch import FirstBatch
 from executor.workers.readiness import Readiness
@@ -79,23 +79,24 @@ class EngineWorker:
         """The memory that the engine holds, as far as it knows."""
         return self._measures.memory_usage() if self._measures is not None else ()
 
-    async def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
-        """Runs one batch (see `Engine.run`). What the engine raises becomes every row's error.
-
-        raises  DeviceLostError
+    def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> asyncio.Future[BatchResult]:
+        """Runs one batch (see `Engine.run`), at once after the calls before it. What the engine raises becomes every
+        row's error; the future raises DeviceLostError.
         """
+        return self._start(self._run, rows, want_state)
+
+    def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         try:
-            result = await self._start(self._engine.run, rows, want_state)
-            # A lost GPU may show as errors of single rows.
-            if any(isinstance(row, RowError) for row in result.rows):
-                await self._thread.start(self._devices.check)
-            return result
-        except DeviceLostError:
-            raise
+            result = self._engine.run(rows, want_state)
         except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything; the callers are told
+            self._devices.check()
             logs.error("batch failed", failure, instance=self.name, rows=len(rows))
             error = RowError(Code.INTERNAL, f"model '{self._model}' failed: {type(failure).__name__}: {failure}")
             return BatchResult([None if row.null else error for row in rows], Timings(0, 0, 0))
+        # A lost GPU may show as errors of single rows.
+        if any(isinstance(row, RowError) for row in result.rows):
+            self._devices.check()
+        return result
 
     def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
         """Puts a checkpoint into a slot, before any batch that is run after this call."""

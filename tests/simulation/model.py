@@ -57,12 +57,14 @@ def value_of(tensor: Tensor) -> int:
 class Shape:
     """How the mesh serves the model in one run.
 
+    rows      of a batch; 0 for as many as slots. With fewer, a batch may be full while another one runs
     declared  the mesh holds its state; otherwise only the engine does
     virtual   its sequences give up their slots while others wait, if the mesh holds their state
     spare     slots of each instance that are kept free for others, if they do
     """
 
     slots: int = 2
+    rows: int = 0
     instances: int = 1
     direct: bool = False
     interval: int = 1
@@ -80,7 +82,7 @@ class Shape:
             NAME,
             "simulated",
             "",
-            self.slots,
+            self.rows or self.slots,
             (TensorSpec(INPUT, "INT64", (1,)),),
             (TensorSpec(OUTPUT, "INT64", (1,)),),
             sequence_batching=SequenceBatching(strategy, int(self.idle_s * 1e6), states=states),
@@ -146,7 +148,7 @@ class FoldRepository(ModelRepository):
             for index in range(self._shape.instances)
         ]
         served = ServedVersion(
-            config, "1", workers, config.configured_slots, StatisticsRecorder(load), Fingerprint("one", "one")
+            config, "1", workers, self._shape.slots, StatisticsRecorder(load), Fingerprint("one", "one")
         )
         self.loaded[NAME] = model = LoadedModel(ModelRecord(config, "{}", ("1",)), [served])
         return model

@@ -14,7 +14,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -102,6 +102,8 @@ def plan_of(seed: int) -> Plan:
         virtual=random.Random(f"slots {seed}").random() < VIRTUAL,
         spare=random.Random(f"spare {seed}").choice([0, 1]),
     )
+    if not shape.direct or (shape.declared and shape.virtual):
+        shape = replace(shape, rows=random.Random(f"rows {seed}").randint(1, shape.slots))
     habits = [
         Habit(
             style=(style := chance.choice(list(Style))),

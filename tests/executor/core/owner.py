@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from executor.core.actions import Commit, ExecutorAction, HowAnswered, LoadState, Remove, RunBatch
-from executor.core.decide import decide, next_batch
+from executor.core.decide import decide, next_batch, staged_batch
 from executor.core.events import BatchDone, CheckpointFetched, ExecutorEvent, RowEnd, StateLoaded
 from executor.core.recovery import Checkpoints, Recovery
 from executor.core.sequence_batches import OldestSteps
@@ -115,6 +115,11 @@ class Owner:
         self.now_us += 1
         batch = next_batch(self.state, InstanceIndex(0), self.now_us, was_busy=False)
         return batch if isinstance(batch, RunBatch) else None
+
+    def stage(self) -> RunBatch | None:
+        """The batch that follows the running one, if it is settled."""
+        self.now_us += 1
+        return staged_batch(self.state, InstanceIndex(0), self.now_us)
 
     def end(self, batch: RunBatch, *ends: RowEnd) -> None:
         """A batch has run; every step succeeds if the test does not say otherwise."""

@@ -220,6 +220,15 @@ def known(*returns_us: int) -> Gathering:
     return gathering
 
 
+def test_the_time_for_which_a_batch_was_staged_is_not_its_own() -> None:
+    gathering = Gathering(ROWS)
+    gathering.ran(1_000, 6_000)
+
+    gathering.ran(2_000, 11_000)
+
+    assert 5_000 == gathering.batch_us
+
+
 def test_a_sequence_that_is_gone_is_not_waited_for() -> None:
     gathering = known(900)
     gathering.away[SequenceId("m||i1")] = 0

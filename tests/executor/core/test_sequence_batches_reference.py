@@ -1,7 +1,8 @@
 """Direct and oldest against a naive model of Triton's rules: the same arrivals, the same batches at the same times.
 
 The naive model looks at every microsecond and searches every possible batch. What the executor uses looks only when
-something happens or when it said that it wants to look again, so a wrong time to wake up shows as a late batch.
+something happens or when it said that it wants to look again, so a wrong time to wake up shows as a late batch. And
+what the executor stages while another batch runs must be what the rules choose when that one has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.core.batching import Wait
-from executor.core.sequence_batches import DirectSteps, OldestSteps, SlotSteps
+from executor.core.sequence_batches import AnySlotSteps, Batch, DirectSteps, OldestSteps, SlotSteps
 from shared.contract.ids import SlotIndex
 from shared.contract.model_config import Direct, Oldest
 
@@ -45,9 +46,15 @@ def finished_us(began_us: int, batch_us: int) -> int:
 
 def played(steps: SlotSteps[Arrival], arrivals: list[Arrival], batch_us: int) -> Trace:
     """Drives the executor's own rules as its loop does: by events and by the time to look again."""
+    return driven(steps, arrivals, batch_us, stages=True)
+
+
+def driven(steps: SlotSteps[Arrival], arrivals: list[Arrival], batch_us: int, *, stages: bool) -> Trace:
+    """stages: batches that are full are taken while another one runs"""
     waiting: dict[int, deque[Arrival]] = {}
     outside = deque(arrivals)
     running: list[Arrival] = []
+    staged: Batch[Arrival] | None = None
     ends_us: int | None = None
     trace: Trace = []
     now_us, look_us = 0, None
@@ -68,8 +75,11 @@ def played(steps: SlotSteps[Arrival], arrivals: list[Arrival], batch_us: int) ->
                 offer_next(steps, queue, now_us)
         look_us = None
         if running:
+            staged = staged or (steps.full(now_us) if stages else None)
+            for step in staged or ():
+                steps.withdraw(SlotIndex(step.slot if step else -1))
             continue
-        decision = steps.decide(now_us, was_busy=was_busy)
+        decision, staged = staged or steps.decide(now_us, was_busy=was_busy), None
         if isinstance(decision, Wait):
             assert decision.until_us is None or decision.until_us > now_us
             look_us = decision.until_us
@@ -229,6 +239,23 @@ def test_oldest_batches_as_the_naive_model(
     expected = Naive(strategy, limit).played(arrivals, batch_us)
 
     assert expected == played(OldestSteps(strategy, limit), arrivals, batch_us)
+
+
+@settings(deadline=None)
+@given(
+    arrivals=traffic(CANDIDATES),
+    limit=st.integers(0, CANDIDATES),
+    strategy=st.builds(Direct, delays, st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+    batch_us=st.integers(1, 40),
+)
+def test_batches_from_any_slots_are_the_same_if_they_are_staged(
+    arrivals: list[Arrival], limit: int, strategy: Direct, batch_us: int
+) -> None:
+    expected, actual = (
+        driven(AnySlotSteps(strategy, limit), arrivals, batch_us, stages=stages) for stages in (False, True)
+    )
+
+    assert expected == actual
 
 
 @pytest.mark.parametrize("strategy", [Direct(50, 1.0), Oldest(2, (2,), 50)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 
@@ -42,7 +41,7 @@ class Stuck:
 async def test_a_batch_that_does_not_end_is_found_and_its_place_is_told() -> None:
     engine = Stuck()
     worker = EngineWorker(engine, "m", "m instance", InstanceIndex(0))  # pyright: ignore[reportArgumentType]
-    batch = asyncio.create_task(worker.run([], []))
+    batch = worker.run([], [])
     try:
         call = await watch(lambda: [worker], 0.05)
         assert "m instance" == call.worker

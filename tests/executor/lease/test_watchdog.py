@@ -46,9 +46,12 @@ async def test_a_call_that_keeps_the_interpreter_is_named_with_the_remedy(caplog
         # A busy machine can hold the loop up, too.
         return [record for record in caplog.records if record.levelno == logging.ERROR]
 
+    async def run() -> None:
+        await calls.run([Row(inputs={}, null=True)], [False])
+
     async with asyncio.timeout(60):
         while not told():
-            running = asyncio.create_task(calls.run([Row(inputs={}, null=True)], [False]))
+            running = asyncio.create_task(run())
             await watchdog.sleep(LIMIT_S / 6)
             await running
     await calls.close()

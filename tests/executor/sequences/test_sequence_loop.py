@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,10 +19,12 @@ from executor.core.events import CheckpointFetched, OwnershipOver
 from executor.core.gathering import RETURNS
 from executor.core.state import Checkpoint, OwnedSequence, VoidCause
 from executor.engine.base import BatchResult, Row, RowError, RowResult, Timings
+from executor.engine.pytorch import devices
 from executor.reporting.statistics import StatisticsRecorder
 from executor.sequences.arrivals import FETCHES_PER_READ, PREFETCHES_PER_READ
 from executor.sequences.holdings import Holding
 from executor.sequences.sequence_model import SequenceModel
+from executor.workers.devices import DeviceLostError, Devices
 from executor.workers.first_batch import FirstBatch
 from executor.workers.worker import EngineWorker
 from shared.contract.errors import Code, Reason
@@ -84,6 +87,8 @@ class HeldEngine:
 class RecordedCommits:
     """In the committer's place: everything is final at once. settled: cleared, its commits seem to be on their way."""
 
+    has_room = True
+
     def __init__(self) -> None:
         self.steps: list[StepCommit] = []
         self.settled = asyncio.Event()
@@ -116,7 +121,10 @@ class RecordedCommits:
 class Stage:
     """One model with engines in the test's hand."""
 
-    def __init__(self, config: ModelConfig, engines: Sequence[HeldEngine], model: SequenceModel) -> None:
+    def __init__(
+        self, config: ModelConfig, engines: Sequence[HeldEngine], model: SequenceModel, running: asyncio.Task[None]
+    ) -> None:
+        self.running = running
         self.config = config
         self.engines = engines
         self.model = model
@@ -218,9 +226,11 @@ async def stage(
     *,
     instances: int = 1,
     first_batch: FirstBatch | None = None,
+    slots: int | None = None,
+    gpus: tuple[int, ...] = (),
 ) -> AsyncGenerator[Stage]:
     engines = [HeldEngine(answer) for _ in range(instances)]
-    workers = [EngineWorker(engine, "m", f"m_{i}", InstanceIndex(i)) for i, engine in enumerate(engines)]
+    workers = [EngineWorker(one, "m", f"m_{i}", InstanceIndex(i), Devices(gpus)) for i, one in enumerate(engines)]
     if first_batch is not None:
         for worker in workers:
             worker.first_batch = first_batch
@@ -228,7 +238,7 @@ async def stage(
         config=model_config,
         version="1",
         workers=workers,
-        slots=model_config.configured_slots,
+        slots=slots or model_config.configured_slots,
         statistics=StatisticsRecorder(ModelLoad("m", "1", "0")),
         mark="",
     )
@@ -239,7 +249,7 @@ async def stage(
     cast("Any", model).commits = commits
     running = asyncio.create_task(model.run())
     try:
-        yield Stage(model_config, engines, model)
+        yield Stage(model_config, engines, model, running)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -772,3 +782,109 @@ class TestFirstBatch:
             assert [1, 2] == [row.correlation_id for row in await on.begun(1)]
             on.engines[0].let_go()
             assert [1] == [row.correlation_id for row in await on.begun(2)]
+
+
+class TestStaging:
+    """A full batch is given to the engine while another one runs, so that the device need not wait for the loop."""
+
+    @staticmethod
+    async def two_full(on: Stage) -> None:
+        """One batch of four runs, and four other sequences have a step."""
+        for number in range(1, 5):
+            on.step(1, START, correlation_id=number, slot=number)
+        await on.begun(1)
+        for number in range(5, 9):
+            on.step(1, START, correlation_id=number, slot=number)
+
+    @pytest.mark.parametrize("strategy", [Direct(), Oldest(64)])
+    async def test_the_engine_goes_on_although_the_loop_is_busy(self, strategy: Direct | Oldest) -> None:
+        async with stage(config(strategy), slots=64) as on:
+            await self.two_full(on)
+            (engine,) = on.engines
+
+            engine.let_go()
+            deadline_s = time.monotonic() + PATIENCE_S
+            while len(engine.batches) < 2 and time.monotonic() < deadline_s:
+                time.sleep(0.001)  # noqa: ASYNC251 - the loop stands still: that is the case
+
+            assert [[1, 2, 3, 4], [5, 6, 7, 8]] == [[row.correlation_id for row in rows] for rows in engine.batches]
+            engine.let_go()
+            await until(lambda: on.commits.outcome(1, 8) is not None)
+
+    async def test_one_batch_is_staged_at_a_time(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            await self.two_full(on)
+            for number in range(9, 13):
+                on.step(1, START, correlation_id=number, slot=number)
+
+            assert 4 == len(on.model.state.ready[0])
+            on.engines[0].let_go()
+            await on.begun(2)
+            await until(lambda: not len(on.model.state.ready[0]))
+
+    async def test_nothing_is_staged_while_too_many_commits_are_open(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            on.commits.has_room = False
+            await self.two_full(on)
+
+            assert 4 == len(on.model.state.ready[0])
+
+    async def test_a_staged_batch_began_when_the_one_before_it_had_ended(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            await self.two_full(on)
+            given_ns = time.time_ns()
+            await asyncio.sleep(0.01)
+            on.engines[0].let_go()
+            await until(lambda: on.commits.outcome(1, 1) is not None)
+            ended_ns = time.time_ns()
+            on.engines[0].let_go()
+            await until(lambda: on.commits.outcome(1, 8) is not None)
+
+            first, *_, last = [unpacked(commit.counts)["queue_ns"] for commit in on.commits.steps]
+            assert first < given_ns < given_ns + 10_000_000 <= last <= ended_ns
+
+    async def test_who_ends_waits_for_the_staged_batch_too(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            await self.two_full(on)
+            quiet = asyncio.create_task(on.model.quiet())
+            on.engines[0].let_go()
+            await until(lambda: on.commits.outcome(1, 1) is not None)
+            assert not quiet.done()
+            on.step(2, correlation_id=1, slot=1)
+            on.engines[0].let_go()
+
+            await quiet
+
+            assert on.commits.outcome(1, 8) is StepOutcome.DONE
+            assert on.commits.outcome(2, 1) is None
+
+    async def test_a_batch_that_raises_does_not_harm_the_staged_one(self) -> None:
+        def answer(row: Row) -> RowResult:
+            if row.correlation_id == 1:
+                raise MemoryError("no room")
+            return RowResult(())
+
+        async with stage(config(Oldest(64)), answer) as on:
+            await self.two_full(on)
+            on.engines[0].let_go(2)
+
+            await until(lambda: on.commits.outcome(1, 8) is not None)
+
+            outcomes = [on.commits.outcome(1, number) for number in range(1, 9)]
+            assert [StepOutcome.FAILED] * 4 + [StepOutcome.DONE] * 4 == outcomes
+
+    async def test_a_device_that_is_lost_answers_neither_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def gone(_: int) -> str:
+            return "gone"
+
+        async with stage(config(Oldest(64)), lambda _: RowError("INTERNAL", "CUDA error"), gpus=(0,)) as on:
+            await self.two_full(on)
+            monkeypatch.setattr(devices, "gpu_problem", gone)
+
+            on.engines[0].let_go(2)
+            with pytest.raises(ExceptionGroup) as raised:
+                await on.running
+
+            assert raised.group_contains(DeviceLostError)
+            await on.model.quiet()
+            assert [] == on.commits.steps
