@@ -121,6 +121,9 @@ class TorchEngine:
             self._run_members(rows, members, key[0], want_state, results, clock)
         return BatchResult(results, clock.timings())
 
+    # As `run`: a tensor that was made in inference mode, as the arena is once it has grown there, cannot be written to
+    # outside of it.
+    @torch.inference_mode()
     def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
         """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit; then none moves."""
         self._arena.load(slot, states)

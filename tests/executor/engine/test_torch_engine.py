@@ -74,6 +74,18 @@ def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(worksh
     assert raws(results(first, [cell_row(2, 3)])[0]) == raws(results(second, [moved])[0])
 
 
+def test_a_checkpoint_is_taken_by_an_arena_that_has_grown(workshop: Workshop) -> None:
+    workshop.script("cell", torch_modules.Cell())
+    first, second = workshop.load(cell_config(), slots=1000), workshop.load(cell_config(), slots=1000)
+    before = results(first, [cell_row(2, 0)])[0]
+    results(second, [cell_row(500, 0)])
+
+    second.load_state(6, before.states)
+
+    moved = Row(cell_row(2, 1).inputs, slot=6)
+    assert raws(results(first, [cell_row(2, 1)])[0]) == raws(results(second, [moved])[0])
+
+
 def test_the_arena_grows_with_the_slots_that_are_used(workshop: Workshop) -> None:
     """And what it holds stays what it was, the initial state too."""
     workshop.script("cell", torch_modules.Cell())
