@@ -121,8 +121,11 @@ class Engine(Protocol):
         """
         ...
 
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        """Puts a checkpoint's tensors (by state input name, no batch dimension) into an arena row."""
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Puts checkpoints' tensors (by state input name, no batch dimension) into arena rows.
+
+        If it raises, the worker tries the states one by one, so that only one that does not fit is refused.
+        """
         ...
 
     def describe_state(self, slot: int) -> str:

@@ -240,5 +240,5 @@ class _Table:
         if sequence is None:
             return NULL_ROW
         if not sequence.starts and sequence.states:
-            self._engine.load_state(slot, sequence.states)
+            self._engine.load_states([slot], [sequence.states])
         return Row(inputs=sequence.inputs, controls=self._controls[sequence.starts], slot=slot, start=sequence.starts)

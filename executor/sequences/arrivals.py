@@ -17,7 +17,7 @@ from shared.process import logs
 FETCHES_PER_READ, PREFETCHES_PER_READ = 64, 16
 """How many checkpoints one read fetches: for sequences with a step that waits, and for sequences without. After a
 takeover thousands may have to be fetched, and running sequences must not wait for all of them: neither for the read,
-nor for the engine, which takes them in one by one.
+nor for the engine, which takes the states of a read in with one call.
 """
 TRIAL_POLL_S = 0.01
 

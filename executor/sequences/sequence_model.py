@@ -45,7 +45,7 @@ from executor.core.events import (
 from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
 from executor.core.sequence_batches import slot_steps
-from executor.core.state import Checkpoint, OwnedSequence, OwnedSequences, QueuedStep
+from executor.core.state import OwnedPhase, OwnedSequence, OwnedSequences, QueuedStep
 from executor.engine.base import BatchResult, RowError, RowResult
 from executor.models.repository import ServedVersion
 from executor.models.slots import any_slot, spare_slots
@@ -55,7 +55,7 @@ from executor.sequences.rows import RowMaker
 from executor.sequences.step_commits import FinishedBatch, StepCommits
 from executor.workers.devices import DeviceLostError
 from executor.workers.first_batch import CountWaiting
-from executor.workers.worker import EngineWorker
+from executor.workers.worker import EngineWorker, SavedState
 from shared.contract.ids import ExecutorId, SequenceId, correlation_id_of
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.contract.messages import InboxStep, InferMessage
@@ -80,6 +80,7 @@ class Instance:
     given     the batch that runs, and the staged one, with which the engine goes on as soon as that has ended
     idle      no batch was given
     ended_ns  when the last batch ended, wall clock
+    loads     states that came in this turn of the loop, for the engine
     answered  steps that this instance has handed to the committer, and those before them
     """
 
@@ -91,6 +92,7 @@ class Instance:
         self.idle = asyncio.Event()
         self.idle.set()
         self.ended_ns = 0
+        self.loads: list[LoadState] = []
         self.answered = 0
         self.failure: Exception | None = None
 
@@ -309,6 +311,7 @@ class SequenceModel:
     def forget_all(self) -> None:
         """The lease is over, and with it every ownership. The engines stay for the next registration."""
         for instance in self._instances:
+            instance.loads.clear()
             instance.worker.release_all()
 
     @property
@@ -329,7 +332,7 @@ class SequenceModel:
                 case Commit():
                     self._commit(action, finished)
                 case LoadState():
-                    self._load(action.owned, action.checkpoint)
+                    self._load_soon(action)
                 case Release():
                     self._instances[action.instance].worker.release(action.sequence)
                 case Describe():
@@ -356,30 +359,40 @@ class SequenceModel:
         if steps:
             instance.answered = self._committer.put(self, steps)
 
-    def _load(self, owned: OwnedSequence, checkpoint: Checkpoint) -> None:
-        worker = self._instances[owned.instance].worker
-        if checkpoint.states:
-            loading = worker.load_state(owned.slot, checkpoint.states)
-        else:
-            loading = worker.restore_model(correlation_id_of(owned.sequence), checkpoint.model_state or b"")
-        loading.add_done_callback(lambda future: self._loaded(owned, future))
+    def _load_soon(self, load: LoadState) -> None:
+        # One read brings many checkpoints, in one turn of the loop: their states go to the engine in one call.
+        instance = self._instances[load.owned.instance]
+        if not instance.loads:
+            asyncio.get_running_loop().call_soon(self._load, instance)
+        instance.loads.append(load)
 
-    def _loaded(self, owned: OwnedSequence, loading: asyncio.Future[None]) -> None:
+    def _load(self, instance: Instance) -> None:
+        # Of a sequence that was dropped in the same turn, the model has been told that it may forget it.
+        loads = [load for load in instance.loads if load.owned.phase is OwnedPhase.LOADING]
+        instance.loads.clear()
+        if loads:
+            owned = [load.owned for load in loads]
+            loading = instance.worker.load([_saved(load) for load in loads])
+            loading.add_done_callback(partial(self._loaded, instance, owned))
+
+    def _loaded(
+        self,
+        instance: Instance,
+        loaded: Sequence[OwnedSequence],
+        loading: asyncio.Future[Sequence[BaseException | None]],
+    ) -> None:
         # The engine's thread has ended, and this registration with it.
         if loading.cancelled():
             return
-        failure = loading.exception()
-        if isinstance(failure, DeviceLostError):
-            # The checkpoint is sound: the next owner, on another GPU or in another process, can load it.
-            self._instances[owned.instance].fail(failure)
-            return
-        if failure is not None:
-            logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(failure))
         try:
-            self.handle(StateLoaded(owned, is_usable=failure is None))
-        except AssertionError as contradiction:
-            # What a callback raises is only logged, and the sequence would wait for ever.
-            self._instances[owned.instance].fail(contradiction)
+            for owned, refusal in zip(loaded, loading.result(), strict=True):
+                if refusal is not None:
+                    logs.error("checkpoint unusable", sequence=owned.sequence, cause=str(refusal))
+                self.handle(StateLoaded(owned, is_usable=refusal is None))
+        except (DeviceLostError, AssertionError) as failure:
+            # A lost device: the checkpoints are sound, and the next owner, on another GPU or in another process, can
+            # load them. A contradiction: what a callback raises is only logged, and the sequences would wait for ever.
+            instance.fail(failure)
 
     def _describe(self, action: Describe) -> None:
         if not self._describes:
@@ -420,6 +433,12 @@ def _end_of(row: RowResult | RowError | None) -> RowEnd | None:
             return RowEnd.AGAIN if row.again else RowEnd.DONE
         case RowError():
             return RowEnd.LOST if row.lost else RowEnd.SAVED if row.model_state else RowEnd.FAILED
+
+
+def _saved(load: LoadState) -> SavedState:
+    owned, checkpoint = load.owned, load.checkpoint
+    own = checkpoint.model_state or b""
+    return SavedState(owned.slot, correlation_id_of(owned.sequence), checkpoint.states, own)
 
 
 def _tell_of_expiry(sequence: SequenceId, last_step: int, described: asyncio.Future[str]) -> None:

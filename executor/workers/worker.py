@@ -46,6 +46,15 @@ class EngineCall(msgspec.Struct, frozen=True, eq=False):
     thread: int
 
 
+class SavedState(msgspec.Struct, frozen=True, eq=False):
+    """What a sequence goes on from: its declared states, or what its model's own method gave."""
+
+    slot: SlotIndex
+    correlation_id: CorrelationId
+    states: Mapping[str, Tensor]
+    model_state: bytes
+
+
 class EngineWorker:
     """Calls one engine, one call at a time."""
 
@@ -98,18 +107,34 @@ class EngineWorker:
             self._devices.check()
         return result
 
-    def load_state(self, slot: SlotIndex, states: Mapping[str, Tensor]) -> asyncio.Future[None]:
-        """Puts a checkpoint into a slot, before any batch that is run after this call."""
-        return self._start(self._engine.load_state, slot, states)
+    def load(self, saved: Sequence[SavedState]) -> asyncio.Future[Sequence[BaseException | None]]:
+        """Puts states where their sequences go on, before any batch that is run after this call. Why one of them cannot
+        be used, or None, for each; the future raises DeviceLostError.
+        """
+        return self._start(self._load, saved)
 
-    def restore_model(self, correlation_id: CorrelationId, state: bytes) -> asyncio.Future[None]:
-        """Has the model take a sequence's state back, before any batch that is run after this call."""
-        return self._start(self._restore_model, correlation_id, state)
+    def _load(self, saved: Sequence[SavedState]) -> Sequence[BaseException | None]:
+        if len(saved) > 1 and all(one.states for one in saved):
+            try:
+                self._engine.load_states([one.slot for one in saved], [one.states for one in saved])
+            except (Exception, SystemExit) as failure:  # noqa: BLE001 - as below
+                logs.warning("states loaded one by one", instance=self.name, states=len(saved), cause=str(failure))
+            else:
+                return [None] * len(saved)
+        return [self._refusal(one) for one in saved]
 
-    def _restore_model(self, correlation_id: CorrelationId, state: bytes) -> None:
-        if not (isinstance(self._engine, HandsOutState) and self._engine.hands_out_state):
-            raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
-        self._engine.restore_model(correlation_id, state)
+    def _refusal(self, saved: SavedState) -> BaseException | None:
+        try:
+            if saved.states:
+                self._engine.load_states([saved.slot], [saved.states])
+            elif isinstance(self._engine, HandsOutState) and self._engine.hands_out_state:
+                self._engine.restore_model(saved.correlation_id, saved.model_state)
+            else:
+                raise ModelError(f"model '{self._model}' has no methods checkpoint and restore any more")
+        except (Exception, SystemExit) as failure:  # noqa: BLE001 - a model may raise anything
+            self._devices.check()
+            return failure
+        return None
 
     def _start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
         return self._thread.start(self._watched, call, *arguments, **named)

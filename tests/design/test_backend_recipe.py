@@ -92,7 +92,7 @@ async def test_an_engine_goes_on_from_the_state_of_another(served: ServedVersion
     assert isinstance(result, RowResult)
 
     engine = WeightedSumEngine(2.0)
-    engine.load_state(3, result.states)
+    engine.load_states([3], [result.states])
 
     assert [4] == [output(one) for one in engine.run([row(3, 1)], [False]).rows]
 

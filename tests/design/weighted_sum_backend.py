@@ -41,8 +41,9 @@ class WeightedSumEngine:
         output = from_numpy("OUTPUT", np.full((1, 1), total, np.float32))
         return RowResult([output], self._states(total) if wanted else {})
 
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        self._sums[slot] = to_numpy(states["SUM_IN"]).item()
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        for slot, one in zip(slots, states, strict=True):
+            self._sums[slot] = to_numpy(one["SUM_IN"]).item()
 
     def describe_state(self, slot: int) -> str:
         return described(self._states(self._sums.get(slot, 0.0)))

@@ -117,8 +117,9 @@ class FoldEngine:
         states = {STATE_IN: number(STATE_IN, state, (1,))} if wanted else {}
         return RowResult((number(OUTPUT, state),), states)
 
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        self._states[slot] = value_of(states[STATE_IN])
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        for slot, one in zip(slots, states, strict=True):
+            self._states[slot] = value_of(one[STATE_IN])
 
     def describe_state(self, slot: int) -> str:
         return str(self._states.get(slot))

@@ -261,9 +261,10 @@ class PythonEngine:
         if self._held is not None:
             self._held.release_all()
 
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit."""
-        self._states.load(slot, states)
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        """See `base.Engine.load_states`. Raises ModelError when a state is missing or does not fit."""
+        for slot, one in zip(slots, states, strict=True):
+            self._states.load(slot, one)
 
     def describe_state(self, slot: int) -> str:
         return self._states.describe(slot)

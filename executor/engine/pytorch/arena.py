@@ -28,6 +28,8 @@ from shared.contract.tensors import Tensor, bytes_elements, element_count, pack_
 INITIAL_PLACE, NULL_PLACE, SCRAP_PLACE, FIRST_SLOT = 0, 1, 2, 3
 SLOTS_AT_FIRST = 64
 """Slots for which a state of fixed shape has room before it grows."""
+PUT_BYTES_MAX = 64 << 20
+"""Bytes of checkpoints that are copied to the device at once: in the host's memory they are there twice meanwhile."""
 
 Value = torch.Tensor | list[str]
 """The value of one state for a whole batch, as a model takes and returns it; strings row after row."""
@@ -93,8 +95,8 @@ class ImplicitState(Protocol):
         """A batch's state as one tensor per row for the checkpoints: by input name, without the batch dimension."""
         ...
 
-    def put(self, place: int, tensor: Tensor) -> None:
-        """Sets the state at a place. The tensor is already checked against the specification."""
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Sets the states at places. The tensors are already checked against the specification."""
         ...
 
     def drop(self, place: int) -> None: ...
@@ -134,13 +136,15 @@ class StateArena:
         """Bytes that the states of fixed size take on the device now."""
         return sum(state.byte_size for state in self.states if isinstance(state, FixedState))
 
-    def load(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        """Puts a checkpoint into a slot: all states or, if one does not fit, none. Raises ModelError."""
+    def load(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Puts checkpoints into slots: all of them or, if a state does not fit, none. Raises ModelError."""
         for state in self.states:
             # All are checked before one is put, so that a refused checkpoint changes nothing.
-            check_checkpoint(state.spec, states.get(state.spec.input_name))
+            for checkpoint in states:
+                check_checkpoint(state.spec, checkpoint.get(state.spec.input_name))
+        places = [self.place(slot) for slot in slots]
         for state in self.states:
-            state.put(self.place(slot), states[state.spec.input_name])
+            state.put(places, [checkpoint[state.spec.input_name] for checkpoint in states])
 
     def drop(self, slot: int) -> None:
         """Forgets what is kept for a slot."""
@@ -199,9 +203,13 @@ class FixedState:
         assert isinstance(value, torch.Tensor)
         return _row_tensors(self.spec, value, rows, self.spec.dims)
 
-    def put(self, place: int, tensor: Tensor) -> None:
-        row = tensor_of([tensor.raw], self.spec.datatype, self.spec.dims, self._rows.device)
-        self._rows[place] = row.view(self._storage)
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        count = max(1, PUT_BYTES_MAX // max(1, self._rows[0].nbytes))
+        for begin in range(0, len(places), count):
+            parts = [tensor.raw for tensor in tensors[begin : begin + count]]
+            rows = tensor_of(parts, self.spec.datatype, (len(parts), *self.spec.dims), self._rows.device)
+            index = torch.tensor(places[begin : begin + count], device=self._rows.device)
+            self._rows.index_copy_(0, index, rows.view(self._storage))
 
     def drop(self, place: int) -> None:
         """Nothing: START reads the initial state, whatever the row holds."""
@@ -249,8 +257,9 @@ class LooseState:
         assert isinstance(value, torch.Tensor)
         return _row_tensors(self.spec, value, rows, tuple(value.shape[1:]))
 
-    def put(self, place: int, tensor: Tensor) -> None:
-        self._slots[place] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            self._slots[place] = tensor_of([tensor.raw], self.spec.datatype, tensor.shape, self._device)
 
     def drop(self, place: int) -> None:
         self._slots.pop(place, None)
@@ -319,8 +328,8 @@ class TextState:
         """The shape of one row's strings. Raises ValueError if the number does not determine it."""
         return text_shape(self.spec.dims, count)
 
-    def put(self, place: int, tensor: Tensor) -> None:
-        self._slots[place] = tensor
+    def put(self, places: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self._slots.update(zip(places, tensors, strict=True))
 
     def drop(self, place: int) -> None:
         self._slots.pop(place, None)

@@ -124,9 +124,9 @@ class TorchEngine:
     # As `run`: a tensor that was made in inference mode, as the arena is once it has grown there, cannot be written to
     # outside of it.
     @torch.inference_mode()
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None:
-        """See `base.Engine.load_state`. Raises ModelError when a state is missing or does not fit; then none moves."""
-        self._arena.load(slot, states)
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        """See `base.Engine.load_states`. Raises ModelError when a state is missing or does not fit; then none moves."""
+        self._arena.load(slots, states)
 
     def describe_state(self, slot: int) -> str:
         return self._arena.describe(slot)

@@ -146,8 +146,8 @@ class Game:
     def _load(
         self, slot: int, checkpoints: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], *, poisoned: bool
     ) -> None:
-        self._poisoned.load_state(slot, checkpoints[0])
-        self._clean.load_state(slot, checkpoints[1])
+        self._poisoned.load_states([slot], [checkpoints[0]])
+        self._clean.load_states([slot], [checkpoints[1]])
         self._seats[slot] = Seat(poisoned, checkpoints)
 
     def _checkpoint(self, *, poisoned: bool) -> Mapping[str, Tensor]:

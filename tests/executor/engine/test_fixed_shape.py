@@ -126,7 +126,7 @@ class Mesh:
         place = (engine, slot)
         stays = self._home.get(seed) == place and self._tenant.get(place) == seed
         if seed in self._states and not stays:
-            self.engines[engine].load_state(slot, self._states[seed])
+            self.engines[engine].load_states([slot], [self._states[seed]])
         self._home[seed] = place
         self._tenant[place] = seed
 

@@ -65,7 +65,7 @@ def test_a_batch_gives_every_row_what_it_gets_alone(workshop: Workshop, direct: 
 def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(workshop: Workshop) -> None:
     first, second = leaky(workshop), leaky(workshop)
     before = [results(first, [leaky_row(2, step)])[0] for step in range(3)]
-    second.load_state(6, before[-1].states)
+    second.load_states([6], [before[-1].states])
 
     assert raws(results(first, [leaky_row(2, 3)])[0]) == raws(results(second, [Row(leaky_row(2, 3).inputs, slot=6)])[0])
 

@@ -191,7 +191,7 @@ def test_a_batch_gives_every_row_what_it_gets_alone_and_resumes_from_a_checkpoin
         ran = results(together, rows)
         assert list(map(raws, expected)) == list(map(raws, ran))
 
-    other.load_state(7, ran[0].states)
+    other.load_states([7], [ran[0].states])
     assert sums(together, sum_row(3, 4)) == sums(other, sum_row(7, 4))
     assert "SUM INT32 [1] mean 19 norm 19" == other.describe_state(7)
 

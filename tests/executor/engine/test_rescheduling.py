@@ -74,7 +74,7 @@ def test_what_a_start_begins_with_is_there_in_its_later_passes(workshop: Worksho
     workshop.python("countdown", COUNTDOWN)
     state = StateSpec("SUM", "SUM_NEXT", "INT32", (1,))
     engine = workshop.load(config(states=(state,)))
-    engine.load_state(0, {"SUM": msgspec.structs.replace(wire("SUM", [100], "<i4"), shape=(1,))})
+    engine.load_states([0], [{"SUM": msgspec.structs.replace(wire("SUM", [100], "<i4"), shape=(1,))}])
 
     engine.run([row(2, start=True, correlation_id=1)], [True])
     (answer,) = engine.run([row(2, start=False, correlation_id=1)], [True]).rows

@@ -9,6 +9,7 @@ import torch
 
 from executor.engine.backends import find_backend
 from executor.engine.base import Engine, LoadRequest, MeasuresMemory, Row, RowError, RowResult
+from executor.engine.pytorch import arena
 from executor.engine.pytorch.arena import FixedState
 from shared.contract.errors import LoadError, ModelError
 from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
@@ -68,10 +69,27 @@ def test_a_sequence_resumed_from_a_checkpoint_goes_on_as_if_never_stopped(worksh
     workshop.script("cell", torch_modules.Cell())
     first, second = workshop.load(cell_config()), workshop.load(cell_config())
     before = [results(first, [cell_row(2, step)])[0] for step in range(3)]
-    second.load_state(6, before[-1].states)
+    second.load_states([6], [before[-1].states])
     moved = Row(cell_row(2, 3).inputs, slot=6)
 
     assert raws(results(first, [cell_row(2, 3)])[0]) == raws(results(second, [moved])[0])
+
+
+@pytest.mark.parametrize("bytes_max", [1, 1 << 20])
+def test_many_sequences_are_resumed_in_one_call(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, bytes_max: int
+) -> None:
+    monkeypatch.setattr(arena, "PUT_BYTES_MAX", bytes_max)
+    workshop.script("cell", torch_modules.Cell())
+    first, second = workshop.load(cell_config()), workshop.load(cell_config(), slots=1000)
+    before = results(first, [cell_row(slot, 0) for slot in range(4)])
+    moved = [40, 500, 7, 999]
+
+    second.load_states(moved, [result.states for result in before])
+
+    went_on = results(first, [cell_row(slot, 1) for slot in range(4)])
+    rows = [Row(cell_row(slot, 1).inputs, slot=place) for slot, place in enumerate(moved)]
+    assert list(map(raws, went_on)) == list(map(raws, results(second, rows)))
 
 
 def test_a_checkpoint_is_taken_by_an_arena_that_has_grown(workshop: Workshop) -> None:
@@ -80,7 +98,7 @@ def test_a_checkpoint_is_taken_by_an_arena_that_has_grown(workshop: Workshop) ->
     before = results(first, [cell_row(2, 0)])[0]
     results(second, [cell_row(500, 0)])
 
-    second.load_state(6, before.states)
+    second.load_states([6], [before.states])
 
     moved = Row(cell_row(2, 1).inputs, slot=6)
     assert raws(results(first, [cell_row(2, 1)])[0]) == raws(results(second, [moved])[0])
@@ -285,7 +303,7 @@ def test_a_state_of_variable_shape_grows_per_slot_and_resumes(workshop: Workshop
 
     assert [1, 4, 9] == [array(result, "y").item() for result in first]
     assert [(3,), (5,), (7,)] == [result.states["seen"].shape for result in second]
-    other.load_state(7, first[2].states)
+    other.load_states([7], [first[2].states])
     assert raws(second[2]) == raws(results(other, [Row(rows[2].inputs, slot=7)])[0])
     engine.drop_state(1)
     assert 4 == array(results(engine, [Row(rows[1].inputs, slot=1)])[0], "y").item()
@@ -344,7 +362,7 @@ def test_every_datatype_passes_through_input_state_and_output_bit_by_bit(worksho
     assert contents == [result.outputs[0].raw for result in ran]
     assert [datatype] * 2 == [result.outputs[0].datatype for result in ran]
     assert [Tensor("s", datatype, (2, 2), raw) for raw in contents] == [result.states["s"] for result in ran]
-    other.load_state(1, ran[0].states)
+    other.load_states([1], [ran[0].states])
     assert engine.describe_state(0) == other.describe_state(1)
 
 
@@ -567,7 +585,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_whole(
     before = engine.describe_state(0)
 
     with pytest.raises(ModelError, match=text):
-        engine.load_state(0, states)
+        engine.load_states([0], [states])
 
     assert before == engine.describe_state(0)
 
@@ -575,7 +593,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_whole(
 def test_a_state_is_described_by_dtype_shape_mean_and_norm(workshop: Workshop) -> None:
     workshop.script("cell", torch_modules.Cell())
     engine = workshop.load(cell_config())
-    engine.load_state(0, {"h": wire("h", [3, 0, 0]), "c": wire("c", [3, 4, 2])})
+    engine.load_states([0], [{"h": wire("h", [3, 0, 0]), "c": wire("c", [3, 4, 2])}])
 
     assert "h FP32 [3] mean 1 norm 3; c FP32 [3] mean 3 norm 5.38516" == engine.describe_state(0)
 

@@ -63,6 +63,7 @@ class HeldEngine:
 
     def __init__(self, answer: Callable[[Row], RowResult | RowError]) -> None:
         self.batches: list[Sequence[Row]] = []
+        self.loaded: list[list[int]] = []
         self._answer = answer
         self._permits = threading.Semaphore(0)
         self.finished = 0
@@ -76,7 +77,9 @@ class HeldEngine:
         self.finished += 1
         return BatchResult([None if row.null else self._answer(row) for row in rows], Timings(0, 0, 0))
 
-    def load_state(self, slot: int, states: Mapping[str, Tensor]) -> None: ...
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        self.loaded.append(list(slots))
+
     def describe_state(self, slot: int) -> str:
         return f"state of slot {slot}"
 
@@ -782,6 +785,53 @@ class TestFirstBatch:
             assert [1, 2] == [row.correlation_id for row in await on.begun(1)]
             on.engines[0].let_go()
             assert [1] == [row.correlation_id for row in await on.begun(2)]
+
+
+class TestManyStates:
+    """What one read brings goes to the engine in one call."""
+
+    @staticmethod
+    def came(on: Stage, count: int) -> list[OwnedSequence]:
+        for number in range(count):
+            on.step(2, correlation_id=number, slot=number)
+        return on.fetched()
+
+    @staticmethod
+    def with_state() -> Checkpoint:
+        return replace(checkpoint(checkpointed=1, committed=1), states={"S": Tensor("S", "UINT8", (1,), b"s")})
+
+    async def test_the_states_of_a_read_are_loaded_together_and_their_steps_run(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            for owned in self.came(on, 6):
+                on.restore(owned, self.with_state())
+            on.engines[0].let_go(2)
+
+            await until(lambda: None not in [on.commits.outcome(2, number) for number in range(6)])
+
+            assert [[0, 1, 2, 3, 4, 5]] == on.engines[0].loaded
+
+    async def test_a_sequence_that_is_gone_again_by_then_is_not_loaded(self) -> None:
+        """Its slot has another sequence, and its model has forgotten it."""
+        async with stage(config(Oldest(64))) as on:
+            gone, stays = self.came(on, 2)
+            on.restore(gone, self.with_state())
+            on.restore(stays, self.with_state())
+            on.model.handle(OwnershipOver(gone.sequence, gone.epoch))
+            on.step(1, START, correlation_id=9, slot=0)
+            on.engines[0].let_go(2)
+
+            await until(lambda: None not in (on.commits.outcome(2, 1), on.commits.outcome(1, 9)))
+
+            assert [[1]] == on.engines[0].loaded
+
+    async def test_what_came_before_the_registration_ended_is_not_loaded_into_the_next_one(self) -> None:
+        async with stage(config(Oldest(64))) as on:
+            (owned,) = self.came(on, 1)
+            on.restore(owned, self.with_state())
+            on.model.forget_all()
+            await asyncio.sleep(0)
+
+            assert [] == on.engines[0].loaded
 
 
 class TestStaging:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 from executor.engine.base import BatchResult, Row, RowError, Timings
 from executor.engine.pytorch import devices
 from executor.workers.devices import DeviceLostError, Devices
-from executor.workers.worker import EngineWorker
+from executor.workers.worker import EngineWorker, SavedState
+from shared.contract.errors import ModelError
 from shared.contract.ids import InstanceIndex, SlotIndex
+from shared.contract.tensors import Tensor
 
 
 class Broken:
@@ -37,6 +39,55 @@ async def test_an_engine_that_raises_fails_every_row_but_the_null_rows(failure: 
     await worker.close()
 
 
+def saved(slot: int, *, fits: bool = True) -> SavedState:
+    """A declared state, which may not fit."""
+    return SavedState(SlotIndex(slot), slot, {"H" if fits else "X": Tensor("H", "UINT8", (1,), b"h")}, b"")
+
+
+class Picky:
+    """An engine that takes states by the name H only: all of a call or none. calls: slots"""
+
+    def __init__(self) -> None:
+        self.calls: list[Sequence[int]] = []
+
+    def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
+        self.calls.append(slots)
+        if any("H" not in one for one in states):
+            raise ModelError("the checkpoint has no state 'H'")
+
+    def close(self) -> None: ...
+
+
+async def test_many_states_are_loaded_in_one_call() -> None:
+    engine: Any = Picky()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+
+    assert [None] * 3 == await worker.load([saved(slot) for slot in range(3)])
+    assert [[0, 1, 2]] == engine.calls
+    await worker.close()
+
+
+async def test_a_state_that_does_not_fit_costs_no_other_one() -> None:
+    engine: Any = Picky()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+
+    refusals = await worker.load([saved(0), saved(1, fits=False), saved(2)])
+
+    assert [None, "the checkpoint has no state 'H'", None] == [one and str(one) for one in refusals]
+    assert [[0, 1, 2], [0], [1], [2]] == engine.calls
+    await worker.close()
+
+
+async def test_states_that_a_model_handed_out_are_refused_if_it_cannot_take_them_back() -> None:
+    engine: Any = Picky()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+
+    (refusal,) = await worker.load([SavedState(SlotIndex(0), 7, {}, b"state")])
+
+    assert "model 'sum' has no methods checkpoint and restore any more" == str(refusal)
+    await worker.close()
+
+
 class Failing:
     """An engine on a GPU; what it says of a batch, or raises."""
 
@@ -46,7 +97,7 @@ class Failing:
     def run(self, *_: object) -> BatchResult:
         return BatchResult([self._outcome()], Timings(0, 0, 0))
 
-    def load_state(self, *_: object) -> None:
+    def load_states(self, *_: object) -> None:
         self._outcome()
 
     def close(self) -> None: ...
@@ -96,5 +147,5 @@ async def test_a_checkpoint_that_meets_a_lost_gpu_is_not_unusable(monkeypatch: p
     monkeypatch.setattr(devices, "gpu_problem", gone)
 
     with pytest.raises(DeviceLostError):
-        await worker.load_state(SlotIndex(0), {})
+        await worker.load([saved(0), saved(1)])
     await worker.close()
