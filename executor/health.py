@@ -14,7 +14,7 @@ async def is_healthy(settings: ExecutorSettings) -> bool:
     """
     redis = connect(settings.redis_url, retries=0)
     try:
-        membership = Membership(redis, Keyspace(settings.key_prefix, settings.shards))
+        membership = Membership(redis, Keyspace(settings.key_prefix))
         name = settings.name_of("executor")
         if await membership.is_drained(name):
             return True

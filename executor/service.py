@@ -26,7 +26,6 @@ from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
 from shared.statistics.metrics_config import parse_metrics_config
 from shared.store.company import Company
-from shared.store.keyspace import Keyspace
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
 from shared.stored_settings import ProcessSettings, StoredSettings
@@ -42,8 +41,7 @@ async def serve(settings: ExecutorSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs the executor until it is told to stop."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = replace(settings, name=settings.name_of("executor"))
-    keys = Keyspace(settings.key_prefix, settings.shards)
-    async with joined(settings.redis_url, keys, name=settings.name) as redis:
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=settings.name) as (redis, keys):
         bytes_max = await value_bytes_max(redis)
     client = partial(connect, settings.redis_url, retries=0, name=settings.name, timeout_ms=settings.redis_timeout_ms)
     connections = RedisConnections(lambda run: client(run=run), keys, bytes_max)

@@ -112,9 +112,8 @@ async def serve(
     """
     settings = settings.bounded()
     name = settings.name_of("gateway")
-    keys = Keyspace(settings.key_prefix, settings.shards)
     # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
-    async with joined(settings.redis_url, keys, name=name):
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (_, keys):
         pass
     tracing = setup("gateway", name)
     try:

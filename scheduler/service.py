@@ -51,8 +51,8 @@ FORGET_LEASES = 2
 async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs a scheduler until it is told to stop; then its leases are given back."""
     name = settings.name_of("scheduler")
-    keys = Keyspace(settings.key_prefix, settings.shards)
-    async with joined(settings.redis_url, keys, name=name):
+    # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (_, keys):
         pass
     run = ServerRun()
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
@@ -76,7 +76,7 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
 
 async def is_healthy(settings: SchedulerSettings) -> bool:
     """Whether the scheduler with the name in these settings has renewed its sign of life within its lease."""
-    keys = Keyspace(settings.key_prefix, settings.shards)
+    keys = Keyspace(settings.key_prefix)
     redis = connect(settings.redis_url, retries=0)
     try:
         return await redis.exists(keys.scheduler(settings.name_of("scheduler"))) == 1

@@ -127,10 +127,11 @@ class MeshSettings:
         DEFAULT_PREFIX, help="Beginning of every key, so that meshes can share a Redis.", group="Mesh"
     )
     shards: int = setting(
-        4,
-        help="Shards of the keys (Cluster hash tags). Fixed when a mesh first starts: a later change is refused.",
+        0,
+        help="Shards of the keys (Cluster hash tags). 0: as many as the mesh has in Redis; a new mesh begins with one, "
+        "the fastest on one server. Any other number than the mesh's is refused; `seqmesh reshard` changes it.",
         group="Mesh",
-        minimum=1,
+        minimum=0,
         maximum=1024,
     )
     tombstone_seconds: int = setting(

@@ -17,7 +17,7 @@ from shared.process import logs
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
 from shared.store.reading import text_of, value_of
-from shared.store.redis_client import redis_now_ms
+from shared.store.redis_client import agree, redis_now_ms
 from shared.store.release import FORMAT, RELEASE
 
 TELL_EVERY_S = 5.0
@@ -51,7 +51,10 @@ class Company:
         self._heard: set[tuple[str, str, str]] = set()
 
     async def run(self) -> None:
-        """Writes this service's line at intervals, for ever; removes it at the end."""
+        """Writes this service's line at intervals, for ever; removes it at the end.
+
+        Raises UnfitRedisError when the mesh has become another one than the service has joined.
+        """
         try:
             while True:
                 try:
@@ -64,11 +67,13 @@ class Company:
 
     async def tell(self) -> list[ServiceLine]:
         """Writes this service's line, removes the lines of gone services, and returns the others. Raises what redis-py
-        raises.
+        and `agree` raise.
         """
         now_ms = await redis_now_ms(self._redis)
         line = ServiceLine(self._service, self._name, RELEASE, FORMAT, now_ms)
         await self._redis.hset(self._keys.services, self._id, msgspec.json.encode(line))
+        # After the line, and `seqmesh reshard` looks for lines after it has claimed the keys: one sees the other.
+        await agree(self._redis, self._keys.prefix, self._keys.shards)
         present, gone = split(self._keys, await self._redis.hgetall(self._keys.services), now_ms)
         if gone:
             await self._redis.hdel(self._keys.services, *gone)

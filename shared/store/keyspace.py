@@ -18,6 +18,10 @@ from shared.contract.ids import ExecutorId, GatewayId, SequenceId, ShardId, shar
 
 DEFAULT_PREFIX = "seqmesh"
 """Default beginning of a mesh's keys."""
+SHARDS_OF_A_NEW_MESH = 1
+"""One server runs one script at a time. With more shards the steps of one moment come in more script calls, and each
+call costs: four shards on one server take a fifth of the throughput. More than one are for a Cluster.
+"""
 SCHEMA_VERSION = 1
 """Grows when keys, fields or messages change their meaning. It is part of every key but `MESH`
 (`shared.store.release`).
@@ -88,10 +92,11 @@ class Keyspace:
     """All key names of one mesh.
 
     prefix  tells meshes on one Redis apart
-    shards  fixed for the life of a mesh; `shared.store.redis_client.join_mesh` refuses a process with another number
+    shards  of the mesh: `shared.store.redis_client.join_mesh` tells how many it has. Keys that belong to no shard are
+            the same with any number
     """
 
-    def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int = 4) -> None:
+    def __init__(self, prefix: str = DEFAULT_PREFIX, shards: int = SHARDS_OF_A_NEW_MESH) -> None:
         self.prefix = prefix
         self.shards = shards
         self._shard_bases = [f"{prefix}:{SCHEMA_VERSION}:{{{shard}}}:" for shard in range(shards)]

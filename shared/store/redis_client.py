@@ -27,7 +27,7 @@ from shared.contract.errors import MeshError
 from shared.contract.limits import VALUE_BYTES_MAX
 from shared.process import logs
 from shared.store.commands import Redis
-from shared.store.keyspace import SCHEMA_VERSION, Keyspace
+from shared.store.keyspace import SCHEMA_VERSION, SHARDS_OF_A_NEW_MESH, Keyspace
 from shared.store.mending import MendingRedis
 from shared.store.reading import value_of
 from shared.store.redis_py import (
@@ -62,6 +62,9 @@ MINIMUM_VERSION = (7, 0)
 
 ENVELOPE_BYTES = 64 << 10
 """Bytes of the server's limit that are kept for everything around a value."""
+
+RESHARDING = 0
+"""Number of shards while `seqmesh reshard` moves the keys: no process of any release takes it for its own."""
 
 RUN = re.compile(rb"^(?:run_id|master_replid):(\w+)", re.MULTILINE)
 
@@ -149,14 +152,14 @@ async def _run(connection: Any) -> str:
 
 
 @asynccontextmanager
-async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis]:
-    """A client for the start of a service. It waits about ten seconds for a Redis that is not there yet, and has joined
-    the mesh. Raises UnfitRedisError, as `join_mesh`, and also if Redis is not there, or refuses to serve.
+async def joined(url: str, prefix: str, shards: int, *, name: str) -> AsyncGenerator[tuple[Redis, Keyspace]]:
+    """A client for the start of a service, and the keys of the mesh that it has joined. It waits about ten seconds for
+    a Redis that is not there yet. Raises UnfitRedisError, as `join_mesh`, and also if Redis is not there, or refuses to
+    serve.
     """
     async with connect(url, name=name) as redis:
         try:
-            await join_mesh(redis, keys)
-            yield redis
+            yield redis, await join_mesh(redis, prefix, shards)
         except (AuthenticationError, NoPermissionError) as error:
             raise UnfitRedisError(
                 f"Redis at {url_without_password(url)} refuses the user of SEQMESH_REDIS_URL, or its password: {error}"
@@ -165,25 +168,32 @@ async def joined(url: str, keys: Keyspace, *, name: str) -> AsyncGenerator[Redis
             raise UnfitRedisError(f"Redis at {url_without_password(url)} cannot be reached: {error}") from error
 
 
-async def join_mesh(redis: Redis, keys: Keyspace) -> None:
-    """Checks Redis and this process's view of the mesh, once at start.
+async def join_mesh(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
+    """Checks Redis and this process's view of the mesh, once at start; returns the mesh's keys.
 
-    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and another schema or
-    number of shards than the mesh's (the first process fixes them). Warns of what a restart or a failover would lose.
+    Refuses an old server, a Cluster node, a replica, an eviction policy that may drop sequences, and what `agree`
+    refuses. Warns of what a restart or a failover would lose.
     """
     await _check_policies(redis, replicas=await _check_server(redis))
-    await agree(redis, keys)
+    return await agree(redis, prefix, shards)
 
 
-async def agree(redis: Redis, keys: Keyspace) -> None:
-    """Compares the values that must be the same in all services. Raises UnfitRedisError with the remedy."""
+async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
+    """The keys of the mesh, whose first process fixes schema and number of shards.
+
+    shards  0: the mesh's number, whatever it is
+    Raises UnfitRedisError, with the remedy, for another schema or number of shards than the mesh's.
+    """
+    keys = Keyspace(prefix)
     _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
-    shards = await _fixed(redis, keys, "shards", keys.shards)
-    if shards != keys.shards:
+    held = await _fixed(redis, keys, "shards", shards, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
+    _refuse_resharding(prefix, held)
+    if shards not in (0, held):
         raise UnfitRedisError(
-            f"the mesh '{keys.prefix}' has {shards} shards, but this process was started with {keys.shards}: "
-            "set SEQMESH_SHARDS to the mesh's number, or use another SEQMESH_KEY_PREFIX"
+            f"the mesh '{prefix}' has {held} shards, but this process was started with {shards}: leave SEQMESH_SHARDS "
+            f"out, or stop the mesh and run `seqmesh reshard {shards}`, or use another SEQMESH_KEY_PREFIX"
         )
+    return Keyspace(prefix, held)
 
 
 async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
@@ -200,7 +210,16 @@ async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:
     except ValueError as error:
         raise UnfitRedisError(f"the record of the mesh '{prefix}' ({keys.mesh}) cannot be read: {error}") from error
     _refuse_another_schema(keys, schema)
+    _refuse_resharding(prefix, shards)
     return Keyspace(prefix, shards)
+
+
+def _refuse_resharding(prefix: str, shards: int) -> None:
+    if shards == RESHARDING:
+        raise UnfitRedisError(
+            f"the keys of the mesh '{prefix}' are on their way to another number of shards: run `seqmesh reshard` to "
+            "its end, once more if it was cut off"
+        )
 
 
 def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
@@ -215,14 +234,23 @@ def _refuse_another_schema(keys: Keyspace, schema: int) -> None:
     )
 
 
-async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int) -> int:
-    """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again."""
-    await redis.hsetnx(keys.mesh, field, str(own))
+async def _fixed(redis: Redis, keys: Keyspace, field: str, own: int, *, of_a_new_mesh: int = 0) -> int:
+    """A number that the first process fixes for the mesh. If it cannot be read, it is fixed again.
+
+    own  0: this process takes any number, and `of_a_new_mesh` if it is the first. Then it cannot know an unreadable one
+    """
+    await redis.hsetnx(keys.mesh, field, str(own or of_a_new_mesh))
     data: bytes | None = await redis.hget(keys.mesh, field)
     found: int | None = None if data is None else value_of(keys.mesh, data, int, field=field)
-    if found is None:
-        await redis.hset(keys.mesh, field, str(own))
-    return own if found is None else found
+    if found is not None:
+        return found
+    if not own:
+        raise UnfitRedisError(
+            f"the mesh '{keys.prefix}' does not say its number of {field} any more ({keys.mesh}): start one process "
+            f"with SEQMESH_{field.upper()} set to it"
+        )
+    await redis.hset(keys.mesh, field, str(own))
+    return own
 
 
 async def redis_now_ms(redis: Redis) -> int:

@@ -628,7 +628,7 @@ async def test_too_many_open_steps_of_a_sequence_are_refused_as_busy(
 
 
 async def test_full_backlog_refuses_a_start(gateway_settings: GatewaySettings, keys: Keyspace, executor: FakeExecutor):
-    settings = dataclasses.replace(gateway_settings, backlog_max=1, shards=4)
+    settings = dataclasses.replace(gateway_settings, backlog_max=4)
     async with core_running(settings, keys) as core:
         await executor.pause()
         answers = [core.inference.submit(step(1, sequence, start=True)) for sequence in range(1, 12)]

@@ -13,6 +13,7 @@ from deploy.operate.drain import mixture
 from shared.store import reading
 from shared.store.company import FORGET_AFTER_MS, Company, ServiceLine, services
 from shared.store.keyspace import Keyspace
+from shared.store.redis_client import UnfitRedisError
 from shared.store.release import FORMAT, RELEASE
 
 NEWER = ServiceLine("executor", "executor-1", "9.9.9", "1.99", 0)
@@ -78,3 +79,17 @@ async def test_who_leaves_takes_its_word_back(redis: Any, keys: Keyspace) -> Non
     await asyncio.gather(running, return_exceptions=True)
 
     assert 0 == await redis.hlen(keys.services)
+
+
+async def test_a_service_whose_mesh_has_another_number_of_shards_now_ends(redis: Any, keys: Keyspace) -> None:
+    """It slept while the keys were moved; or Redis lost everything, and a process that came later began anew."""
+    company = Company(redis, keys, "gateway", "gateway-1")
+    await company.tell()
+    await redis.hset(keys.mesh, "shards", "garbage")
+    await company.tell()
+    assert str(keys.shards).encode() == await redis.hget(keys.mesh, "shards")
+
+    for shards in (0, keys.shards + 1):
+        await redis.hset(keys.mesh, "shards", shards)
+        with pytest.raises(UnfitRedisError):
+            await company.run()

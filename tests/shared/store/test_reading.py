@@ -12,7 +12,7 @@ from shared.store import reading
 from shared.store.commands import Redis
 from shared.store.keyspace import TYPES, Keyspace, kind_of
 from shared.store.link import Link
-from shared.store.redis_client import join_mesh
+from shared.store.redis_client import UnfitRedisError, join_mesh
 from tests.every_key import every_key
 
 ARGUMENTS: dict[str, Any] = {
@@ -36,7 +36,7 @@ def nothing_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def keys(key_prefix: str) -> Keyspace:
-    return Keyspace(key_prefix)
+    return Keyspace(key_prefix, 4)
 
 
 def test_every_key_has_a_kind_and_every_kind_a_key(keys: Keyspace) -> None:
@@ -116,9 +116,11 @@ async def test_a_link_mends_the_key_and_sends_only_its_command_again(redis: Redi
     await redis.delete(feed, keys.tally(ShardId(0), "m", "1", "0"))
 
 
-async def test_a_mesh_whose_number_of_shards_is_garbage_is_joined(redis: Redis, keys: Keyspace) -> None:
+async def test_a_mesh_whose_number_of_shards_is_garbage_is_joined_by_who_knows_it(redis: Redis, keys: Keyspace) -> None:
     await redis.hset(keys.mesh, "shards", "garbage")
 
-    await join_mesh(redis, keys)
+    with pytest.raises(UnfitRedisError, match="set to it"):
+        await join_mesh(redis, keys.prefix)
+    await join_mesh(redis, keys.prefix, 3)
 
-    assert str(keys.shards).encode() == await redis.hget(keys.mesh, "shards")
+    assert b"3" == await redis.hget(keys.mesh, "shards")

@@ -15,9 +15,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from deploy.chaos.proxy import Way
 from shared.process.lifecycle import Stop, Tasks, serve_until_stopped
 from shared.store import redis_client
-from shared.store.keyspace import SCHEMA_VERSION, Keyspace
+from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from shared.store.link import Link
-from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, join_mesh, joined
+from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, join_mesh, joined, keys_of_mesh
 from shared.store.redis_py import UnfitServerError
 from shared.store.server_run import AnotherRunError, ServerRun
 from tests.embedded_redis import EmbeddedRedis
@@ -234,7 +234,7 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_ope
 
     assert ("", False) == (run.bound, run.changed.is_set())
 
-    await join_mesh(redis, Keyspace())
+    await join_mesh(redis, DEFAULT_PREFIX)
 
     (told,) = [record for record in caplog.records if record.message == "redis does not tell who it is"]
     assert "+info" in str(vars(told))
@@ -245,7 +245,7 @@ async def test_a_server_that_does_not_tell_its_run_is_taken_as_it_is_and_the_ope
 
 
 async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis: Any, server: Any) -> None:
-    await join_mesh(redis, Keyspace())
+    await join_mesh(redis, DEFAULT_PREFIX)
 
     for option, value, told in [
         ("maxmemory-policy", "allkeys-lru", "set it to noeviction"),
@@ -253,11 +253,8 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
     ]:
         server.config_set(option, value)
         with pytest.raises(UnfitRedisError, match=told):
-            await join_mesh(redis, Keyspace())
+            await join_mesh(redis, DEFAULT_PREFIX)
         server.config_set(option, "noeviction")
-    with pytest.raises(UnfitRedisError, match="has 4 shards, but this process was started with 5"):
-        await join_mesh(redis, Keyspace(shards=5))
-
     keys = Keyspace()
     for schema, told in (
         (
@@ -268,14 +265,38 @@ async def test_a_server_that_cannot_hold_a_mesh_is_refused_with_the_remedy(redis
     ):
         await redis.hset(keys.mesh, "schema", schema)
         with pytest.raises(UnfitRedisError, match=told):
-            await join_mesh(redis, keys)
+            await join_mesh(redis, keys.prefix)
     await redis.hset(keys.mesh, mapping={"schema": "garbage", "shards": b"\xff"})
-    await join_mesh(redis, keys)
-    assert {b"schema": b"%d" % SCHEMA_VERSION, b"shards": b"%d" % keys.shards} == await redis.hgetall(keys.mesh)
+    await join_mesh(redis, keys.prefix, 3)
+    assert {b"schema": b"%d" % SCHEMA_VERSION, b"shards": b"3"} == await redis.hgetall(keys.mesh)
 
     server.replicaof("127.0.0.1", 1)
     with pytest.raises(UnfitRedisError, match=r"read-only replica of 127.0.0.1:1: give the primary's address"):
-        await join_mesh(redis, Keyspace())
+        await join_mesh(redis, DEFAULT_PREFIX)
+
+
+async def test_the_number_of_shards_that_redis_holds_wins_and_only_another_explicit_one_is_refused(redis: Any) -> None:
+    new, old = Keyspace("new"), Keyspace("old", 4)
+    await redis.hset(old.mesh, "shards", 4)
+
+    assert [1, 1, 4, 4] == [
+        (await join_mesh(redis, prefix, shards)).shards
+        for prefix, shards in (("new", 0), ("new", 1), ("old", 0), ("old", 4))
+    ]
+    assert b"1" == await redis.hget(new.mesh, "shards")
+    for prefix, shards, told in (("new", 4, "has 1 shards, but .* with 4: leave"), ("old", 1, "`seqmesh reshard 1`")):
+        with pytest.raises(UnfitRedisError, match=told):
+            await join_mesh(redis, prefix, shards)
+
+
+async def test_a_mesh_on_its_way_to_another_number_of_shards_is_joined_by_nobody(redis: Any) -> None:
+    await redis.hset(Keyspace().mesh, "shards", 0)
+
+    for shards in (0, 1, 4):
+        with pytest.raises(UnfitRedisError, match="once more if it was cut off"):
+            await join_mesh(redis, DEFAULT_PREFIX, shards)
+    with pytest.raises(UnfitRedisError, match="once more if it was cut off"):
+        await keys_of_mesh(redis, DEFAULT_PREFIX)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +325,7 @@ async def test_a_service_that_redis_does_not_let_in_says_what_to_change_without_
         private_server.stop()
 
     async def serve(tasks: Tasks, stop: Stop) -> None:
-        async with joined(url, Keyspace(), name="a"):
+        async with joined(url, DEFAULT_PREFIX, 0, name="a"):
             pass
 
     assert 1 == await serve_until_stopped(serve)

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.chaos.replicated import ReplicatedRedis, until
 from shared.store import sentinels
-from shared.store.keyspace import Keyspace
+from shared.store.keyspace import DEFAULT_PREFIX
 from shared.store.link import Link
 from shared.store.redis_client import CONNECTION_LOST, connect, joined
 from shared.store.redis_py import UnfitServerError
@@ -378,5 +378,5 @@ async def join(url: str) -> None:
     """A service's start, again and again as its supervisor would."""
     while True:
         with contextlib.suppress(Exception):
-            async with joined(url, Keyspace(), name="a"):
+            async with joined(url, DEFAULT_PREFIX, 0, name="a"):
                 return
