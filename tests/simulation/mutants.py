@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "epoch",
         "an owner that lost its sequence still commits",
-        (Edit("commit", r"if number\(got\[2\]\) ~= step.epoch or got\[12\] ~= EXECUTOR then", "if false then"),),
+        (Edit("commit", r"if number\(got\[2\]\) ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),),
     ),
     Mutant(
         "committed",

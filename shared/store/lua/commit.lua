@@ -85,6 +85,10 @@ local function append_failed(list, n)
   return (list and list .. ' ' or '') .. n .. '-' .. n
 end
 
+-- What the steps of this call have in common is written at its end, for all of them at once: the inbox entries that are
+-- removed, and the deadlines (score and sequence) that are set unless an older one stands.
+local removed, deadlines = {}, {}
+
 -- Notes from which step a takeover replays, which steps failed, and whether a takeover finds the state; removes the
 -- inbox entries that no replay needs. change: as above
 local function advance(keys, step, failed, change)
@@ -95,7 +99,7 @@ local function advance(keys, step, failed, change)
     change[#change + 1], change[#change + 2] = 'fl', append_failed(failed, step.n)
   end
   if step.recoverable ~= '' then change[#change + 1], change[#change + 2] = 'du', step.recoverable end
-  for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
+  for _, entry in ipairs(step.entries) do removed[#removed + 1] = entry end
 end
 
 -- How long the tombstone stays. If the gateway made the sequence's id for one request, no client asks for it again.
@@ -107,15 +111,14 @@ end
 
 -- Starts the idle time, as no step is open any more. grace_ms: the shorter time of an orphaned sequence
 local function begin_idle_time(keys, sid, idle_ms, grace_ms)
-  local order = 'NX'
   if grace_ms then
     redis.call('HSET', keys.record, 'og', clock_ms() + idle_ms)
-    order, idle_ms = 'LT', math.min(idle_ms, tonumber(grace_ms))
+    idle_ms = math.min(idle_ms, tonumber(grace_ms))
+    -- An orphan's deadline is lowered.
+    redis.call('ZADD', keys.deadlines, 'LT', clock_ms() + idle_ms, sid)
   end
   redis.call('SET', keys.idle, '1', 'PX', idle_ms)
-  -- NX: an older deadline may stay, as `expire` looks at the marker and sets the deadline again. An orphan's is
-  -- lowered.
-  redis.call('ZADD', keys.deadlines, order, clock_ms() + idle_ms, sid)
+  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = clock_ms() + idle_ms, sid
 end
 
 -- Number of slots that the leader wants freed; each sequence that is paged takes one from it.
@@ -128,6 +131,11 @@ local function is_slot_wanted(key)
   return true
 end
 
+-- Whether a takeover finds the state after this step without a replay.
+local function is_checkpointed(keys, step)
+  return (step.base > 0 and step.base or number(redis.call('HGET', keys.record, 'ck'))) == step.n
+end
+
 local refused = 0
 -- Whether this call makes any step final, and whether a call before it did so with one of the same steps.
 local commits, has_committed = false, false
@@ -136,23 +144,23 @@ local commits, has_committed = false, false
 local function is_unreadable(keys, step, got)
   -- No record, but the owner's set names the sequence: the record was removed without an end of the sequence.
   if not got[1] then return redis.call('SREM', keys.owned, step.sid) == 1 end
-  if not is_sound(got[1], tonumber(got[3]), tonumber(got[4]), tonumber(got[6]), got[15]) then return true end
+  if not is_sound(got[1], tonumber(got[3]), tonumber(got[4]), tonumber(got[6]), got[8]) then return true end
   -- A record with another owner or a lower epoch than the caller's, while the caller's set still names the sequence:
   -- both change together, and epochs only grow, so the record is wrong.
-  if got[1] ~= 'l' or got[12] == EXECUTOR and (tonumber(got[2]) or -1) >= step.epoch then return false end
+  if got[1] ~= 'l' or got[5] == EXECUTOR and (tonumber(got[2]) or -1) >= step.epoch then return false end
   return redis.call('SISMEMBER', keys.owned, step.sid) == 1
 end
 
 local function commit(keys, step)
-  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'rk', 'sn', 'vd', 'vk', 'j:' .. step.n, 'ca', 'fl',
-    'ow', 'ck', 'pg', 'vr', 'og')
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. step.n, 'ca', 'fl',
+    'pg', 'og', step.keep and 'rk' or 'st')
   local accepted, committed = number(got[3]), number(got[4])
   if is_unreadable(keys, step, got) then error(NOT_SOUND) end
   -- Only the owner of an epoch commits in it, so what is committed in this epoch was committed by this executor. The
   -- record of a one-request sequence may be removed as soon as it is over.
   local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
   has_committed = has_committed or before
-  if number(got[2]) ~= step.epoch or got[12] ~= EXECUTOR then
+  if number(got[2]) ~= step.epoch or got[5] ~= EXECUTOR then
     -- A commit that ended the sequence and was sent again is no commit of a former owner.
     if not before then refused = refused + 1 end
     return -1
@@ -175,15 +183,15 @@ local function commit(keys, step)
   end
   local change = { 'cm', step.n }
   advance(keys, step, got[11], change)
-  if step.keep then keep_reply(keys, step, got[5] or '', change) end
+  if step.keep then keep_reply(keys, step, got[14] or '', change) end
   if MARK ~= '' and step.outcome == 0 and has(step.flags, START) then
     change[#change + 1], change[#change + 2] = 'mk', MARK
   end
   redis.call('HSET', keys.record, unpack(change))
   answer_all(keys, step)
-  tally(keys.tally, step.counts)
+  tally(KEYS[5], step.counts)
 
-  local void, kind = got[7], got[8] or 'f'
+  local void, kind = got[7], nil
   if step.outcome >= 3 or step.outcome ~= 0 and has(step.flags, START) then
     void, kind = step.n, VOID_KINDS[step.outcome]
     lose_state(keys.record, void, kind, number(got[6]))
@@ -194,38 +202,42 @@ local function commit(keys, step)
   -- Other steps are open: the sequence neither ends nor becomes idle with this one.
   if accepted > step.n then return 1 end
   if has(step.flags, END) or void then
-    release(keys, step.sid, void and kind or 'e', step.epoch, tombstone_ms(step))
+    kind = void and (kind or redis.call('HGET', keys.record, 'vk') or 'f') or 'e'
+    release(keys, step.sid, kind, step.epoch, tombstone_ms(step))
     return 2
   end
-  begin_idle_time(keys, step.sid, tonumber(ARGV[1]), got[16])
-  local is_checkpointed = (step.base > 0 and step.base or number(got[13])) == step.n
+  begin_idle_time(keys, step.sid, tonumber(ARGV[1]), got[13])
   -- is_slot_wanted last, because it takes a slot off the wanted ones.
-  if not (got[14] and is_checkpointed and is_slot_wanted(KEYS[6])) then return 1 end
-  page(keys.record, KEYS[7], got[15])
+  if not (got[12] and is_checkpointed(keys, step) and is_slot_wanted(KEYS[6])) then return 1 end
+  page(keys.record, KEYS[7], got[8])
   redis.call('SREM', keys.owned, step.sid)
   redis.call('XADD', keys.feed, '*', 'q', step.sid, 'e', step.epoch, 'k', 'p')
   return 3
 end
 
-local a = 7
-local function take(count)
-  local taken = {}
-  for i = 1, count do taken[i] = ARGV[a + i] end
+local a = 8
+-- The values behind ARGV[a], which says how many there are; a moves to the last of them.
+local function counted()
+  local values, count = {}, tonumber(ARGV[a])
+  for i = 1, count do values[i] = ARGV[a + i] end
   a = a + count
-  return taken
+  return values
 end
 
-local executions = take(tonumber(take(1)[1]))
+local executions = counted()
 local results = {}
 for i = 1, (#KEYS - 7) / 4 do
-  local keys = sequence_keys(8 + (i - 1) * 4)
-  keys.inbox, keys.owned, keys.deadlines, keys.feed, keys.tally = unpack(KEYS, 1, 5)
-  local fixed = take(12)
-  local step = { sid = fixed[1], epoch = tonumber(fixed[2]), n = tonumber(fixed[3]), flags = tonumber(fixed[4]),
-    outcome = tonumber(fixed[5]), gateway = fixed[6], token = fixed[7], reply = fixed[8],
-    keep = fixed[9] == '1', counts = fixed[10], base = tonumber(fixed[11]), recoverable = fixed[12] }
-  step.entries = take(tonumber(take(1)[1]))
-  step.checkpoint = take(tonumber(take(1)[1]))
+  local k = 8 + (i - 1) * 4
+  local keys = { record = KEYS[k], idle = KEYS[k + 1], parked = KEYS[k + 2], checkpoint = KEYS[k + 3], inbox = KEYS[1],
+    owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4] }
+  local step = { sid = ARGV[a + 1], epoch = tonumber(ARGV[a + 2]), n = tonumber(ARGV[a + 3]),
+    flags = tonumber(ARGV[a + 4]), outcome = tonumber(ARGV[a + 5]), gateway = ARGV[a + 6], token = ARGV[a + 7],
+    reply = ARGV[a + 8], keep = ARGV[a + 9] == '1', counts = ARGV[a + 10], base = tonumber(ARGV[a + 11]),
+    recoverable = ARGV[a + 12], entries = nil, checkpoint = nil, joined = nil }
+  a = a + 13
+  step.entries = counted()
+  a = a + 1
+  step.checkpoint = counted()
   local done, result = for_one(keys.record, commit, keys, step)
   -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.
   if not done then
@@ -233,7 +245,7 @@ for i = 1, (#KEYS - 7) / 4 do
     if not result[step.gateway .. ' ' .. step.token] then
       answer(step.gateway ~= '' and step.gateway, step.token, LOST_REPLY)
     end
-    for entries, from, to in pieces(step.entries) do redis.call('XDEL', keys.inbox, unpack(entries, from, to)) end
+    for _, entry in ipairs(step.entries) do removed[#removed + 1] = entry end
   end
   results[i] = done and result or -1
 end
@@ -241,6 +253,9 @@ end
 if commits and not has_committed then
   for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
 end
+for entries, from, to in pieces(removed) do redis.call('XDEL', KEYS[1], unpack(entries, from, to)) end
+-- NX: an older deadline may stay, as `expire` looks at the marker and sets the deadline again.
+for due, from, to in pieces(deadlines) do redis.call('ZADD', KEYS[3], 'NX', unpack(due, from, to)) end
 count_line(KEYS[7], 'refused:' .. ARGV[6], refused)
 tally_all()
 send_answers()

@@ -55,8 +55,9 @@ local function remove_unreadable(err, command, key, field)
 end
 
 -- Every command of a script goes through here. One that fails because of an unreadable value is run again without it.
+local try = server.pcall
 function redis.call(command, ...)
-  local reply = server.pcall(command, ...)
+  local reply = try(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
   remove_unreadable(reply.err, command, ...)
   return server.call(command, ...)

@@ -39,6 +39,10 @@ local LATE, ANSWERED, EXISTS = -11, -12, -13
 -- Reply code by the state of a tombstone.
 local GONE = { e = ENDED, x = EXPIRED, f = FAILED, o = LOST, c = CANCELLED }
 
+-- The stream of the sequences of the step's model that wait, and the counts of the model's waiting line.
+local function starts_of(step) return BASE .. 'starts:' .. model_of(step.sid) end
+local function line_of(step) return BASE .. 'line:' .. model_of(step.sid) end
+
 -- Puts a step into its owner's inbox.
 local function deliver(step, record, n, flags)
   local inbox = BASE .. 'inbox:' .. record.owner
@@ -48,7 +52,7 @@ local function deliver(step, record, n, flags)
   if delivered then return end
   -- The inbox does not exist: this is the owner's first step, or the record's owner does not exist. The owner's set of
   -- owned sequences was written together with the record, so it tells the two cases apart.
-  if redis.call('SISMEMBER', owned_by(record.owner, step.model), step.sid) == 0 then
+  if redis.call('SISMEMBER', owned_by(record.owner, model_of(step.sid)), step.sid) == 0 then
     error('the owner of a sequence cannot be read')
   end
   -- An entry added and removed leaves an empty stream, which NOMKSTREAM then finds.
@@ -58,7 +62,7 @@ end
 
 -- Keeps a step until its sequence has an owner.
 local function park(step, n, flags, version)
-  count_line(step.line, 's:' .. version, 1)
+  count_line(line_of(step), 's:' .. version, 1)
   redis.call('XADD', step.parked, '*', 'q', step.sid, 'n', n, 'f', flags,
     'g', step.gateway, 't', step.token, 'm', step.message)
 end
@@ -232,25 +236,27 @@ end
 -- A waiting sequence is refused when the timeout of the first of its steps ends (triton-spec 1.7). The scheduler is
 -- told of the earlier deadline, and an older message about it is removed.
 local function lower_deadline(step, record)
-  local deadline = patience_ms(step)
-  if record.deadline and tonumber(record.deadline) <= deadline then return end
-  if record.news then redis.call('XDEL', step.starts, record.news) end
-  local news = redis.call('XADD', step.starts, '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', record.waits,
+  local deadline, got = patience_ms(step), redis.call('HMGET', step.record, 'dl', 'dn', 'be')
+  if got[1] and tonumber(got[1]) <= deadline then return end
+  if got[2] then redis.call('XDEL', starts_of(step), got[2]) end
+  local news = redis.call('XADD', starts_of(step), '*', 'k', 'd', 'q', step.sid, 'v', record.version, 'b', got[3] or '',
     'd', deadline)
   redis.call('HSET', step.record, 'dl', deadline, 'dn', news)
 end
 
 -- Begins a new record, with this step as its first. last_step: of the old one, for a refusal
 local function create(step, flags, last_step)
-  if number(redis.call('HGET', step.line, 'w')) >= WAITING_MAX then
+  if number(redis.call('HGET', line_of(step), 'w')) >= WAITING_MAX then
     return { BACKLOG_FULL, last_step, 'waiting' }
   end
   -- A sequence has an entry among the deadlines at the latest from its first commit, and until it is over, also while it
   -- is paged. So the number of entries bounds the live sequences.
-  if redis.call('ZCARD', BASE .. 'deadlines:' .. step.model) >= LIVE_MAX then return { BACKLOG_FULL, last_step, 'live' } end
+  if redis.call('ZCARD', BASE .. 'deadlines:' .. model_of(step.sid)) >= LIVE_MAX then
+    return { BACKLOG_FULL, last_step, 'live' }
+  end
   redis.call('DEL', step.record)
-  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
-  count_line(step.line, 'w', 1)
+  local entry = redis.call('XADD', starts_of(step), '*', 'q', step.sid, 'v', step.version, 'u', step.timeout, 'k', 'w')
+  count_line(line_of(step), 'w', 1)
   redis.call('HSET', step.record, 'st', 'w', 'nx', 1, 'cm', 0, 'ck', 0, 'sn', 1, 'cl', has(flags, END) and 1 or 0,
     'vr', step.version, 'du', has(flags, DURABLE) and 1 or 0, 'be', entry,
     'bn', entry, 'la', accepted_now(step))
@@ -264,14 +270,23 @@ end
 
 -- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
 local function return_to_line(step, record)
-  local entry = redis.call('XADD', step.starts, '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
-  count_line(step.line, 'in:' .. record.version, 1)
+  local entry = redis.call('XADD', starts_of(step), '*', 'q', step.sid, 'v', record.version, 'u', '0', 'k', 'r')
+  count_line(line_of(step), 'in:' .. record.version, 1)
   redis.call('HSET', step.record, 'st', 'm', 'be', entry)
 end
 
+-- The fields of a record that every step needs; the last two only a step with a digest. A field that is absent costs
+-- most, because Redis looks for it in the whole record.
+local NEEDED = { 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn', 'vr', 'bn', 'la', 'og', 'rd', 'ro' }
+
+-- Why an open record accepts nothing but a START: its state is void, or its END was accepted.
+local function cause_of_close(step, start)
+  local got = redis.call('HMGET', step.record, 'vd', 'vk')
+  return number(got[1]) >= start and got[2] or 'e'
+end
+
 local function submit(step, flags)
-  local got = redis.call('HMGET', step.record, 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn',
-    'rd', 'vr', 'bn', 'la', 'be', 'dl', 'dn', 'vk', 'vd', 'og', 'ro')
+  local got = redis.call('HMGET', step.record, unpack(NEEDED, 1, step.digest == '' and #NEEDED - 2 or #NEEDED))
   local state = got[1]
   local begins = has(flags, START)
   if not state then
@@ -280,18 +295,18 @@ local function submit(step, flags)
   end
   local record = { state = state, owner = got[2], instance = got[3], slot = got[4], epoch = got[5],
     accepted = tonumber(got[6]), committed = tonumber(got[7]), closed = got[8] == '1', start = tonumber(got[9]),
-    version = got[11], birth = got[12] or '', latest = got[13], waits = got[14], deadline = got[15], news = got[16], orphaned = got[19] }
+    version = got[10], birth = got[11] or '', latest = got[12], orphaned = got[13], ids = '', last_step = 0, cause = nil,
+    may_have_come = false }
   local is_placed = record.owner and tonumber(record.epoch) and tonumber(record.instance) and tonumber(record.slot)
   if not is_sound(state, record.accepted, record.committed, record.start, record.version)
     or state == 'l' and not is_placed then
     error(NOT_SOUND)
   end
-  local recent = got[10] or ''
-  record.ids = (got[20] or '') .. recent
+  local recent = got[14] or ''
+  record.ids = (got[15] or '') .. recent
   local last_step = math.max(0, record.accepted - record.start + 1)
   record.last_step = last_step
-  -- Why a closed sequence is closed: as a tombstone, because its state is void, or by its END.
-  record.cause = GONE[state] and state or number(got[18]) >= record.start and got[17] or 'e'
+  record.cause = GONE[state] and state or record.closed and cause_of_close(step, record.start)
   record.may_have_come = may_have_come(step, record.latest)
   -- Retries first, by digest and then by number: a retry is answered whatever state its sequence is in now.
   local named = by_name(step, flags, record)
@@ -347,11 +362,11 @@ end
 local FIELDS = 10
 local replies = {}
 for i = 1, #KEYS / 4 do
-  local step, a = sequence_keys((i - 1) * 4 + 1), 6 + (i - 1) * FIELDS
-  local sid, flags, model = ARGV[a + 1], tonumber(ARGV[a + 2]), model_of(ARGV[a + 1])
-  step.sid, step.model, step.starts, step.line = sid, model, BASE .. 'starts:' .. model, BASE .. 'line:' .. model
-  step.digest, step.expected, step.version, step.gateway, step.token = unpack(ARGV, a + 3, a + 7)
-  step.timeout, step.message, step.since = ARGV[a + 8], ARGV[a + 9], tonumber(ARGV[a + 10])
+  local k, a = (i - 1) * 4, 6 + (i - 1) * FIELDS
+  local flags = tonumber(ARGV[a + 2])
+  local step = { record = KEYS[k + 1], idle = KEYS[k + 2], parked = KEYS[k + 3], sid = ARGV[a + 1], digest = ARGV[a + 3],
+    expected = ARGV[a + 4], version = ARGV[a + 5], gateway = ARGV[a + 6], token = ARGV[a + 7], timeout = ARGV[a + 8],
+    message = ARGV[a + 9], since = tonumber(ARGV[a + 10]) }
   local done, reply = for_one(step.record, submit, step, flags)
   -- If the record could not be read, the sequence is lost now, and the second try finds the tombstone: the step is
   -- refused, or begins a new sequence.
