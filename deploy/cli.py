@@ -31,6 +31,7 @@ LAZY_COMMANDS = {
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
     "move": ("deploy.operate.move", "Moves a sequence to another executor, between two of its steps."),
+    "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "settings": (
         "deploy.operate.runtime_settings",
         "What was changed in logging and tracing, by whom; and the way back.",

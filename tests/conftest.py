@@ -77,6 +77,7 @@ STARTS_PROCESSES = frozenset(
         "deploy/test_embedded.py",
         "deploy/test_launcher.py",
         "deploy/test_locks.py",
+        "deploy/test_reshard.py",
         "docs/test_blocks.py",
         "docs/test_links.py",
         "executor/configuration/test_config_json.py",

@@ -25,6 +25,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -38,6 +39,7 @@ AppendFsync = Literal["everysec", "always"]
 OLDEST_MAJOR_VERSION = 7
 """Redis 7.0 or Valkey 7.2: the oldest that have all commands that the mesh uses."""
 PROBE_TIMEOUT_S = 1.0
+PROBE_INTERVAL_S = 0.02
 LOADING_ENDING = b"dataset in memory\r\n"
 """The end of the server's reply while it loads its data."""
 LOG_TAIL_LINES = 15
@@ -134,6 +136,22 @@ def socket_path(data_dir: Path) -> Generator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="seqmesh-") as private:
         yield Path(private) / SOCKET_NAME
+
+
+@contextmanager
+def served(data_dir: Path) -> Generator[str]:
+    """Runs a server on the data of a directory for the block; gives its URL. Raises click.ClickException if it ends."""
+    with socket_path(data_dir) as path:
+        command = server_command(data_dir, on_socket(path), "everysec")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=data_dir) as process:
+            try:
+                while not serves(path, process.pid):
+                    if process.poll() is not None:
+                        raise click.ClickException(f"the server does not start on the data in {data_dir}")
+                    time.sleep(PROBE_INTERVAL_S)
+                yield socket_url(path)
+            finally:
+                process.terminate()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -25,7 +25,7 @@ from benchmarks.soak import soak
 from deploy import cli
 from deploy.chaos.command import chaos
 from deploy.demo.command import demo
-from deploy.operate import drain, move, runtime_settings
+from deploy.operate import drain, move, reshard, runtime_settings
 from executor.settings import ExecutorSettings
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
@@ -58,6 +58,7 @@ SEQMESH: Mapping[str, click.Command] = {
     "version": cli.main.commands["version"],
     "drain": drain.command,
     "move": move.command,
+    "reshard": reshard.command,
     "settings": runtime_settings.command,
     "demo": demo,
     "chaos": chaos,

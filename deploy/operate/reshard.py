@@ -1,0 +1,407 @@
+"""`seqmesh reshard`: the keys of a mesh that does not run go to another number of shards.
+
+While the keys move, Redis holds `RESHARDING` as the mesh's number of shards, and the number that they go to beside it.
+So no process joins the mesh until the command has come to its end. Every step of it leaves a state from which it can
+begin anew, and changes nothing if it was done before: a command that was killed is repeated.
+
+1. The sequences are taken from their executors, as a leader takes them from an executor that has left.
+2. What belongs to one sequence, or to one queue of stateless work, is renamed.
+3. What many sequences share is divided anew, for each model in one transaction: its waiting line and its deadlines.
+4. Statistics of shards that are no more are added to those of the first one. What only running processes need, and the
+   response cache, is removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import click
+
+from deploy.local.embedded import served
+from deploy.local.launcher import locked
+from deploy.local.private_files import private_files
+from deploy.operate.settings import OperatorSettings, operator_command
+from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term
+from shared.contract.record import ACCEPTED, BIRTH, COMMITTED, STATE, VERSION, WAITING
+from shared.store.company import services
+from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
+from shared.store.membership import Membership
+from shared.store.reading import text_of
+from shared.store.redis_client import CONNECTION_LOST, RESHARDING, UnfitRedisError, agree, connect
+from shared.store.redis_url import url_without_password
+from shared.store.scripts import Scripts
+
+TO = "to"
+"""Field of the mesh's record: the number of shards that the keys go to."""
+OF_A_SEQUENCE = ("seq", "idle", "parked", "checkpoint")
+REMOVED = ("feed", "replies", "wanted-slots", "inbox", "owned", "cache")
+"""Kinds of keys that say something to running processes alone, and the response cache."""
+TOMBSTONE_MS = 60_000
+LEASE_MS = 60_000
+AT_ONCE = 500
+"""Keys or members that are moved in one round trip."""
+
+ADD = """
+local got, left = redis.call('HGETALL', KEYS[1]), redis.call('PTTL', KEYS[1])
+for i = 1, #got, 2 do
+  local field, value = got[i], got[i + 1]
+  if field == 'last_inference_ms' then
+    local last = tonumber(redis.call('HGET', KEYS[2], field) or '0') or 0
+    if (tonumber(value) or 0) > last then redis.call('HSET', KEYS[2], field, value) end
+  elseif string.find(value, '^%-?%d+$') then
+    redis.call('HINCRBY', KEYS[2], field, value)
+  else
+    redis.call('HSET', KEYS[2], field, value)
+  end
+end
+if left > 0 then redis.call('PEXPIRE', KEYS[2], left) end
+return redis.call('DEL', KEYS[1])
+"""
+"""Adds one hash of counts to another, and removes it."""
+
+HELP = """Changes the number of shards of a mesh that does not run.
+
+Stop every process of the mesh first: the command refuses while one is alive. (One that was killed counts as alive for a
+minute.) Live sequences go on afterwards; only those whose state their executor alone had are lost, as with every stop
+of all executors. The response cache is emptied. A command that was cut off is repeated; until it has come to its end no
+process joins the mesh.
+
+One server is fastest with one shard, which is what a new mesh has.
+
+\b
+  seqmesh reshard 1
+  seqmesh reshard 1 --redis-url redis://redis.internal:6379/0
+"""
+
+
+class ShardKey(NamedTuple):
+    """A key of a shard. rest: what follows the kind"""
+
+    name: str
+    shard: int
+    kind: str
+    rest: str
+
+
+class StartsEntry(NamedTuple):
+    """An entry of a starts stream. sequence: "" if it names none"""
+
+    id: tuple[int, int]
+    shard: int
+    sequence: SequenceId
+    fields: Mapping[bytes, bytes]
+
+
+async def run(settings: OperatorSettings, shards: int) -> None:
+    """Carries the command out. Raises click.ClickException with the remedy."""
+    prefix = settings.key_prefix or DEFAULT_PREFIX
+    async with redis_of(settings) as redis:
+        held = await Resharding(redis, prefix, shards).run()
+    click.echo(f"the mesh '{prefix}' has {shards} shards now" + (f"; it had {held}" if held else ""))
+
+
+@asynccontextmanager
+async def redis_of(settings: OperatorSettings) -> AsyncGenerator[Any]:
+    """A client for the Redis that is given, or for the server of a data directory, which runs for the block."""
+    if settings.redis_url:
+        async with connected(settings.redis_url) as redis:
+            yield redis
+        return
+    directory = settings.data_dir / "redis"
+    if not directory.exists():
+        raise click.ClickException(f"no mesh has run in {settings.data_dir}: give its --data-dir, or its --redis-url")
+    with private_files(), locked(settings.data_dir), served(directory.resolve()) as url:
+        async with connected(url) as redis:
+            yield redis
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[Any]:
+    redis = connect(url)
+    try:
+        yield redis
+    except CONNECTION_LOST as error:
+        raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
+    except UnfitRedisError as error:
+        raise click.ClickException(error.message) from error
+    finally:
+        await redis.aclose()
+
+
+class Resharding:
+    """The way of one mesh's keys to a number of shards. redis: typed loosely, for commands that no service uses"""
+
+    def __init__(self, redis: Any, prefix: str, shards: int) -> None:
+        self._redis = redis
+        self._to = Keyspace(prefix, shards)
+        self._key = re.compile(rf"{re.escape(prefix)}:{SCHEMA_VERSION}:\{{(\d+)\}}:([^:]+):?(.*)", re.DOTALL)
+
+    async def run(self) -> int:
+        """Everything. Returns the number of shards before, 0 if it is not known any more."""
+        held = await self._claim()
+        if held == self._to.shards:
+            return held
+        found = await self._keys()
+        await self._take_from_executors(found)
+        await self._rename(await self._keys())
+        await self._raise_epochs(await self._keys())
+        found = await self._keys()
+        for model in sorted({one.rest for one in found if one.kind in ("starts", "line", "deadlines")}):
+            await self._divide_line(model, found)
+            await self._divide_deadlines(model, found)
+        await self._add_up(found)
+        await self._remove(await self._keys())
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._to.mesh, "shards", self._to.shards)
+            pipe.hdel(self._to.mesh, TO)
+            await pipe.execute()
+        return held
+
+    # -- who may ----------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> int:
+        """Keeps every process out of the mesh. Returns its number of shards.
+
+        Raises click.ClickException while one is in it.
+        """
+        mesh = self._to.mesh
+        shards, to = await self._redis.hmget(mesh, "shards", TO)
+        if shards is None:
+            raise click.ClickException(
+                f"no mesh '{self._to.prefix}' in this Redis: give its --redis-url and --key-prefix"
+            )
+        if shards != b"%d" % RESHARDING:
+            held = (await agree(self._redis, self._to.prefix)).shards
+            await self._refuse_company()
+            if held == self._to.shards:
+                return held
+            await self._redis.hset(mesh, mapping={"shards": RESHARDING, TO: self._to.shards})
+            try:
+                # A process that joined before tells of itself before it looks at the number: one sees the other.
+                await self._refuse_company()
+            except click.ClickException:
+                await self._redis.hset(mesh, "shards", held)
+                await self._redis.hdel(mesh, TO)
+                raise
+            return held
+        if to is not None and int(to) != self._to.shards:
+            raise click.ClickException(
+                f"the keys are on their way to {int(to)} shards: run `seqmesh reshard {int(to)}` to its end first"
+            )
+        await self._refuse_company()
+        return RESHARDING
+
+    async def _refuse_company(self) -> None:
+        alive = {f"{line.service} {line.name}" for line in await services(self._redis, self._to)}
+        members = await Membership(self._redis, self._to).members()
+        alive |= {f"executor {member.registration.name}" for member in members if member.alive}
+        if alive:
+            raise click.ClickException(
+                f"processes of the mesh are alive, or were killed less than a minute ago: {', '.join(sorted(alive))}. "
+                "Stop them, and repeat the command"
+            )
+
+    # -- the keys ---------------------------------------------------------------------------------------------------
+
+    async def _keys(self) -> list[ShardKey]:
+        """Every key of every shard."""
+        base = re.sub(r"([\\*?\[\]])", r"\\\1", f"{self._to.prefix}:{SCHEMA_VERSION}:{{")
+        found: set[ShardKey] = set()
+        async for data in self._redis.scan_iter(match=f"{base}*", count=1000):
+            name = text_of(data)
+            if match := self._key.fullmatch(name):
+                found.add(ShardKey(name, int(match[1]), match[2], match[3]))
+        return sorted(found)
+
+    def _named(self, shard: int, kind: str, rest: str = "") -> str:
+        return f"{self._to.prefix}:{SCHEMA_VERSION}:{{{shard}}}:{kind}{rest and ':' + rest}"
+
+    async def _take_from_executors(self, found: Sequence[ShardKey]) -> None:
+        """Takes every sequence from its executor, and every step from the inboxes, as a leader does."""
+        keys = Keyspace(self._to.prefix, 1 + max((one.shard for one in found), default=0))
+        scripts, terms = Scripts(self._redis, keys), dict[str, Term]()
+        for one in found:
+            if one.kind != "owned" or not (member := await self._redis.srandmember(one.name)):
+                continue
+            model = model_of(text_of(member))
+            if model not in terms:
+                terms[model] = await self._term(scripts, model)
+            executor = ExecutorId(one.rest.removesuffix(f":{model}"))
+            about: Any = {"shard": ShardId(one.shard), "model": model, "term": terms[model]}
+            while await scripts.run(scripts.reclaim(executor, **about, count=256, tombstone_ms=TOMBSTONE_MS)):
+                pass
+        for one in found:
+            if one.kind == "inbox":
+                after, looked_at = "0-0", 1
+                while looked_at:
+                    drain = scripts.drain(ExecutorId(one.rest), shard=ShardId(one.shard), after=after)
+                    after, looked_at, _ = await scripts.run(drain)
+        for model, term in terms.items():
+            await scripts.run(scripts.resign(model, SchedulerId("reshard"), term=term))
+
+    async def _term(self, scripts: Scripts, model: str) -> Term:
+        (term,) = await scripts.run(scripts.lead({model: Term(0)}, SchedulerId("reshard"), lease_ms=LEASE_MS))
+        if isinstance(term, Exception):
+            raise term
+        if not term:
+            raise click.ClickException(f"a scheduler still has the lead of '{model}': repeat the command in a minute")
+        return term
+
+    async def _rename(self, found: Iterable[ShardKey]) -> None:
+        """Renames the keys of single sequences and of queues."""
+        names: list[tuple[str, str]] = []
+        for one in found:
+            if one.kind in OF_A_SEQUENCE:
+                shard = self._to.shard_of(SequenceId(one.rest))
+            elif one.kind == "work":
+                # work:<model>:<version>:<name>
+                shard = self._to.home_shard(one.rest.rsplit(":", 2)[0])
+            else:
+                continue
+            if shard != one.shard:
+                names.append((one.name, self._named(shard, one.kind, one.rest)))
+        for part in parts(names):
+            pipe = self._redis.pipeline(transaction=False)
+            for before, now in part:
+                pipe.rename(before, now)
+            for outcome in await pipe.execute(raise_on_error=False):
+                # A tombstone or an idle marker may have run out meanwhile.
+                if isinstance(outcome, Exception) and "no such key" not in str(outcome):
+                    raise outcome
+
+    async def _raise_epochs(self, found: Iterable[ShardKey]) -> None:
+        """Epochs go on from the highest of all: a sequence that comes from another shard has had that shard's."""
+        epochs = [int(await self._redis.get(one.name) or 0) for one in found if one.kind == "epoch"]
+        for shard in self._to.shard_ids():
+            await self._redis.set(self._to.epoch(shard), max(epochs, default=0))
+
+    async def _divide_line(self, model: str, found: Iterable[ShardKey]) -> None:
+        """The starts streams and the counts of a model's waiting line, in one transaction."""
+        shards = sorted({one.shard for one in found if one.kind in ("starts", "line") and one.rest == model})
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for shard in shards:
+                pipe.xrange(self._named(shard, "starts", model))
+                pipe.hgetall(self._named(shard, "line", model))
+            read = await pipe.execute()
+        entries = sorted(
+            (
+                entry_of(shard, id, fields)
+                for shard, stream in zip(shards, read[::2], strict=True)
+                for id, fields in stream
+            ),
+            key=lambda entry: (entry.id, entry.shard),
+        )
+        records = await self._records(entries)
+        counts: dict[int, Counter[str]] = {shard: Counter() for shard in self._to.shard_ids()}
+        for line in read[1::2]:
+            for field, value in line.items():
+                if (name := text_of(field)) != "w" and not name.startswith("s:"):
+                    counts[0][name] += int(value)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(*(self._named(shard, kind, model) for shard in shards for kind in ("starts", "line")))
+            renamed: dict[tuple[int, str], str] = {}
+            last: dict[int, tuple[int, int]] = {}
+            for entry in entries:
+                shard = self._to.shard_of(entry.sequence) if entry.sequence else 0
+                ms, number = max(entry.id, next_id(last.get(shard)))
+                last[shard] = ms, number
+                was = f"{entry.id[0]}-{entry.id[1]}"
+                now = renamed[entry.shard, was] = f"{ms}-{number}"
+                fields = dict(entry.fields)
+                if b"b" in fields:
+                    waits = text_of(fields[b"b"])
+                    fields[b"b"] = renamed.get((entry.shard, waits), waits).encode()
+                pipe.xadd(self._named(shard, "starts", model), fields, id=now)
+                record = records.get(entry.sequence, {})
+                changed = {name: now for name in ("be", BIRTH, "dn") if text_of(record.get(name) or b"") == was}
+                if changed and now != was:
+                    pipe.hset(self._to.sequence(entry.sequence).record, mapping=changed)
+                if "be" in changed:
+                    open_steps = int(record[ACCEPTED] or 0) - int(record[COMMITTED] or 0)
+                    counts[shard]["w"] += record[STATE] == WAITING
+                    counts[shard][f"s:{text_of(record[VERSION] or b'')}"] += open_steps
+            for shard, line in counts.items():
+                if line:
+                    pipe.hset(self._named(shard, "line", model), mapping=dict(line))
+            await pipe.execute()
+
+    async def _records(self, entries: Iterable[StartsEntry]) -> dict[SequenceId, dict[str, bytes | None]]:
+        """What the records of these entries' sequences say of their wait."""
+        names = ("be", BIRTH, "dn", STATE, VERSION, ACCEPTED, COMMITTED)
+        records: dict[SequenceId, dict[str, bytes | None]] = {}
+        for part in parts(sorted({entry.sequence for entry in entries if entry.sequence})):
+            pipe = self._redis.pipeline(transaction=False)
+            for sequence in part:
+                pipe.hmget(self._to.sequence(sequence).record, names)
+            for sequence, values in zip(part, await pipe.execute(), strict=True):
+                records[sequence] = dict(zip(names, values, strict=True))
+        return records
+
+    async def _divide_deadlines(self, model: str, found: Iterable[ShardKey]) -> None:
+        for one in found:
+            if one.kind != "deadlines" or one.rest != model:
+                continue
+            due = await self._redis.zrange(one.name, 0, -1, withscores=True)
+            for part in parts(due):
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    for member, score in part:
+                        shard = self._to.shard_of(SequenceId(text_of(member)))
+                        if shard != one.shard:
+                            pipe.zadd(self._to.deadlines(shard, model), {member: score})
+                            pipe.zrem(one.name, member)
+                    await pipe.execute()
+
+    async def _add_up(self, found: Iterable[ShardKey]) -> None:
+        """Adds the statistics of shards that are no more to those of the first shard; all shards are read as one."""
+        for one in found:
+            if one.shard < self._to.shards:
+                continue
+            first = self._named(0, one.kind, one.rest)
+            if one.kind in ("counts", "unreadable"):
+                await self._redis.eval(ADD, 2, one.name, first)
+            elif one.kind == "tally":
+                left = await self._redis.pttl(one.name)
+                while await self._redis.lmove(one.name, first, "LEFT", "RIGHT") is not None:
+                    pass
+                if left > 0:
+                    await self._redis.pexpire(first, left)
+
+    async def _remove(self, found: Iterable[ShardKey]) -> None:
+        """Removes what nobody reads any more."""
+        for part in parts([one for one in found if one.kind in REMOVED or one.shard >= self._to.shards]):
+            await self._redis.unlink(*(one.name for one in part))
+
+
+def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """A list in parts of `AT_ONCE`."""
+    return (values[first : first + AT_ONCE] for first in range(0, len(values), AT_ONCE))
+
+
+def model_of(sequence: str) -> str:
+    return sequence.partition("|")[0]
+
+
+def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:
+    ms, _, number = text_of(id).partition("-")
+    return StartsEntry((int(ms), int(number)), shard, SequenceId(text_of(fields.get(b"q", b""))), fields)
+
+
+def next_id(last: tuple[int, int] | None) -> tuple[int, int]:
+    """The lowest id that a stream takes behind its last one."""
+    return (0, 1) if last is None else (last[0], last[1] + 1)
+
+
+command = operator_command(
+    "reshard",
+    HELP,
+    run,
+    [click.Argument(["shards"], type=click.IntRange(1, 1024))],
+)
+
+
+main = partial(command.main, prog_name="seqmesh reshard")
