@@ -315,11 +315,13 @@ FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
 """
 
 
+LUA = resources.files("shared.store") / "lua"
+
+
 def script_source(name: str) -> str:
-    folder = resources.files("shared.store") / "lua"
     # Without a first line like these, Redis judges a script by its first command that writes.
     shebang = "#!lua\n" if name in ACCEPTING else "#!lua flags=allow-oom\n" if name in FINISHING else ""
-    return shebang + "".join((folder / f"{part}.lua").read_text() for part in ("common", *PRELUDES[name], name))
+    return shebang + "".join((LUA / f"{part}.lua").read_text() for part in ("common", *PRELUDES[name], name))
 
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ import yaml
 
 from benchmarks.command import bench
 from benchmarks.memory import main as memory
+from benchmarks.scripts import main as scripts
 from benchmarks.soak import soak
 from deploy import cli
 from deploy.chaos.command import chaos
@@ -63,7 +64,7 @@ SEQMESH: Mapping[str, click.Command] = {
     "demo": demo,
     "chaos": chaos,
 }
-MODULES: Mapping[str, click.Command] = {"benchmarks.memory": memory}
+MODULES: Mapping[str, click.Command] = {"benchmarks.memory": memory, "benchmarks.scripts": scripts}
 MAKE_VARIABLES: Mapping[str, click.Command | str] = {
     "UP": SEQMESH["up"],
     "CHAOS": chaos,
