@@ -265,12 +265,14 @@ async def _serve_ports(
     http_server = HttpServer(
         Served(app, http_share),
         Served(crowded, Share(descriptors.SPARE, descriptors.SPARE // 2), once=True),
+        parser=settings.http_parser,
         settings=settings,
         unread=core.unread,
     )
     await http_server.start(http)
     metrics_app = build_metrics_app(server, origins, settings.restrictions)
-    metrics_server = HttpServer(Served(metrics_app, Share(descriptors.METRICS, descriptors.METRICS)))
+    metrics_share = Share(descriptors.METRICS, descriptors.METRICS)
+    metrics_server = HttpServer(Served(metrics_app, metrics_share), parser=settings.http_parser)
     await metrics_server.start(metrics)
     logs.info(
         "gateway ready",

@@ -27,6 +27,7 @@ IN_FLIGHT_BYTES_MAX = 1 << 30
 RPC_BYTES = 128 << 10
 """Memory of an idle gRPC call: its metadata, its tasks, half a window of the transport."""
 RPCS_MAX = 10_000
+HttpParser = Literal["llhttp", "hypercorn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,12 @@ class GatewaySettings(MetricsSettings):
         "",
         help="Regular expression: HTTP headers whose names it finds become string parameters of the request. Names are "
         "compared without regard to case, and arrive in lower case.",
+        group="Protocol",
+    )
+    http_parser: HttpParser = setting(
+        "llhttp",
+        help="What parses HTTP/1.1: llhttp, the C parser of Node.js, or Hypercorn with h11. With Hypercorn a small "
+        "request takes more than twice the CPU.",
         group="Protocol",
     )
     restricted_api: tuple[str, ...] = setting(

@@ -1,1 +1,1 @@
-"""The HTTP ports: which clients may hold a connection and for how long, and HTTP/1.1 on it by h11 and Hypercorn."""
+"""The HTTP ports: which clients may hold a connection and for how long, and HTTP/1.1 by llhttp or by Hypercorn."""

@@ -1,21 +1,17 @@
-"""One client's connection: passes bytes between the socket and the protocol, and ends when its client is too slow."""
+"""One client's connection: how patient the gateway is with its client, whichever parser reads its requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from http import HTTPStatus
-from typing import Any
+from typing import Protocol
 
-from hypercorn.asyncio.worker_context import WorkerContext
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.events import Updated as Turned
-from hypercorn.typing import ConnectionState
+import orjson
 
 from gateway.bounds.clients import PATIENCE_S, SLOWEST_BYTES_S
 from gateway.bounds.unread_answers import UnreadAnswers
-from gateway.http.protocol import LINGER_S, Applications, Http1
 from gateway.http.seats import Seat
 
 KEEP_ALIVE_S = 600.0
@@ -26,77 +22,99 @@ HEAD_S = 30.0
 later ones from their first byte."""
 LEAVING_PATIENCE_S = 3.0
 """Replaces PATIENCE_S while the gateway stops."""
-READ_BYTES = 64 << 10
+LINGER_S = 2.0
+"""How long an early answer waits for the rest of its request's body."""
+AHEAD_BYTES = 128 << 10
+"""Bytes of a body that may wait for the application. At this bound the connection is not read."""
 WRITE_AHEAD_BYTES = 64 << 10
 """Bytes that a transport buffers before a writer must wait: asyncio's own default."""
+VERSIONS = (b"1.0", b"1.1")
+NOT_SERVED = "HTTP/{version} is not served: use HTTP/1.1"
+CLOSE = (b"connection", b"close")
 
 
-class ServedConnection:
-    """One connection. `run` serves it to its end; call `check` regularly."""
+class Incoming(Protocol):
+    """A request that is being answered.
 
-    def __init__(
-        self,
-        app: Any,
-        config: Config,
-        context: WorkerContext,
-        seat: Seat,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        unread: UnreadAnswers,
-    ) -> None:
-        self._app = app
-        self._config = config
-        self._context = context
+    began     when its head had come, by the loop's clock
+    received  bytes of its body so far
+    is_whole  whether all of it has come
+    """
+
+    began: float
+    received: int
+
+    @property
+    def is_whole(self) -> bool: ...
+
+
+class Connection(ABC):
+    """One connection. `run` serves it to its end; call `check` regularly.
+
+    Its class is made with an ASGI application, Hypercorn's configuration and context, a seat, and the count of answers
+    that are not taken.
+    """
+
+    def __init__(self, seat: Seat, unread: UnreadAnswers) -> None:
         self._seat = seat
-        self._reader = reader
-        self._writer = writer
-        self._transport = writer.transport
         self._unread = unread
         self._now = asyncio.get_running_loop().time
-        self._sending = asyncio.Lock()
-        self._protocol: Http1 | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport
         self._abort_at: float | None = None
         """When the connection is cut off. Set once it has been ended: its client may then still read the answer."""
         self._unsent = 0, 0.0
         """Bytes that wait in the transport, and since when their number has not changed. Kept only while the gateway
         stops."""
 
-    async def run(self) -> None:
-        """Returns when the connection is closed."""
-        try:
-            socket = self._writer.get_extra_info("socket")
-            ends: list[Any] = [address[:2] for address in (socket.getpeername(), socket.getsockname())]
-            is_tls = self._writer.get_extra_info("ssl_object") is not None
-            async with Applications(asyncio.get_running_loop()) as tasks:
-                state: Any = {}
-                self._protocol = Http1(
-                    self._app, self._config, self._context, tasks, ConnectionState(state), is_tls, *ends, self._send
-                )
-                await self._read(self._protocol)
-        except OSError:
-            pass  # the client left before the beginning
-        finally:
-            await self._close()
+    @property
+    @abstractmethod
+    def protocol(self) -> asyncio.Protocol:
+        """What the transport of this connection speaks to."""
+
+    @abstractmethod
+    async def run(self, transport: asyncio.Transport) -> None:
+        """Serves the connection, which is open now. Returns when it is closed."""
+
+    @property
+    @abstractmethod
+    def _incoming(self) -> Incoming | None:
+        """The request that is being answered, if there is one."""
+
+    @property
+    @abstractmethod
+    def _is_within_request(self) -> bool:
+        """Whether part of a request has come, and part of it is still to come."""
+
+    @abstractmethod
+    def _refusal(self, status: int, error: str) -> bytes:
+        """The bytes of an error answer after which the connection ends.
+
+        Empty when part of another answer has been sent: the client would read them as part of that one.
+        """
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Stops reading and answering. The application is told that its client has left."""
+
+    @abstractmethod
+    async def _drained(self) -> None:
+        """Returns when the transport takes more bytes, or the connection is lost."""
 
     def check(self, now: float, left_at: float | None) -> None:
         """Ends the connection if its client is too slow. left_at: when the gateway began to stop, else None."""
-        protocol = self._protocol
         if self._abort_at is not None:
             if now >= self._abort_at:
                 self._transport.abort()
-        elif protocol is None:
-            pass
         elif self._seat.is_waiting:
             if now >= self._seat.until:
                 self.end(HTTPStatus.REQUEST_TIMEOUT, f"the request's head does not come within {HEAD_S:g} s")
-        elif (exchange := protocol.exchange) is not None and not exchange.is_whole:
-            begin, patience_s = exchange.began, PATIENCE_S
+        elif (incoming := self._incoming) is not None and not incoming.is_whole:
+            begin, patience_s = incoming.began, PATIENCE_S
             if left_at is not None:
                 begin, patience_s = max(begin, left_at), LEAVING_PATIENCE_S
             # Every byte that has come gives the client more time, so a slow but steady one is not cut off.
-            if now > begin + patience_s + exchange.received / SLOWEST_BYTES_S:
-                slow = f"{exchange.received} bytes in {now - exchange.began:.1f} s"
+            if now > begin + patience_s + incoming.received / SLOWEST_BYTES_S:
+                slow = f"{incoming.received} bytes in {now - incoming.began:.1f} s"
                 self.end(HTTPStatus.REQUEST_TIMEOUT, f"the request's body does not come: {slow}")
         if left_at is not None:
             self._check_taken(now)
@@ -107,61 +125,16 @@ class ServedConnection:
             self.end(HTTPStatus.SERVICE_UNAVAILABLE, "Server exiting")
 
     def end(self, status: int, error: str) -> None:
-        """Ends the connection from outside the protocol. A client in the middle of a request is told why."""
-        protocol = self._protocol
-        if protocol is None or self._abort_at is not None:
+        """Ends the connection, whatever it is at. A client in the middle of a request is told why."""
+        if self._abort_at is not None:
             self._transport.abort()
             return
-        is_within_request = protocol.is_within_request
+        is_within_request = self._is_within_request
         if is_within_request:
             with contextlib.suppress(OSError, RuntimeError):  # it has just been lost
-                self._writer.write(protocol.refusal(status, error))
-        # Kept in an attribute, because asyncio itself holds its tasks only weakly.
-        self._ending = asyncio.get_running_loop().create_task(protocol.end(), name="ended connection")
+                self._transport.write(self._refusal(status, error))
         self._finish(lingering=is_within_request)
-
-    async def _read(self, protocol: Http1) -> None:
-        while not self._reader.at_eof():
-            try:
-                data = await self._reader.read(READ_BYTES)
-            except OSError:
-                break
-            if self._abort_at is not None:
-                # The connection was ended: its bytes are only dropped, at most until the seat's time is over.
-                self._abort_at = min(self._now() + LINGER_S, self._seat.until)
-                continue
-            await protocol.handle(RawData(data))
-            if self._seat.is_waiting and protocol.is_within_request:
-                self._seat.until = min(self._seat.until, self._now() + HEAD_S)
-        await protocol.handle(Closed())
-
-    async def _send(self, event: Event) -> None:
-        """Carries out an event of the protocol: it has bytes to send, is idle or busy, or wants to close."""
-        assert self._protocol is not None, "it is the protocol's call"
-        match event:
-            case RawData(data):
-                await self._write(data)
-            case Turned(idle=True):
-                self._seat.wait(self._now(), KEEP_ALIVE_S)
-            case Turned():
-                self._seat.work()
-            case _ if self._abort_at is None:
-                is_within_request = self._protocol.is_within_request
-                await self._protocol.end()
-                self._finish(lingering=is_within_request)
-            case _:
-                pass
-
-    async def _write(self, data: bytes) -> None:
-        assert self._protocol is not None, "it is the protocol's call"
-        async with self._sending:
-            try:
-                self._writer.write(data)
-                await self._taken()
-            except (ConnectionError, RuntimeError, TimeoutError):
-                self._transport.abort()
-                self._abort_at = self._now()
-                await self._protocol.end()
+        self._abandon()
 
     async def _taken(self) -> None:
         """Returns when the client has read the answer, but for a small rest in the transport.
@@ -171,7 +144,7 @@ class ServedConnection:
         size = self._transport.get_write_buffer_size()
         if size <= WRITE_AHEAD_BYTES:
             # Nothing to wait for, and so no need of a timer.
-            await self._writer.drain()
+            await self._drained()
             return
         began = self._now()
         deadline = began + PATIENCE_S
@@ -180,7 +153,7 @@ class ServedConnection:
             while True:
                 try:
                     async with asyncio.timeout_at(deadline):
-                        await self._writer.drain()
+                        await self._drained()
                         return
                 except TimeoutError:
                     # Each byte that the client has read since gives it more time.
@@ -209,13 +182,18 @@ class ServedConnection:
         self._abort_at = now + (LINGER_S if lingering else PATIENCE_S)
         if lingering:
             with contextlib.suppress(NotImplementedError, OSError, RuntimeError):  # TLS has no half of a connection
-                self._writer.write_eof()
+                self._transport.write_eof()
         else:
-            self._writer.close()
+            self._transport.close()
 
-    async def _close(self) -> None:
-        if self._abort_at is None:
-            self._abort_at = self._now() + PATIENCE_S
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.close()
-            await self._writer.wait_closed()
+    def _note_head(self) -> None:
+        """Notes that part of a head has come, and the rest of it has not."""
+        self._seat.until = min(self._seat.until, self._now() + HEAD_S)
+
+    def _linger(self) -> None:
+        """Notes that bytes came after the end. They are dropped, at most until the seat's time is over."""
+        self._abort_at = min(self._now() + LINGER_S, self._seat.until)
+
+
+def error_body(error: str) -> bytes:
+    return orjson.dumps({"error": error})

@@ -1,6 +1,6 @@
-"""The HTTP server of a gateway, on Hypercorn's HTTP/1.1: bounds its connections, and answers clients before it stops.
+"""The HTTP server of a gateway: bounds its connections, and answers clients before it stops.
 
-Hypercorn's own `serve` has no such bounds and no such stop.
+Configuration and TLS are Hypercorn's. Its own `serve` has no such bounds and no such stop.
 """
 
 from __future__ import annotations
@@ -10,21 +10,23 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from errno import ECONNABORTED
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from gateway.bounds.clients import CROWDED, PATIENCE_S
 from gateway.bounds.unread_answers import UNLIMITED, UnreadAnswers
-from gateway.http.connection import HEAD_S, ServedConnection
+from gateway.http.connection import HEAD_S, Connection
+from gateway.http.hypercorn_connection import HypercornConnection
+from gateway.http.llhttp_connection import LlhttpConnection
 from gateway.http.seats import Seat, Share, client_of
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, HttpParser
 from shared.contract.errors import UnavailableError
 from shared.process import logs
 from shared.process.lifecycle import end
@@ -40,6 +42,12 @@ ACCEPT_PAUSE_S = 0.2
 """Pause after a connection could not be accepted because descriptors or memory ran out."""
 TELL_S = 60.0
 """Shortest time between two log lines about refused connections."""
+
+CONNECTIONS: Mapping[HttpParser, Callable[[Any, Config, WorkerContext, Seat, UnreadAnswers], Connection]] = {
+    "llhttp": LlhttpConnection,
+    "hypercorn": HypercornConnection,
+}
+"""The connections of each setting `--http-parser`."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -79,7 +87,11 @@ class HttpServer:
     """
 
     def __init__(
-        self, *served: Served, settings: GatewaySettings | None = None, unread: UnreadAnswers | None = None
+        self,
+        *served: Served,
+        parser: HttpParser = "llhttp",
+        settings: GatewaySettings | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         """settings: those of TLS count; None: plain text.
 
@@ -92,7 +104,8 @@ class HttpServer:
         self._config_once.keep_alive_max_requests = 0
         self._tls = self._config.create_ssl_context() if self._config.ssl_enabled else None
         self._context = WorkerContext(None)
-        self._connections: dict[asyncio.Task[None], ServedConnection | None] = {}
+        self._connect = CONNECTIONS[parser]
+        self._connections: dict[asyncio.Task[None], Connection | None] = {}
         self._left_at: float | None = None
         self._tell_at = 0.0
         self._listening: socket.socket | None = None
@@ -120,12 +133,12 @@ class HttpServer:
         assert self._listening is not None and self._accepting is not None and self._checking is not None
         await end([self._accepting])
         self._listening.close()
-        # Hypercorn closes a connection when it has served more requests than this: from now on, with the next response.
+        # A connection is closed when it has served more requests than this: from now on, with the next response.
         self._config.keep_alive_max_requests = 0
         self._left_at = asyncio.get_running_loop().time()
         begin = time.monotonic()
         await self._gone(min(see_off_s, grace_s))
-        # From now on Hypercorn closes a connection instead of letting it become idle again.
+        # From now on a connection is closed instead of becoming idle again.
         await self._context.terminated.set()
         for task, connection in self._connections.items():
             if connection is None:
@@ -173,14 +186,12 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None
         try:
-            reader, writer = await self._opened(accepted)
             config = self._config_once if served.once else self._config
-            connection = ServedConnection(
-                ASGIWrapper(served.app), config, self._context, seat, reader, writer, self._unread
-            )
+            connection = self._connect(served.app, config, self._context, seat, self._unread)
+            transport = await self._opened(accepted, connection.protocol)
             seat.make_room = partial(connection.end, HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
             self._connections[task] = connection
-            await connection.run()
+            await connection.run(transport)
         except OSError:
             pass  # the TLS handshake failed: a client's fault, not worth the log
         except Exception as error:  # noqa: BLE001  one connection's failure is nobody else's
@@ -189,14 +200,12 @@ class HttpServer:
             accepted.close()
             seat.leave()
 
-    async def _opened(self, accepted: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Makes the connection's streams as `asyncio.start_server` does, which has no place for a bound."""
+    async def _opened(self, accepted: socket.socket, protocol: asyncio.Protocol) -> asyncio.Transport:
+        """The connection's transport. `asyncio.start_server` has no place for a bound."""
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         times = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": PATIENCE_S}
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls, **times)
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return transport
 
     async def _check(self) -> None:
         now = asyncio.get_running_loop().time

@@ -10,8 +10,8 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -20,9 +20,12 @@ import pytest
 import tritonclient.http as blocking_client
 import tritonclient.http.aio as http_aio
 
+from deploy.local.embedded import free_port
 from shared.contract.errors import Code
 from tests.conformance.calls import Caller, Step, fresh_id, refused
-from tests.conformance.targets import Target
+from tests.conformance.conftest import SharedTarget
+from tests.conformance.targets import Target, is_live
+from tests.mesh.running_mesh import wait
 
 NO_MEMBER = "attempt to access non-existing object member"
 NO_TEXT = "attempt to access JSON non-string as string"
@@ -353,6 +356,28 @@ NORMALISATION: dict[str, Case] = {
         TENSORS,
     ),
 }
+
+
+@pytest.fixture(scope="module")
+def second_address(shared_target: SharedTarget) -> Iterator[str]:
+    """Where a gateway of the same mesh listens that parses HTTP with Hypercorn."""
+    target = shared_target.get()
+    assert target.mesh is not None
+    host, port = target.mesh.state.host, free_port()
+    ports = [f"--host={host}", f"--http-port={port}", "--grpc-port=0", "--metrics-port=0"]
+    with target.mesh.spare("gateway", "hypercorn", "--http-parser=hypercorn", *ports):
+        wait(lambda: is_live(f"{host}:{port}"), "the second gateway is live")
+        yield f"{host}:{port}"
+
+
+@pytest.fixture(params=["llhttp", "hypercorn"])
+def target(request: pytest.FixtureRequest, target: Target) -> Target:
+    """The shared target, by each way in which a mesh parses HTTP."""
+    if request.param == "llhttp":
+        return target
+    if not target.is_mesh:
+        pytest.skip("Triton has one way")
+    return replace(target, http=request.getfixturevalue("second_address"))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
+from gateway.settings import HttpParser
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from tests.embedded_redis import EmbeddedRedis
@@ -250,7 +251,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def fuzzer(folder: Path) -> AsyncGenerator[HttpRequests]:
+async def fuzzer(folder: Path, parser: HttpParser = "llhttp") -> AsyncGenerator[HttpRequests]:
     """Starts Redis and a gateway; the executor runs in this process."""
     for size in BOMBS:
         bomb(size)
@@ -262,7 +263,7 @@ async def fuzzer(folder: Path) -> AsyncGenerator[HttpRequests]:
         await executor.join()
         running = asyncio.create_task(executor.run())
         try:
-            async with gateway_process(server.url, PREFIX) as gateway:
+            async with gateway_process(server.url, PREFIX, f"--http-parser={parser}") as gateway:
                 yield HttpRequests(gateway)
         finally:
             running.cancel()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, HttpParser
 from shared.store.keyspace import Keyspace
 from shared.store.redis_client import connect
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
@@ -19,9 +19,21 @@ def keys(key_prefix: str) -> Keyspace:
 
 
 @pytest.fixture
-def gateway_settings(redis_url: str, keys: Keyspace) -> GatewaySettings:
+def http_parser() -> HttpParser:
+    """What reads HTTP in the test's gateways. Tests of HTTP override it, to run over each."""
+    return "llhttp"
+
+
+@pytest.fixture
+def gateway_settings(redis_url: str, keys: Keyspace, http_parser: HttpParser) -> GatewaySettings:
     return GatewaySettings(
-        redis_url=redis_url, key_prefix=keys.prefix, name="gateway", http_port=0, grpc_port=0, metrics_port=0
+        redis_url=redis_url,
+        key_prefix=keys.prefix,
+        name="gateway",
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        http_parser=http_parser,
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import cast, get_args
 
 import aiohttp
 import pytest
 
+from gateway.settings import HttpParser
 from tests.gateway.fake_executor import FakeExecutor
 from tests.gateway.gateway_process import GatewayProcess, gateway_process
 
@@ -36,9 +37,12 @@ BULKY = (
 )
 
 
-@pytest.fixture
-async def process(redis_url: str, executor: FakeExecutor) -> AsyncGenerator[GatewayProcess]:
-    async with gateway_process(redis_url, executor.keys.prefix, descriptors=DESCRIPTORS) as process:
+@pytest.fixture(params=get_args(HttpParser))
+async def process(
+    request: pytest.FixtureRequest, redis_url: str, executor: FakeExecutor
+) -> AsyncGenerator[GatewayProcess]:
+    parser = f"--http-parser={request.param}"
+    async with gateway_process(redis_url, executor.keys.prefix, parser, descriptors=DESCRIPTORS) as process:
         yield process
 
 

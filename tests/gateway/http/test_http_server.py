@@ -9,15 +9,16 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partialmethod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
 from gateway.http.seats import Share
 from gateway.http.server import HttpServer, Served, listen
 from gateway.rest.reply import send_bytes
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, HttpParser
 
 TLS = Path(__file__).parents[2] / "fixtures" / "tls"
 SECURE = GatewaySettings(
@@ -39,6 +40,13 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 async def large(scope: Any, receive: Any, send: Any) -> None:
     """One whose answers are large."""
     await send_bytes(send, 200, bytes(LARGE_BYTES))
+
+
+@pytest.fixture(params=get_args(HttpParser), autouse=True)
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> HttpParser:
+    """What reads the requests of the servers of a test."""
+    monkeypatch.setattr(HttpServer, "__init__", partialmethod(HttpServer.__init__, parser=request.param))
+    return request.param
 
 
 @contextlib.asynccontextmanager
@@ -209,7 +217,8 @@ async def test_an_early_answer_leaves_the_connection_as_it_is_when_the_rest_come
 @pytest.mark.parametrize("head", [b"content-length: 1000000\r\n", b"transfer-encoding: chunked\r\n"])
 async def test_an_early_answer_says_that_the_connection_ends(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the rest of the request does not come; and it reaches a client that goes on to send."""
-    monkeypatch.setattr("gateway.http.protocol.LINGER_S", 0.1)
+    for module in ("hypercorn_protocol", "llhttp_connection"):
+        monkeypatch.setattr(f"gateway.http.{module}.LINGER_S", 0.1)
     async with serving(early) as port, asyncio.timeout(SOON_S):
         reader, writer = await connected(port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n3e8\r\n")

@@ -161,8 +161,8 @@ async def test_an_answer_before_the_body_leaves_the_connection_or_says_that_it_e
             assert (expected, None) == (status, headers.get("connection"))
 
         if "content-encoding" not in header:
-            monkeypatch.setattr("gateway.http.protocol.LINGER_S", 0.1)
-            monkeypatch.setattr("gateway.http.connection.LINGER_S", 0.1)
+            monkeypatch.setattr("gateway.http.hypercorn_protocol.LINGER_S", 0.1)
+            monkeypatch.setattr("gateway.http.llhttp_connection.LINGER_S", 0.1)
             await client.send(head)
             status, headers, _ = await client.answer()
             assert (expected, "close") == (status, headers["connection"])

@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import h11
-import orjson
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData
@@ -23,15 +22,11 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import AppWrapper, Scope
 from starlette.types import Message
 
-VERSIONS = (b"1.0", b"1.1")
-AHEAD_BYTES = 128 << 10
-"""Bytes of a body that may wait for the application. At this bound the connection is not read."""
+from gateway.http.connection import AHEAD_BYTES, CLOSE, LINGER_S, NOT_SERVED, VERSIONS, error_body
+
 PART_BYTES = 512
 """Memory that a part of a body takes beside its bytes. It counts, because a chunk may have a single byte."""
-LINGER_S = 2.0
-"""How long an early answer waits for the rest of its request's body."""
 DISCONNECT: Message = {"type": "http.disconnect"}
-CLOSE = (b"connection", b"close")
 
 
 class RequestReceiver:
@@ -193,7 +188,7 @@ class Http1(H11Protocol):
         if self.connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return b""
         connection = cast("h11.Connection", self.connection)
-        body = orjson.dumps({"error": error})
+        body = error_body(error)
         length = (b"content-length", b"%d" % len(body))
         headers = [*self.config.response_headers("h11"), (b"content-type", b"application/json"), length, CLOSE]
         events = [h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()]
@@ -217,8 +212,8 @@ class Http1(H11Protocol):
     async def _create_stream(self, request: h11.Request) -> None:
         self._is_head = request.method == b"HEAD"
         if request.http_version not in VERSIONS:
-            version = request.http_version.decode()
-            refusal = self.refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, f"HTTP/{version} is not served: use HTTP/1.1")
+            version = NOT_SERVED.format(version=request.http_version.decode())
+            refusal = self.refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, version)
             await self.send(RawData(refusal))
             await self.send(Closed())
             return

@@ -1,0 +1,116 @@
+"""One request as llhttp reads it, and what is refused of it. Pure: bytes come as arguments."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+from httptools import HttpRequestParser
+
+from gateway.http.connection import NOT_SERVED, VERSIONS
+
+EMPTY_LINE = b"\r\n\r\n"
+HEADERS_MAX = 256
+"""Headers of a request: each takes some hundred bytes of memory, however short it is."""
+CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+"""The parser of a body in chunks begins with this head, because httptools ends at the real one if it has `Upgrade`."""
+REQUEST_LINE = re.compile(rb"[^ ]+ [^ ]+ HTTP/(\d\.\d)\r\n")
+
+
+class Chunks:
+    """A body in chunks. parts: what the parser has found; is_whole: whether the body's end has come."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.is_whole = False
+
+    def on_body(self, part: bytes) -> None:
+        self.parts.append(part)
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+
+class Request:
+    """One request: its head, filled by the parser, and how far it and its answer are.
+
+    length    bytes of its body, when it has no chunks
+    missing   bytes of its body that have not left the buffer
+    expects   the client sends its body when it is told to (`Expect: 100-continue`)
+    is_told   the application knows that its body has ended
+    is_last   the connection ends with the answer
+    is_begun  part of the answer has been sent, or all of it (is_answered)
+    """
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.received = 0
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.length = self.missing = 0
+        self.encoding: bytes | None = None
+        self.hosts = 0
+        self.has_head = self.expects = self.is_told = self.is_last = self.is_begun = self.is_answered = False
+        self.method = self.version = ""
+        self.chunks: Chunks | None = None
+        self.parser: HttpRequestParser | None = None
+
+    def on_url(self, target: bytes) -> None:
+        self.target = target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name, value = name.lower(), value.rstrip()
+        self.headers.append((name, value))
+        match name:
+            case b"host":
+                self.hosts += 1
+            case b"content-length":
+                self.length = self.missing = int(value)
+            case b"transfer-encoding":
+                self.encoding = value.lower()
+            case b"connection":
+                self.is_last |= b"close" in value.lower().replace(b" ", b"").split(b",")
+            case b"expect":
+                self.expects = value.lower() == b"100-continue"
+            case _:
+                pass
+
+    def on_headers_complete(self) -> None:
+        self.has_head = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole body has come."""
+        return self.received >= self.length if self.chunks is None else self.chunks.is_whole
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the whole body has left the buffer."""
+        return not self.missing if self.chunks is None else self.chunks.is_whole
+
+
+def parsable(buffer: bytearray) -> int:
+    """How many bytes of a body in chunks may be parsed: to the next empty line, or all but what may be part of one."""
+    end = buffer.find(EMPTY_LINE)
+    if end >= 0:
+        return end + len(EMPTY_LINE)
+    begun = next((size for size in (3, 2, 1) if buffer.endswith(EMPTY_LINE[:size])), 0)
+    return len(buffer) - begun
+
+
+def refused(request: Request, head: bytes, error: str) -> tuple[int, str] | None:
+    """Status and text if a request is not served. error: llhttp's."""
+    version = REQUEST_LINE.match(head)
+    if version is not None and version[1] not in VERSIONS:
+        return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, NOT_SERVED.format(version=version[1].decode())
+    if error or version is None or not request.has_head:
+        return HTTPStatus.BAD_REQUEST, error or "no request of HTTP/1.1"
+    if request.hosts > 1 or (not request.hosts and request.version == "1.1"):
+        return HTTPStatus.BAD_REQUEST, f"{request.hosts or 'no'} 'Host' headers"
+    if len(request.headers) > HEADERS_MAX:
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {HEADERS_MAX} headers"
+    if request.encoding is not None and request.version == "1.0":
+        return HTTPStatus.BAD_REQUEST, "HTTP/1.0 has no 'Transfer-Encoding'"
+    if request.encoding not in (None, b"chunked"):
+        return HTTPStatus.NOT_IMPLEMENTED, "only chunks are served as 'Transfer-Encoding'"
+    return None

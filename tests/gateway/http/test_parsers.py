@@ -1,0 +1,252 @@
+"""Requests byte by byte, through each parser: what is served, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+import pytest
+
+from gateway.http.llhttp_request import HEADERS_MAX
+from gateway.http.seats import Share
+from gateway.http.server import HttpServer, Served, listen
+from gateway.rest.reply import send_bytes
+from gateway.settings import HttpParser
+
+SOON_S = 60.0
+POST = b"POST /echo?a=b HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+UPGRADE = b"connection: upgrade\r\nupgrade: h2c\r\n"
+GET = b"GET /%41 HTTP/1.1\r\nhost: x\r\n\r\n"
+THREE = (
+    POST
+    + b"content-length: 9\r\nA: \r\n\r\n\r\n\r\n\r\n\r\n!"
+    + POST
+    + UPGRADE
+    + b"transfer-encoding: chunked\r\n\r\n4;x=y\r\n\r\n\r\n\r\n2\r\n!!\r\n0\r\nTrailer: x\r\n\r\n"
+    + GET
+)
+ANSWERS = (b"POST|/echo|\r\n\r\n\r\n\r\n!", b"POST|/echo|\r\n\r\n!!", b"GET|/A|")
+PARTS = (b"a", b"", b"bc")
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the request; by some paths, with what an application may do besides."""
+    match scope["path"]:
+        case "/unread":
+            await send_bytes(send, 404, b"unread")
+        case "/parts":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in PARTS:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body"})
+        case "/split":
+            await send_bytes(send, 200, b"", [(b"a", b"b\r\nc: d")])
+        case "/raise":
+            raise ValueError
+        case _:
+            body = b""
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                body += message["body"]
+                if not message["more_body"]:
+                    break
+            await send_bytes(send, 200, b"|".join((scope["method"].encode(), scope["path"].encode(), body)))
+
+
+@pytest.fixture(params=get_args(HttpParser))
+def parser(request: pytest.FixtureRequest) -> HttpParser:
+    return request.param
+
+
+@asynccontextmanager
+async def serving(app: Any, parser: HttpParser) -> AsyncGenerator[int]:
+    """Where a server of that application listens."""
+    server = HttpServer(Served(app, Share(100, 100)), parser=parser)
+    listening = listen("127.0.0.1", 0)
+    await server.start(listening)
+    yield listening.getsockname()[1]
+    await server.stop(1.0, see_off_s=0.0)
+
+
+@pytest.fixture
+async def port(parser: HttpParser) -> AsyncIterator[int]:
+    async with serving(app, parser) as port:
+        yield port
+
+
+async def heard(port: int, *sent: bytes) -> bytes:
+    """What a client hears that sends these pieces, then nothing more."""
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for piece in sent:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.write_eof()
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def bodies(heard: bytes) -> list[bytes]:
+    """The bodies of answers, each of which has a length."""
+    found: list[bytes] = []
+    while heard:
+        head, _, rest = heard.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        assert length is not None, heard
+        found.append(rest[: int(length[1])])
+        heard = rest[int(length[1]) :]
+    return found
+
+
+async def test_requests_mean_the_same_wherever_they_are_cut(port: int) -> None:
+    assert list(ANSWERS) == bodies(await heard(port, THREE))
+    assert list(ANSWERS) == bodies(await heard(port, *(THREE[at : at + 1] for at in range(len(THREE)))))
+    for at in range(1, len(THREE)):
+        assert list(ANSWERS) == bodies(await heard(port, THREE[:at], THREE[at:])), THREE[:at]
+
+
+async def test_a_thousand_requests_at_once_are_answered_in_their_order(port: int) -> None:
+    sent = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(1000))
+
+    assert [b"GET|/%d|" % number for number in range(1000)] == bodies(await heard(port, sent))
+
+
+REFUSED = {
+    "length and chunks": (POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "chunks and length": (POST + b"transfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n", 400),
+    "two lengths": (POST + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabcd", 400),
+    "signed length": (POST + b"content-length: +3\r\n\r\nabc", 400),
+    "endless length": (POST + b"content-length: " + b"9" * 30 + b"\r\n\r\nabc", 400),
+    "other coding": (POST + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+    "coding twice": (POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "no coding": (POST + UPGRADE + b"transfer-encoding: \r\n\r\n", 400),
+    "chunks of HTTP/1.0": (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", 400),
+    "size of a chunk": (CHUNKED + b"x\r\n\r\n", 400),
+    "endless chunk": (CHUNKED + b"f" * 17 + b"\r\n", 400),
+    "longer chunk": (CHUNKED + b"2\r\nabc\r\n0\r\n\r\n", 400),
+    "line of a chunk": (CHUNKED + b"1\na\n0\n\n", 400),
+    "lines": (GET.replace(b"\r\n", b"\n"), 400),
+    "space before a colon": (POST + b"content-length : 3\r\n\r\nabc", 400),
+    "folded": (GET.replace(b"host: x", b"host: x\r\n y"), 400),
+    "no host": (GET.replace(b"host: x\r\n", b""), 400),
+    "two hosts": (GET.replace(b"host: x", b"host: x\r\nhost: y"), 400),
+    "nul": (GET.replace(b"host: x", b"host: x\r\na: b\0"), 400),
+    "large head": (GET.replace(b"host: x", b"host: x\r\na: " + b"b" * 20_000), 431),
+    "endless head": (b"GET /" + b"a" * 100_000, 431),
+    "many headers": (GET.replace(b"host: x", b"host: x" + b"\r\na:" * HEADERS_MAX), 431),
+    "another version": (GET.replace(b"1.1", b"1.2"), 505),
+    "no version": (b"GET /\r\n\r\n", 400),
+    "no request": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
+    "half a head": (GET[:-2], 400),
+    "half a body": (POST + b"content-length: 9\r\n\r\nabc", 400),
+    "half of the chunks": (CHUNKED + b"5\r\nabc", 400),
+}
+
+
+@pytest.mark.parametrize("parser", ["llhttp"])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_could_be_read_in_two_ways_is_refused_and_ends_the_connection(port: int, name: str) -> None:
+    """With one answer: what follows is not read as a request."""
+    sent, status = REFUSED[name]
+    follows = b"" if name.startswith("half") else GET
+    by_bytes = [sent[at : at + 1] for at in range(len(sent))]
+    for before, pieces in ((0, [sent, follows]), (1, [GET + sent + follows]), (0, by_bytes)):
+        answers = await heard(port, *pieces)
+
+        assert before + 1 == answers.count(b"HTTP/1.1 "), answers
+        assert 1 == answers.count(b" %d \r\n" % status) == answers.count(b"connection: close"), answers
+
+
+async def test_an_answer_without_a_length_comes_in_chunks(port: int) -> None:
+    """To a client that knows chunks; else it ends with the connection."""
+    new = await heard(port, b"GET /parts HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+    old = await heard(port, b"GET /parts HTTP/1.0\r\n\r\n")
+
+    assert 2 == new.lower().count(b"transfer-encoding: chunked\r\n")
+    assert 2 == new.count(b"\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n")
+    assert old.endswith(b"\r\n\r\nabc")
+    assert b"chunked" not in old
+
+
+async def test_an_answer_to_head_has_no_body(port: int) -> None:
+    answers = await heard(port, GET.replace(b"GET", b"HEAD") + GET)
+
+    assert 2 == answers.count(b"HTTP/1.1 200 ")
+    assert answers.count(b"|/A|") == 1
+    assert b"content-length: 8\r\n" in answers
+
+
+@pytest.mark.parametrize("path", [b"/split", b"/raise"])
+async def test_a_failure_of_the_application_is_a_500_and_ends_the_connection(
+    port: int, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = await heard(port, GET.replace(b"/%41", path) + GET)
+
+    assert answers.startswith(b"HTTP/1.1 500 ")
+    assert 1 == answers.count(b"HTTP/1.1 ")
+    assert b"c: d" not in answers
+    assert caplog.records
+
+
+async def test_a_body_is_asked_for_when_the_application_wants_it(port: int, parser: HttpParser) -> None:
+    """Hypercorn asks for each."""
+    head = b"HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
+    async with asyncio.timeout(SOON_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /echo " + head)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(b"abc")
+        assert (await reader.readuntil(b"POST|/echo|abc")).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"POST /unread " + head)
+        answer = await reader.readuntil(b"unread")
+
+        assert (parser == "hypercorn") == (b" 100 " in answer)
+        assert b"connection: close" in answer.lower()
+        writer.close()
+
+
+async def test_a_client_that_sends_ahead_is_not_read(parser: HttpParser) -> None:
+    """Until its earlier requests are answered: they wait in the client."""
+    answer_now = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await answer_now.wait()
+        await app(scope, receive, send)
+
+    async with serving(slow, parser) as port, asyncio.timeout(SOON_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * 500_000)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await writer.drain()
+        writer.transport.abort()
+        answer_now.set()
+
+
+async def test_a_client_that_sends_ahead_keeps_nobody_waiting(parser: HttpParser) -> None:
+    served: list[str] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        served.append(scope["path"])
+        await app(scope, receive, send)
+
+    async with serving(noting, parser) as port, asyncio.timeout(SOON_S):
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        connections[0][1].write(GET * 2000)
+        connections[1][1].write(GET.replace(b"%41", b"other"))
+        for (reader, writer), last in zip(connections, (2000, 1), strict=True):
+            for _ in range(last):
+                await reader.readuntil(b"|")
+                await reader.readuntil(b"|")
+            writer.close()
+
+    assert served.index("/other") < 1000
