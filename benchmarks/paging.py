@@ -129,7 +129,7 @@ async def curve(mesh: BenchmarkMesh, slots: int, numbers: Iterable[int], callers
     play, points = Play(client, callers), list[Point]()
     try:
         for live in numbers:
-            await play.start([Track(next(ids), sums.begin()) for _ in range(live - len(play))])
+            await play.start([OpenSequence(next(ids), sums.begin()) for _ in range(live - len(play))])
             await play.go_on(WARMUP_S)
             before, meter = pages(mesh), Meter(mesh.groups, mesh.redis_url)
             meter.read()
@@ -177,7 +177,7 @@ def point_of(
 
 
 @dataclass(slots=True)
-class Track:
+class OpenSequence:
     """One sequence."""
 
     id: int
@@ -190,41 +190,43 @@ class Play:
     def __init__(self, client: Client, callers: int) -> None:
         self._client = client
         self._callers = callers
-        self._idle: list[Track] = []
+        self._idle: list[OpenSequence] = []
         self._chance = random.Random(SEED)
 
     def __len__(self) -> int:
         return len(self._idle)
 
-    async def start(self, tracks: Sequence[Track]) -> None:
+    async def start(self, sequences: Sequence[OpenSequence]) -> None:
         """Starts sequences and leaves them open."""
-        await self._play(iter(tracks), start=True)
+        await self._play(iter(sequences), start=True)
 
     async def go_on(self, seconds: float) -> list[float]:
         """Sends next steps for so long. Returns how long each was waited for, ms."""
         return await self._play(self._by_chance(seconds), start=False)
 
-    def _by_chance(self, seconds: float) -> Iterator[Track]:
+    def _by_chance(self, seconds: float) -> Iterator[OpenSequence]:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             index = self._chance.randrange(len(self._idle))
             self._idle[index], self._idle[-1] = self._idle[-1], self._idle[index]
             yield self._idle.pop()
 
-    async def _play(self, tracks: Iterator[Track], *, start: bool) -> list[float]:
+    async def _play(self, sequences: Iterator[OpenSequence], *, start: bool) -> list[float]:
         waits_ms: list[float] = []
         gc.collect()
         gc.disable()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._callers):
-                    group.create_task(self._call(await self._client.session(), tracks, waits_ms, start=start))
+                    group.create_task(self._call(await self._client.session(), sequences, waits_ms, start=start))
         finally:
             gc.enable()
         return waits_ms
 
-    async def _call(self, session: LoadSession, tracks: Iterator[Track], waits_ms: list[float], *, start: bool) -> None:
-        for track in tracks:
+    async def _call(
+        self, session: LoadSession, sequences: Iterator[OpenSequence], waits_ms: list[float], *, start: bool
+    ) -> None:
+        for track in sequences:
             data, began = track.sums.next_input(), time.perf_counter()
             answer = await session.step(track.id, data, start=start, end=False)
             waits_ms.append((time.perf_counter() - began) * 1000)
