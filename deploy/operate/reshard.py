@@ -27,7 +27,16 @@ from deploy.local.launcher import locked
 from deploy.local.private_files import private_files
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term
-from shared.contract.record import ACCEPTED, BIRTH, COMMITTED, STATE, VERSION, WAITING
+from shared.contract.record import (
+    ACCEPTED,
+    BIRTH,
+    COMMITTED,
+    DEADLINE_ENTRY,
+    STATE,
+    VERSION,
+    WAIT_ENTRY,
+    WAITING,
+)
 from shared.store.company import services
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
@@ -318,10 +327,12 @@ class Resharding:
                     fields[b"b"] = renamed.get((entry.shard, waits), waits).encode()
                 pipe.xadd(self._named(shard, "starts", model), fields, id=now)
                 record = records.get(entry.sequence, {})
-                changed = {name: now for name in ("be", BIRTH, "dn") if text_of(record.get(name) or b"") == was}
+                changed = {
+                    name: now for name in (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY) if text_of(record.get(name) or b"") == was
+                }
                 if changed and now != was:
                     pipe.hset(self._to.sequence(entry.sequence).record, mapping=changed)
-                if "be" in changed:
+                if WAIT_ENTRY in changed:
                     open_steps = int(record[ACCEPTED] or 0) - int(record[COMMITTED] or 0)
                     counts[shard]["w"] += record[STATE] == WAITING
                     counts[shard][f"s:{text_of(record[VERSION] or b'')}"] += open_steps
@@ -332,7 +343,7 @@ class Resharding:
 
     async def _records(self, entries: Iterable[StartsEntry]) -> dict[SequenceId, dict[str, bytes | None]]:
         """What the records of these entries' sequences say of their wait."""
-        names = ("be", BIRTH, "dn", STATE, VERSION, ACCEPTED, COMMITTED)
+        names = (WAIT_ENTRY, BIRTH, DEADLINE_ENTRY, STATE, VERSION, ACCEPTED, COMMITTED)
         records: dict[SequenceId, dict[str, bytes | None]] = {}
         for part in parts(sorted({entry.sequence for entry in entries if entry.sequence})):
             pipe = self._redis.pipeline(transaction=False)

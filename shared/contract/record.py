@@ -32,6 +32,8 @@ VOID_SINCE = "vd"
 VOID_CAUSE = "vk"
 CANCELLED_STEPS = "ca"
 GIVEN_UP = "gu"
+WAIT_ENTRY = "be"
+DEADLINE_ENTRY = "dn"
 
 WAITING, LIVE, MOVING, PAGED = b"w", b"l", b"m", b"p"
 ENDED, EXPIRED, FAILED, LOST, CANCELLED = b"e", b"x", b"f", b"o", b"c"

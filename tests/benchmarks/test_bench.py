@@ -414,9 +414,9 @@ class Echo:
     async def close(self) -> None: ...
 
 
-def tracks(count: int) -> list[paging.Track]:
+def tracks(count: int) -> list[paging.OpenSequence]:
     sums = RunningSums()
-    return [paging.Track(number, sums.begin()) for number in range(1, count + 1)]
+    return [paging.OpenSequence(number, sums.begin()) for number in range(1, count + 1)]
 
 
 async def test_live_sequences_are_played_by_chance_each_one_step_at_a_time() -> None:
