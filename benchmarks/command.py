@@ -47,9 +47,9 @@ With --triton, the same models (model.py) on a real Triton, alternating with the
 machines change from minute to minute, so only such figures can be compared.
 """
 MODELS = ("accumulate", "lstm_512")
-TRITON_MODELS = ("accumulate", "lstm_512_python")
-"""Models that Triton can serve here: the wheel's Triton has the Python backend only."""
 DEVICE_MODELS = ("device_direct", "device_oldest")
+TRITON_MODELS = ("accumulate", "lstm_512_python", *DEVICE_MODELS)
+"""Models that Triton can serve here: the wheel's Triton has the Python backend only."""
 ALL_MODELS = ("accumulate", "lstm_512", "lstm_512_python", *DEVICE_MODELS)
 CONCURRENCIES = "1,8,32,128"
 QUICK_CONCURRENCIES = "1,32"
