@@ -14,7 +14,7 @@ from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
 from shared.store.membership import Member, Membership
-from shared.store.redis_client import CONNECTION_LOST, UnfitRedisError, connect, keys_of_mesh
+from shared.store.redis_client import CONNECTION_LOST, RETRIES, UnfitRedisError, connect, keys_of_mesh
 from shared.store.redis_url import url_without_password
 
 
@@ -53,14 +53,21 @@ class ExecutorHolding:
 async def found_mesh(settings: OperatorSettings) -> AsyncGenerator[OperatedMesh]:
     """Connects to the mesh of the settings. Raises click.ClickException with the remedy if there is none."""
     url, prefix = located(settings)
-    redis = connect(url, retries=0)
-    try:
+    async with connected(url, retries=0) as redis:
         keys = await keys_of_mesh(redis, prefix)
         if keys is None:
             raise click.ClickException(
                 f"no mesh '{prefix}' in {url_without_password(url)}: give its --redis-url and --key-prefix"
             )
         yield OperatedMesh(redis, keys, Membership(redis, keys))
+
+
+@asynccontextmanager
+async def connected(url: str, *, retries: int = RETRIES) -> AsyncGenerator[Redis]:
+    """A client for the block. Raises click.ClickException if Redis is lost, or unfit. retries: see `connect`"""
+    redis = connect(url, retries=retries)
+    try:
+        yield redis
     except CONNECTION_LOST as error:
         raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
     except UnfitRedisError as error:

@@ -25,8 +25,9 @@ import click
 from deploy.local.embedded import served
 from deploy.local.launcher import locked
 from deploy.local.private_files import private_files
+from deploy.operate.operating import connected
 from deploy.operate.settings import OperatorSettings, operator_command
-from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term
+from shared.contract.ids import ExecutorId, SchedulerId, SequenceId, ShardId, Term, model_of
 from shared.contract.record import (
     ACCEPTED,
     BIRTH,
@@ -41,8 +42,7 @@ from shared.store.company import services
 from shared.store.keyspace import DEFAULT_PREFIX, SCHEMA_VERSION, Keyspace
 from shared.store.membership import Membership
 from shared.store.reading import text_of
-from shared.store.redis_client import CONNECTION_LOST, RESHARDING, UnfitRedisError, agree, connect
-from shared.store.redis_url import url_without_password
+from shared.store.redis_client import RESHARDING, agree
 from shared.store.scripts import Scripts
 
 TO = "to"
@@ -127,19 +127,6 @@ async def redis_of(settings: OperatorSettings) -> AsyncGenerator[Any]:
     with private_files(), locked(settings.data_dir), served(directory.resolve()) as url:
         async with connected(url) as redis:
             yield redis
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncGenerator[Any]:
-    redis = connect(url)
-    try:
-        yield redis
-    except CONNECTION_LOST as error:
-        raise click.ClickException(f"Redis at {url_without_password(url)} cannot be reached ({error})") from error
-    except UnfitRedisError as error:
-        raise click.ClickException(error.message) from error
-    finally:
-        await redis.aclose()
 
 
 class Resharding:
@@ -237,7 +224,7 @@ class Resharding:
         for one in found:
             if one.kind != "owned" or not (member := await self._redis.srandmember(one.name)):
                 continue
-            model = model_of(text_of(member))
+            model = model_of(SequenceId(text_of(member)))
             if model not in terms:
                 terms[model] = await self._term(scripts, model)
             executor = ExecutorId(one.rest.removesuffix(f":{model}"))
@@ -391,10 +378,6 @@ class Resharding:
 def parts(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
     """A list in parts of `AT_ONCE`."""
     return (values[first : first + AT_ONCE] for first in range(0, len(values), AT_ONCE))
-
-
-def model_of(sequence: str) -> str:
-    return sequence.partition("|")[0]
 
 
 def entry_of(shard: int, id: bytes, fields: Mapping[bytes, bytes]) -> StartsEntry:

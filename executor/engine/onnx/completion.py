@@ -1,7 +1,7 @@
 """Completes a configuration from an ONNX model: inputs, outputs, and whether it takes batches.
 
-As Triton does, where inputs or outputs are missing. Unlike Triton, tensors that the configuration declares as states,
-controls or batch inputs are not declared as inputs and outputs once more.
+As Triton does, where inputs or outputs are missing. Unlike Triton, tensors that the configuration declares as states
+or controls are not declared as inputs and outputs once more.
 
 Source: Triton onnxruntime backend, onnxruntime.cc (AutoCompleteConfig, AutoCompleteMaxBatch, AutoCompleteIO).
 """
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from executor.engine.onnx.loading import config_type
 from executor.engine.onnx.session import OnnxModel, OnnxTensor, model_path, open_model
+from executor.engine.pytorch.signature import config_type
 from shared.contract.errors import ConfigError
 
 BATCH_DEFAULT = 4

@@ -7,8 +7,7 @@ backend, backend_common.cc (CompareDimsSupported).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -18,8 +17,9 @@ from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.onnx.forward import OnnxForward
 from executor.engine.onnx.session import OnnxModel, OnnxTensor, model_path, open_model, parameter_of, run_options_of
 from executor.engine.pytorch.arena import StateArena
-from executor.engine.pytorch.binding import Argument, Binding, argument_sources
+from executor.engine.pytorch.binding import Argument, Binding, Source, argument_sources
 from executor.engine.pytorch.engine import TorchEngine
+from executor.engine.pytorch.signature import config_type
 from shared.contract.errors import LoadError
 from shared.contract.model_config import BatchInput, ControlSpec, FixedShape, ModelConfig, StateSpec, TensorSpec
 
@@ -39,7 +39,11 @@ def load(request: LoadRequest) -> TorchEngine:
     check_outputs(config, model)
     states = config.sequence_batching.states if config.sequence_batching else ()
     wanted = dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states])
-    texts = {name: _text_shape(config, name, source) for name, source in argument_sources(config) if _is_text(source)}
+    texts = {
+        name: _text_shape(config, name, source)
+        for name, source in argument_sources(config)
+        if source.datatype == "BYTES"
+    }
     return TorchEngine(
         config,
         OnnxForward(model, device, texts, tuple(wanted), run_options_of(told)),
@@ -104,9 +108,7 @@ def _check_type(config: ModelConfig, kind: str, name: str, datatype: str, tensor
         )
 
 
-def _check_input_dims(
-    config: ModelConfig, name: str, source: TensorSpec | ControlSpec | StateSpec | BatchInput, tensor: OnnxTensor
-) -> None:
+def _check_input_dims(config: ModelConfig, name: str, source: Source, tensor: OnnxTensor) -> None:
     match source:
         case TensorSpec(allow_ragged_batch=True):
             if tensor.dims != (-1,):
@@ -161,24 +163,18 @@ def check_dims(config: ModelConfig, name: str, model_dims: Sequence[int], dims: 
         )
 
 
-def config_type(datatype: str) -> str:
-    """A wire datatype as configurations name it."""
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
-def _is_text(source: TensorSpec | ControlSpec | StateSpec | BatchInput) -> bool:
-    return source.datatype == "BYTES"
-
-
-def _text_shape(
-    config: ModelConfig, name: str, source: TensorSpec | ControlSpec | StateSpec | BatchInput
-) -> tuple[int, ...]:
+def _text_shape(config: ModelConfig, name: str, source: Source) -> tuple[int, ...]:
     """Shape of an input of strings, of which the engine knows the number: at most one dimension may be variable."""
-    dims: Mapping[type, Any] = {ControlSpec: (1,), BatchInput: (-1,)}
-    own = dims.get(type(source)) or (
-        shapes.declared_by_model(source) if isinstance(source, TensorSpec) else getattr(source, "dims", ())
-    )
-    shape = (-1, *own) if config.max_batch_size else tuple(own)
+    match source:
+        case TensorSpec():
+            own = shapes.declared_by_model(source)
+        case StateSpec():
+            own = tuple(source.dims)
+        case ControlSpec():
+            own = (1,)
+        case BatchInput():
+            own = (-1,)
+    shape = (-1, *own) if config.max_batch_size else own
     if shape.count(-1) > 1:
         raise LoadError(
             f"model '{config.name}': input '{name}' has strings and more than one variable dimension "

@@ -179,10 +179,10 @@ def _check(
     reshape = declaration.get("reshape")
     shape = reshape.get("shape", []) if reshape is not None else declaration.get("dims", [])
     given = tuple(int(dim) for dim in shape)
-    if declaration.get("data_type") != _config_type(datatype) or not _compatible(given, dims):
+    if declaration.get("data_type") != config_type(datatype) or not _compatible(given, dims):
         raise ConfigError(
             f"model '{config.get('name')}': {field} '{name}' is configured as {declaration.get('data_type')} "
-            f"{shapes.text(given)}, but the model's signature says {_config_type(datatype)} {shapes.text(dims)}"
+            f"{shapes.text(given)}, but the model's signature says {config_type(datatype)} {shapes.text(dims)}"
         )
 
 
@@ -194,10 +194,11 @@ def _compatible(given: Sequence[int], dims: Sequence[int]) -> bool:
 
 def _declaration(tensor: TensorSignature | StateSignature) -> dict[str, Any]:
     names = {name: value for name, value in msgspec.structs.asdict(tensor).items() if name.endswith("name")}
-    return {**names, "data_type": _config_type(tensor.datatype), "dims": list(tensor.dims)}
+    return {**names, "data_type": config_type(tensor.datatype), "dims": list(tensor.dims)}
 
 
-def _config_type(datatype: str) -> str:
+def config_type(datatype: str) -> str:
+    """A wire datatype as configurations name it."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 

@@ -8,7 +8,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -246,14 +246,9 @@ async def test_a_refusal_never_ends_the_stream(stub: Any, twin: Any) -> None:
 async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
     """One larger than the bound is let through alone; the next is read when it has been answered."""
     twin.respond = twin.hold
-    numbers = iter(range(3))
     context = ContextTwin()
 
-    async def read() -> Any:
-        number = next(numbers, None)
-        return END_OF_REQUESTS if number is None else request(number)
-
-    stream = stream_of(context, read, twin, outstanding_bytes_max=3)
+    stream = stream_of(context, reads_of(3), twin, outstanding_bytes_max=3)
     running = asyncio.create_task(stream.run())
     for number in range(3):
         await twin.wait_for_calls(number + 1)
@@ -269,20 +264,15 @@ async def test_large_requests_are_bounded_by_their_bytes(twin: Any) -> None:
 async def test_answers_that_a_client_does_not_read_count_until_they_are_written(twin: Any, at_once: bool) -> None:
     """Requests and answers have four bytes each: with room for twenty, three wait behind the one that is written."""
     twin.respond = twin.answer if at_once else twin.hold
-    numbers = iter(range(20))
     context = ContextTwin()
     reads = asyncio.Event()
-
-    async def read() -> Any:
-        number = next(numbers, None)
-        return END_OF_REQUESTS if number is None else request(number)
 
     async def write(response: Any) -> None:
         await reads.wait()
         context.written.append(response)
 
     context.write = write
-    stream = stream_of(context, read, twin, outstanding_bytes_max=20)
+    stream = stream_of(context, reads_of(20), twin, outstanding_bytes_max=20)
     running = asyncio.create_task(stream.run())
     for _ in range(100):
         await asyncio.sleep(0)
@@ -301,12 +291,7 @@ async def test_answers_that_a_client_does_not_read_count_until_they_are_written(
 async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other(twin: Any) -> None:
     """It is counted before it is written, so that nothing stays counted afterwards."""
     twin.respond = twin.hold
-    numbers = iter(range(3))
     context = ContextTwin()
-
-    async def read() -> Any:
-        number = next(numbers, None)
-        return END_OF_REQUESTS if number is None else request(number)
 
     async def write(response: Any) -> None:
         context.written.append(response)
@@ -315,7 +300,7 @@ async def test_an_answer_that_comes_while_another_is_written_counts_as_any_other
 
     context.write = write
     unread = UnreadAnswers(1 << 20)
-    stream = stream_of(context, read, twin, unread=unread)
+    stream = stream_of(context, reads_of(3), twin, unread=unread)
     running = asyncio.create_task(stream.run())
     await twin.wait_for_calls(3)
     twin.finish(0)
@@ -368,6 +353,17 @@ class ContextTwin:
 
     async def write(self, response: Any) -> None:
         self.written.append(response)
+
+
+def reads_of(count: int) -> Callable[[], Awaitable[Any]]:
+    """What a stream reads of a client that sends so many requests."""
+    numbers = iter(range(count))
+
+    async def read() -> Any:
+        number = next(numbers, None)
+        return END_OF_REQUESTS if number is None else request(number)
+
+    return read
 
 
 def stream_of(
