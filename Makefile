@@ -18,7 +18,7 @@ LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-a
   --custom-compile-command "make lock" $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
+.PHONY: help install run vad unit test coverage sim gpu conformance check docs format reference e2e bench soak chaos fuzz mutants perf-analyzer lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,7 +36,11 @@ $(VENV)/.installed-run: pyproject.toml requirements.lock torch.lock bootstrap.lo
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
-	@$(BIN)/python deploy/requirements_of.py dev docs | $(INSTALL_LOCKED)
+	@$(BIN)/python deploy/requirements_of.py dev docs vad | $(INSTALL_LOCKED)
+	@touch $@
+
+$(VENV)/.installed-vad: $(VENV)/.installed-run
+	@$(BIN)/python deploy/requirements_of.py vad | $(INSTALL_LOCKED)
 	@touch $@
 
 # The pages need no torch: a machine that only builds them installs nothing else.
@@ -50,11 +54,14 @@ install: $(VENV)/.installed-dev  ## everything, with what the tests need, into .
 run: $(VENV)/.installed-run  ## a mesh with the sample models on this machine, until Ctrl-C
 	@exec $(BIN)/seqmesh up --models deploy/models $(UP)
 
+vad: $(VENV)/.installed-vad  ## speech and pauses found in recordings, while an executor is killed (`seqmesh demo vad`)
+	@exec $(BIN)/seqmesh demo vad $(ARGS)
+
 unit: install  ## the tests that need no server and start no process, in about a minute
 	$(BIN)/python -m pytest -n 2 -m unit $(ARGS)
 
-test: install  ## all tests that need no Docker, on two workers; ARGS="-n auto" takes as many as there are cores
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+test: install  ## all tests that need no Docker, on three workers, which is right for two cores; ARGS="-n 6" takes six
+	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 coverage: install  ## which lines unit tests run, by module; ARGS="-m ''" for all tests in this process; build/coverage
 	$(BIN)/python -m pytest -q -m unit --cov --cov-report=term:skip-covered --cov-report=html:build/coverage $(ARGS)

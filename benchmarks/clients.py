@@ -46,7 +46,7 @@ class LoadSession(Protocol):
 
 
 class Client(Protocol):
-    """Makes sessions."""
+    """One protocol's way to one server: makes the sessions that carry sequences."""
 
     async def session(self) -> LoadSession:
         """A new session. Raises `StepError`."""
@@ -116,14 +116,13 @@ def json_bool(value: bool) -> str:  # noqa: FBT001 -- the value is what it is ab
 
 
 class HttpSession:
-    """One connection."""
+    """A connection of its own, for one sequence at a time."""
 
     def __init__(self, connection: HttpConnection, request: Callable[..., bytes]) -> None:
         self._connection = connection
         self._request = request
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `LoadSession`."""
         status, document_bytes, body = await self._connection.exchange(
             self._request(sequence, data, start=start, end=end)
         )
@@ -157,12 +156,10 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
         # uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop."""
         self._transport = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(StepError(f"connection lost: {exc or 'closed by the server'}"))
@@ -277,7 +274,6 @@ class GrpcSession:
         return self._parts.request(self._sequence[1], data, start=start, end=end)
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `LoadSession`."""
         try:
             answer = await self._call(self._request(sequence, data, start=start, end=end))
         except grpc.aio.AioRpcError as error:
@@ -289,12 +285,11 @@ class GrpcSession:
 
 
 class GrpcStreamSession(GrpcSession):
-    """One ModelStreamInfer."""
+    """A ModelStreamInfer call that carries one sequence after the other, one step under way."""
 
     _stream: Any = None
 
     async def step(self, sequence: int, data: bytes, *, start: bool, end: bool) -> bytes:
-        """See `LoadSession`."""
         if self._stream is None:
             self._stream = self._call()
         try:

@@ -165,7 +165,6 @@ def bench(
     triton_python: str,
     triton_wheel: Path | None,
 ) -> None:
-    """See HELP."""
     if paging is not None:
         callers = concurrency[0] if concurrency else PAGING_CALLERS
         window_s = seconds or (1.0 if quick else 10.0)

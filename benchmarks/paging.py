@@ -178,7 +178,7 @@ def point_of(
 
 @dataclass(slots=True)
 class OpenSequence:
-    """One sequence."""
+    """A live sequence: its correlation id, and the sums that its answers must be."""
 
     id: int
     sums: SumTrack

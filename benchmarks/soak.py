@@ -112,7 +112,6 @@ def resident_bytes(process: psutil.Process) -> int:
 @click.option("--protocol", type=click.Choice(PROTOCOLS), default="grpc-stream", show_default=True)
 @click.option("--executors", type=click.IntRange(1), default=2, show_default=True, metavar="N", help="Of the mesh.")
 def soak(*, minutes: float, streams: int, protocol: ProtocolName, executors: int) -> None:
-    """See HELP."""
     with contextlib.ExitStack() as stack:
         repository = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seqmesh-models-")))
         click.echo("making the models and starting the mesh", err=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_takeovers(by_age: Sequence[Takeover], by_number: Sequence[Takeover], path: Path) -> None:
-    """Writes a PNG."""
+    """Two plots of takeover times in one PNG: by the age of sequences, and by their number."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), squeeze=False, sharey=True, layout="constrained")
     left, right = axes[0]
     for axis, kills, xs, label in (

@@ -72,7 +72,7 @@ def interpreter_of(python: str) -> Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """The wheel's parts."""
+    """The files of the wheel nvidia-pytriton that a server needs."""
 
     program: Path
     backend: Path

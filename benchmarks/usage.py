@@ -121,7 +121,7 @@ def redis_cost(before: Reading, after: Reading, steps: int) -> RedisCost | None:
     ordered = dict(sorted(((k, round(v, 3)) for k, v in calls.items() if v >= 0.001), key=lambda item: -item[1]))
     return RedisCost(
         commands=sum(calls.values()),
-        scripts=calls.get("evalsha", 0.0) + calls.get("fcall", 0.0),
+        scripts=calls.get("fcall", 0.0),
         bytes_in=change["bytes_in"],
         bytes_out=change["bytes_out"],
         file_bytes=change["file_bytes"],

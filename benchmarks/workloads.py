@@ -51,13 +51,11 @@ class TensorForm:
 
 
 class Workload(Protocol):
-    """A kind of sequences."""
+    """What sequences of a measurement send, and how their answers are judged."""
 
     form: TensorForm
 
-    def begin(self) -> Track:
-        """A new sequence."""
-        ...
+    def begin(self) -> Track: ...
 
     def steps(self) -> int:
         """How many steps the next sequence has."""
@@ -86,7 +84,7 @@ class RunningSums(Lengths):
 
 
 class SumTrack:
-    """One running sum."""
+    """A sequence of random summands, and the sum that each answer must be."""
 
     __slots__ = ("_chance", "_sum")
 
@@ -95,7 +93,6 @@ class SumTrack:
         self._sum = 0
 
     def next_input(self) -> bytes:
-        """A summand, INT32."""
         summand = self._chance.randint(1, SUMMAND_MAX)
         self._sum += summand
         return summand.to_bytes(4, "little")

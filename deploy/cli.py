@@ -14,6 +14,7 @@ import click
 
 from deploy.local.launcher import up
 from deploy.local.settings import UpSettings
+from shared.contract.ids import correlation_id_from
 from shared.settings import settings_command
 from shared.traces.tracing import describe
 
@@ -30,7 +31,7 @@ LAZY_COMMANDS = {
     "scheduler": ("scheduler.__main__", "One scheduler: gives sequences to executors. One leads, others stand by."),
     "executor": ("executor.__main__", "One executor: runs models. Any number may run."),
     "drain": ("deploy.operate.drain", "Empties executors: their sequences go on elsewhere, without an error."),
-    "move": ("deploy.operate.move", "Moves a sequence to another executor, between two of its steps."),
+    "seq": ("deploy.operate.sequences", "The sequences of a mesh: lists them, shows, moves, ends and copies one."),
     "reshard": ("deploy.operate.reshard", "Changes the number of shards of a mesh that does not run."),
     "settings": (
         "deploy.operate.runtime_settings",
@@ -77,8 +78,7 @@ def show_version() -> None:
 @click.option("--string", is_flag=True, help='ID is a string even if it looks like a number: 42 and "42" differ.')
 def show_trace(model: str, correlation_id: str, version: str, *, string: bool) -> None:
     """The trace id of a sequence, running or not."""
-    number = correlation_id.isdecimal() and not string
-    click.echo(describe(model, version, int(correlation_id) if number else correlation_id))
+    click.echo(describe(model, version, correlation_id_from(correlation_id, string=string)))
 
 
 main.add_command(

@@ -66,7 +66,6 @@ class RedisConnections:
             self.run.agree(run.bound)
 
     async def close(self) -> None:
-        """Closes both pools."""
         await self.commands.aclose()
         await self.blocking.aclose()
 

@@ -149,20 +149,25 @@ async def start_models(
 async def load_models(
     repository: ModelRepository, loader: Loader, settings: ExecutorSettings, but: Collection[str] = ()
 ) -> None:
-    """Loads every model, or in explicit mode the named ones. A model that fails is logged, and the index names the
-    reason.
+    """Loads every model, or in explicit mode the named ones and those that they need. A model that fails is logged, and
+    the index names the reason.
 
     but     models to leave alone
     raises  MeshError (see `refuse_start`)
     """
-    for name in start_names(repository, settings):
+    names = start_names(repository, settings)
+    # The list grows: an ensemble brings the models of its steps, as in Triton. They may be on other executors.
+    for name in names:
         if name in but:
             continue
         logs.info("loading model", model=name)
         try:
-            await loader.load(name)
+            loaded = await loader.load(name)
         except MeshError as error:
             logs.error("model not loaded", model=name, cause=error.message)
+            continue
+        here = {step.model for step in loaded.record.config.ensemble} & set(repository.names())
+        names += sorted(here.difference(names))
     refuse_start(repository, settings)
 
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.access.restrictions import Restriction
+from gateway.access.restrictions import SEQUENCES, Restriction
 from gateway.models.catalog import Catalog
 from gateway.models.repository import EXPLICIT
 from gateway.settings import GatewaySettings
@@ -20,6 +20,8 @@ from shared.process import logs
 CONTROL = "model-repository"
 CHANGING = (CONTROL, "logging", "trace")
 """Parts of the protocols that change the whole mesh."""
+MEMORY = "shared-memory"
+"""The part by which a client names files of the gateway's machine, if it may."""
 LOOK_S = 1.0
 
 
@@ -32,13 +34,18 @@ class Exposure:
 
     @property
     def open_parts(self) -> list[str]:
-        """The parts that change the mesh and need no secret header over HTTP or over gRPC."""
+        """The parts that change the mesh, or touch this machine's memory, and need no secret header over both ports."""
         http, grpc = self.settings.http_restrictions, self.settings.grpc_restrictions
-        return [part for part in CHANGING if part not in http or part not in grpc]
+        parts = (*CHANGING, *((MEMORY,) if self.settings.allow_client_shm else ()))
+        return [part for part in parts if part not in http or part not in grpc]
 
     def takes_overrides(self, restrictions: Mapping[str, Restriction]) -> bool:
         """Whether a port with these restrictions loads models with a client's own configuration and files."""
         return self.is_loopback or self.settings.allow_load_overrides or CONTROL in restrictions
+
+    def shows_sequences(self, restrictions: Mapping[str, Restriction]) -> bool:
+        """Whether a port with these restrictions lists sequences. Whoever knows an id can go on with its sequence."""
+        return self.is_loopback or SEQUENCES in restrictions
 
     def warn(self) -> None:
         """Logs which parts every client may change, if the gateway listens beyond loopback."""

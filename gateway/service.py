@@ -39,9 +39,11 @@ from gateway.models.repository import RepositoryControl
 from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.dispatch import Dispatch
+from gateway.requests.ensembles.notices import EnsembleNotices
 from gateway.requests.inference import Inference
 from gateway.requests.orphans import Orphans
 from gateway.requests.recovery import RestartRecovery
+from gateway.requests.regions import REGIONS_MAX, Regions
 from gateway.requests.replies import Replies
 from gateway.requests.unserved import Unserved
 from gateway.rest.app import build_app, build_crowded_app, build_metrics_app
@@ -49,7 +51,9 @@ from gateway.rest.body import BodyBounds
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
+from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
+from gateway.rest.shared_memory import SystemSharedMemory
 from gateway.settings import GatewaySettings
 from shared.contract.ids import GatewayId
 from shared.contract.response_cache import parse_cache_config
@@ -63,6 +67,7 @@ from shared.store.membership import Membership
 from shared.store.reading import tell
 from shared.store.redis_client import connect, joined, value_bytes_max
 from shared.store.scripts import Scripts
+from shared.store.sequences import Sequences
 from shared.store.server_run import ServerRun
 from shared.store.totals import Tallies
 from shared.stored_settings import ProcessSettings, StoredSettings
@@ -93,6 +98,7 @@ class Core:
     dispatch: Dispatch
     replies: Replies
     settings: RuntimeSettings
+    sequences: Sequences
     memory: MemoryBound
     unread: UnreadAnswers
 
@@ -138,7 +144,8 @@ async def running_core(
     run = ServerRun()
     async with aclosing(open_client(run)) as redis:
         gateway = GatewayId(f"{'-'.join(name.split())}-{uuid.uuid4().hex[:8]}")
-        catalog = Catalog(Membership(redis, keys), strict_readiness=settings.strict_readiness)
+        membership = Membership(redis, keys)
+        catalog = Catalog(membership, strict_readiness=settings.strict_readiness)
         where = json.dumps({"name": name, "host": socket.gethostname(), "pid": os.getpid()})
         replies = Replies(redis, keys, gateway, where=where)
         scripts = Scripts(redis, keys)
@@ -151,12 +158,14 @@ async def running_core(
             in_flight_max=settings.sequence_inflight_max,
             backlog_max=settings.backlog_max,
             live_max=settings.live_max,
+            early_wait_s=settings.early_step_wait_ms / 1000,
             summaries=parse_metrics_config(settings.metrics_config).summary_latencies,
         )
         cache_bytes = parse_cache_config(settings.cache_config)
         observation = Observation(redis, keys, catalog, cache_bytes=cache_bytes)
         statistics = Statistics(Tallies(scripts, keys), catalog, observation)
         orphans = Orphans(scripts, keys, gateway)
+        notices = EnsembleNotices(scripts, keys)
         memory = MemoryBound(settings.memory_max)
         unread = UnreadAnswers(settings.max_bytes_unread)
         inference = Inference(
@@ -166,6 +175,7 @@ async def running_core(
             keys,
             tracing,
             orphans,
+            notices,
             in_flight_max=settings.max_requests_in_flight,
             budget=ByteBudget(settings.max_bytes_in_flight, memory),
             request_bytes_max=await value_bytes_max(redis),
@@ -182,6 +192,7 @@ async def running_core(
             tasks.start(dispatch.run(), name="dispatch"),
             tasks.start(RestartRecovery(open_client, run, replies, dispatch).run(), name="recovery"),
             tasks.start(orphans.run(), name="orphans"),
+            tasks.start(notices.run(), name="ensembles"),
             tasks.start(catalog.run(), name="catalog"),
             tasks.start(Unserved(catalog, lambda: replies.unanswered, dispatch.withdraw).run(), name="unserved"),
             tasks.start(process.run(), name="settings"),
@@ -199,6 +210,7 @@ async def running_core(
                 dispatch,
                 replies,
                 RuntimeSettings(stored_settings, process, tracing.control, catalog, name),
+                Sequences(redis, keys, membership),
                 memory,
                 unread,
             )
@@ -222,12 +234,21 @@ async def _serve_ports(
         http=settings.http_max_connections,
         http_per_client=settings.http_max_connections_per_client,
         grpc=settings.grpc_max_connections,
+        regions=REGIONS_MAX if settings.allow_client_shm else 0,
+    )
+    regions = Regions(
+        is_allowed=settings.allow_client_shm,
+        key_prefix=settings.client_shm_prefix,
+        bytes_max=max(settings.http_max_input_size, settings.grpc_max_input_size),
+        budget=core.inference.budget,
     )
     http_share = Share(shares.http, shares.http_per_client)
     config = parse_metrics_config(settings.metrics_config)
     gauges = gauges_of(core, http_share)
     metrics_page = Metrics(core.catalog, core.statistics, core.observation, gauges, config)
-    server = ServerRoutes(core.catalog, metrics_page, stop, name=settings.server_id)
+    server = ServerRoutes(
+        core.catalog, metrics_page, stop, name=settings.server_id, shared_memory=settings.allow_client_shm
+    )
     bounds = BodyBounds(settings.http_max_input_size, core.inference.budget)
     http = listen(settings.host, settings.http_port)
     exposure = Exposure(settings, is_loopback(http.getsockname()[0]))
@@ -238,10 +259,18 @@ async def _serve_ports(
     of_grpc = core.repository if exposure.takes_overrides(settings.grpc_restrictions) else closed
     origins = Origins(settings.http_allowed_origin, is_loopback=exposure.is_loopback)
     app = build_app(
-        Infer(core.inference, core.catalog, size_max=bounds.size_max, forward=settings.header_forward_regex),
+        Infer(
+            core.inference,
+            core.catalog,
+            size_max=bounds.size_max,
+            forward=settings.header_forward_regex,
+            regions=regions,
+        ),
         Models(core.catalog, of_http, core.statistics, bounds),
         server,
         Observability(core.settings, bounds),
+        SequenceRoutes(core.catalog, core.sequences, is_open=exposure.shows_sequences(settings.http_restrictions)),
+        SystemSharedMemory(regions, bounds),
         origins,
         settings.http_restrictions,
     )
@@ -257,6 +286,7 @@ async def _serve_ports(
         settings,
         memory=core.memory,
         unread=core.unread,
+        regions=regions,
     )
     grpc = await serve_grpc(servicer, settings, connections_max=shares.grpc)
     # The second relief: the servicer's own, which ends calls with unfinished messages, is asked before it.

@@ -65,8 +65,9 @@ class GatewaySettings(MetricsSettings):
         (),
         help="Parts of the protocols that answer only to those who send a header: "
         "'<category>,<category>:<header>=<value>'. Categories: health, metadata, inference, shared-memory, "
-        "model-config, model-repository, statistics, trace, logging, metrics. Holds for HTTP, for gRPC (the metadata "
-        "key is triton-grpc-protocol-<header>), and for the metrics port (metrics, else statistics). May be repeated.",
+        "model-config, model-repository, statistics, trace, logging, metrics, sequences. Holds for HTTP, for gRPC (the "
+        "metadata key is triton-grpc-protocol-<header>), and for the metrics port (metrics, else statistics). May be "
+        "repeated.",
         group="Protocol",
         secret=True,
     )
@@ -75,6 +76,17 @@ class GatewaySettings(MetricsSettings):
         help="Whether everybody may load models with a configuration and files of their own, that is, with code, where "
         "the gateway listens beyond loopback and the model repository is not restricted (--restricted-api). On a "
         "loopback address everybody may.",
+        group="Protocol",
+    )
+    allow_client_shm: bool = setting(
+        default=False,
+        help="Whether clients on this machine may place inputs and outputs in system shared memory: in files of "
+        "/dev/shm that they name, which the gateway opens with its own rights.",
+        group="Protocol",
+    )
+    client_shm_prefix: str = setting(
+        "",
+        help="With --allow-client-shm: clients may register only keys that begin with this.",
         group="Protocol",
     )
     http_allowed_origin: tuple[str, ...] = setting(
@@ -291,6 +303,16 @@ class GatewaySettings(MetricsSettings):
         help="Open steps (accepted, not answered yet) of one sequence, over all gateways. A step beyond it is refused.",
         group="Bounds",
         minimum=1,
+    )
+    early_step_wait_ms: int = setting(
+        500,
+        help="How long a step with a number (sequence_step) waits for the steps before it, where they are on their way "
+        "over other connections or gateways. After that it is refused, as it is at once where more than 8 steps are "
+        "missing. 0: it never waits.",
+        unit="ms",
+        group="Bounds",
+        minimum=0,
+        maximum=60_000,
     )
     backlog_max: int = setting(
         10_000,

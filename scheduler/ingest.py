@@ -134,7 +134,7 @@ def patience_lowered(entry: StreamEntry) -> PatienceLowered:
 
 
 def move_wished(entry: StreamEntry) -> MoveWished:
-    """An entry with an operator's wish (`seqmesh move`)."""
+    """An entry with an operator's wish (`seqmesh seq move`)."""
     wish = parse_entry(entry.entry, entry.source.shard)
     to = entry.fields[b"x"].decode()
     return MoveWished(SequenceId(entry.fields[b"q"].decode()), ExecutorId(to) if to else None, wish, f"wish {wish}")

@@ -29,11 +29,13 @@ from scheduler.sweep import SpoiltKeys
 from shared.contract.ids import SchedulerId, Term
 from shared.process import logs
 from shared.process.lifecycle import Stop, Tasks, end
-from shared.store.company import Company
+from shared.store.commands import Redis
+from shared.store.company import Company, services
 from shared.store.keyspace import Keyspace
 from shared.store.membership import Member, Membership
 from shared.store.reading import tell, text_of
 from shared.store.redis_client import CONNECTION_LOST, connect, joined, redis_now_ms
+from shared.store.release import RELEASE
 from shared.store.scripts import Scripts
 from shared.store.server_run import ServerRun
 from shared.stored_settings import ProcessSettings, StoredSettings
@@ -52,8 +54,8 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     """Runs a scheduler until it is told to stop; then its leases are given back."""
     name = settings.name_of("scheduler")
     # Waits for Redis and checks that it fits this mesh; the connections in use are made below.
-    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (_, keys):
-        pass
+    async with joined(settings.redis_url, settings.key_prefix, settings.shards, name=name) as (client, keys):
+        await forget_libraries(client, keys)
     run = ServerRun()
     redis = connect(settings.redis_url, retries=0, name=name, timeout_ms=settings.redis_timeout_ms, run=run)
     tracing = setup("scheduler", name)
@@ -72,6 +74,17 @@ async def serve(settings: SchedulerSettings, tasks: Tasks, stop: Stop) -> None:
     finally:
         await redis.aclose()
         await asyncio.to_thread(tracing.shutdown)
+
+
+async def forget_libraries(redis: Redis, keys: Keyspace) -> None:
+    """Removes the scripts of releases that are not in the mesh any more."""
+    try:
+        if all(line.release == RELEASE for line in await services(redis, keys)):
+            removed = await Scripts(redis, keys).forget_others()
+            if removed:
+                logs.info("scripts of other releases removed", libraries=removed)
+    except CONNECTION_LOST as lost:
+        logs.debug("scripts of other releases not removed", cause=str(lost))
 
 
 async def is_healthy(settings: SchedulerSettings) -> bool:

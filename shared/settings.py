@@ -309,7 +309,7 @@ def parameter_type(kind: Any, meaning: Meaning) -> click.ParamType[Any]:
 
 
 def whole(bound: float | None) -> int | None:
-    """An integer's bound."""
+    """A bound of an integer setting, which is declared as a float."""
     return None if bound is None else int(bound)
 
 

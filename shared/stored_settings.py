@@ -62,10 +62,10 @@ class StoredSettings:
 
     async def reset(self, by: str) -> None:
         """Takes every change back: each process uses the settings that it was started with."""
-        marks = said("logs", by) | said("traces", by)
+        authors = said("logs", by) | said("traces", by)
         async with self._redis.pipeline(transaction=True) as together:
             together.delete(self._key)
-            together.hset(self._key, mapping={name: msgspec.json.encode(value) for name, value in marks.items()})
+            together.hset(self._key, mapping={name: msgspec.json.encode(value) for name, value in authors.items()})
             await together.execute()
 
     async def count_traces(self, model: str, used: int) -> None:

@@ -27,9 +27,11 @@ SHARED_MESHES: dict[str, tuple[str, ...]] = {
         "tests/mesh/test_documents.py",
         "tests/mesh/test_idle_sequences.py",
         "tests/mesh/test_interleaved_sequences.py",
+        "tests/mesh/test_occupancy.py",
         "tests/mesh/test_operations.py",
         "tests/mesh/test_repeated_runs.py",
         "tests/mesh/test_seed_documents.py",
+        "tests/mesh/test_sequences.py",
     ),
     "shared_victim": (
         "tests/mesh/test_examples.py",

@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("gateway", "scheduler", "executor", "shared", "deploy", "benchmarks")
 FOREIGN = {
-    # Triton's own module, with Triton's own names.
+    # Triton's own module, with Triton's own names: models write `pb_utils.Tensor`, which is not our `Tensor`.
     "executor/engine/python/triton_python_backend_utils.py",
-    # Models: each of them defines Triton's `TritonPythonModel`.
+    # Models: Triton looks for a class `TritonPythonModel` in each, so each defines one.
     "benchmarks/dial_models",
     "benchmarks/models",
     "deploy/chaos/model",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import SHARED_MESHES, Shared, group_of
+from tests.groups import SHARED_MESHES, Shared, group_of, in_groups
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +19,12 @@ def test_files_that_share_a_mesh_are_one_group_and_every_other_file_is_its_own()
     assert group_of(f"{first}::test_a") == group_of(f"{second}::TestB::test_b[x::y]")
     assert group_of("tests/conformance/test_a.py::test_a") == group_of("tests/conformance/test_b.py::test_b")
     assert "tests/test_names.py" == group_of("tests/test_names.py::test_a")
+
+
+def test_this_run_goes_group_by_group(request: pytest.FixtureRequest) -> None:
+    items = request.session.items
+
+    assert items == in_groups(items)
 
 
 @pytest.mark.parametrize("path", sorted({path for paths in SHARED_MESHES.values() for path in paths}))

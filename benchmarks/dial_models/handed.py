@@ -12,7 +12,6 @@ class TritonPythonModel(Kept):
     """Adds `checkpoint` and `restore` to the model that keeps its state."""
 
     def checkpoint(self, correlation_id: int | str) -> dict[str, np.ndarray]:
-        """A sequence's state."""
         return {"sum": self.sums[correlation_id], "memory": self.memories[correlation_id]}
 
     def restore(self, correlation_id: int | str, state: dict[str, np.ndarray]) -> None:

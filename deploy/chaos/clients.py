@@ -156,7 +156,7 @@ def state_of(result: Any) -> FoldState:
 
 
 class UnarySession:
-    """One call per step."""
+    """Sends each step as a call of its own, over HTTP or gRPC."""
 
     def __init__(self, client: Any, kind: Any) -> None:
         self._client = client

@@ -22,7 +22,7 @@ def gateway_link(number: int, protocol: str) -> str:
 
 
 class Manager(BaseManager):
-    """The other process."""
+    """Runs the proxies in a process of their own, and calls them there."""
 
 
 Manager.register("Proxy", Proxy, exposed=("listen", "close", "cut", "strand", "hold", "release", "delay"))

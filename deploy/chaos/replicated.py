@@ -131,8 +131,8 @@ class ReplicatedRedis:
     replicas      0: one server alone, without Sentinels
     min_replicas  min-replicas-to-write of every server
     down_after_ms  without an answer for so long a primary is replaced
-    hurried        Sentinels look around more often, and try again sooner: for tests, which would otherwise wait ten
-                   seconds until an old primary that is back has become a replica, or until the next failover
+    hurried        Sentinels look around more often, and try again sooner: otherwise it takes ten seconds until an old
+                   primary that is back has become a replica, or until the next failover
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class ReplicatedRedis:
         until(lambda: replica.info("master_link_status") == "down", "the replica's link is down", CHANGE_TIMEOUT_S)
 
     def let_go_on(self, replica: Node) -> None:
-        """Ends `hold_back`."""
+        """Ends what `hold_back` began: the replica follows its primary again."""
         with replica.client() as client:
             client.config_set("masteruser", "")
             # When a Sentinel made it the primary, it wrote the configuration, with the option that held it back.

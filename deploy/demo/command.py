@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from deploy.demo.local_mesh import KilledExecutor, LocalMesh, joined
 from deploy.demo.screen import Screen, TextView
+from deploy.demo.showing import grpc_address, show_owners
 from deploy.demo.streaming import MODEL, StepFailedError, stream_texts
 from deploy.demo.texts import pieces_of, sample_texts
 from deploy.demo.transcript import AnsweredPiece, Difference, FeltTakeover, felt, first_differences
@@ -33,10 +34,11 @@ once killing (SIGKILL) an executor half way. Then compares both runs, bit for bi
 
 TEXT: your own texts, in quotes, instead of the sample texts.
 
+`seqmesh demo vad --help`: another demo, in which speech is found in recordings.
+
 Uses the mesh that `seqmesh up` runs in --data-dir. Where none runs, starts one of its own with two executors, and stops
 it afterwards. Nobody is killed in a mesh that runs elsewhere (--url), or that has one executor only.
 """
-OWNER_INTERVAL_S = 0.2
 
 
 @click.command("demo", help=HELP, context_settings={"max_content_width": 110})
@@ -104,12 +106,6 @@ def running_mesh(data_dir: Path) -> MeshState | None:
     if not mesh.ready:
         raise LauncherError(f"the mesh in {data_dir} is not ready yet: try again in a moment")
     return mesh
-
-
-def grpc_address(mesh: MeshState) -> str:
-    """Where the mesh's first gateway speaks gRPC."""
-    gateway = next(child for child in mesh.children if child.service == "gateway")
-    return f"{mesh.host}:{gateway.grpc_port}"
 
 
 def is_gateway_of(mesh: MeshState, url: str) -> bool:
@@ -200,15 +196,6 @@ async def run(stage: Stage, *, kill: bool) -> tuple[list[list[AnsweredPiece]], K
     return transcripts, killed[0] if killed else None
 
 
-async def show_owners(mesh: LocalMesh | None, ids: Sequence[str], screen: Screen) -> None:
-    """Keeps the screen's owners as they are in the mesh, where that can be known."""
-    while mesh is not None:
-        for view, owner in zip(screen.views, await mesh.owners(ids), strict=True):
-            # A sequence without an owner (over, or being taken over) keeps the last owner's name on the screen.
-            view.owner = owner or view.owner
-        await asyncio.sleep(OWNER_INTERVAL_S)
-
-
 def tell_takeover(victim: KilledExecutor, takeover: FeltTakeover) -> None:
     """Prints how long clients waited."""
     waits = ", ".join(f"text {text + 1} {wait_s:.2f} s" for text, wait_s in takeover.longest_wait_s.items())
@@ -242,4 +229,8 @@ def numbered(texts: Sequence[int]) -> str:
     return f"text {numbers}" if len(texts) == 1 else f"texts {numbers}"
 
 
-main = partial(demo.main, prog_name="seqmesh demo")
+def main(arguments: Sequence[str]) -> None:
+    """Runs the demo that the arguments name: that of texts, unless the first one is `vad`."""
+    if arguments[:1] == ("vad",):
+        import_module("deploy.demo.vad.command").main(arguments[1:])
+    demo.main(arguments, prog_name="seqmesh demo")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Generic, Protocol, TextIO, TypeVar
 
 import click
 
@@ -19,6 +19,19 @@ PATIENCE_S = 0.3
 PLAIN_EVERY = 12
 """Without a terminal, a line is printed for every twelfth piece of a text."""
 TEXT_MIN_COLUMNS = 10
+
+
+class View(Protocol):
+    """What a live line shows."""
+
+    owner: str
+
+    def line(self, number: int, columns: int, now_s: float) -> str:
+        """One line of at most `columns` characters before styling."""
+        ...
+
+
+ViewT = TypeVar("ViewT", bound=View)
 
 
 @dataclass(slots=True)
@@ -51,27 +64,31 @@ class TextView:
         color = "yellow" if waits_s > PATIENCE_S else "cyan"
         return click.style(head, dim=True) + text + click.style(printable(tail)[:25], fg=color)
 
+    def plain_line(self, number: int) -> str:
+        """A line without a terminal, for every twelfth piece and the last one; "" for the others."""
+        if self.answered % PLAIN_EVERY and self.answered != self.total:
+            return ""
+        owner = f" on {self.owner}" if self.owner else ""
+        end, continuation = printable(self.text)[-40:], printable(self.continuation)
+        return f"  text {number}{owner}, {self.answered}/{self.total}: ...{end}[{continuation}]"
 
-class Screen:
+
+class Screen(Generic[ViewT]):
     """The views of a run, drawn as they change.
 
     out  by default standard output; live lines only when it is a terminal
     """
 
-    def __init__(self, views: Sequence[TextView], out: TextIO | None = None) -> None:
+    def __init__(self, views: Sequence[ViewT], out: TextIO | None = None) -> None:
         self.views = views
         self._out = out or sys.stdout
         self._live = self._out.isatty()
         self._drawn_lines = 0
 
-    def answered(self, text: int) -> None:
-        view = self.views[text]
-        if self._live:
-            return
-        if view.answered % PLAIN_EVERY == 0 or view.answered == view.total:
-            owner = f" on {view.owner}" if view.owner else ""
-            end, continuation = printable(view.text)[-40:], printable(view.continuation)
-            self._write(f"  text {text + 1}{owner}, {view.answered}/{view.total}: ...{end}[{continuation}]\n")
+    def plain(self, text: str) -> None:
+        """A line for where there are no live ones."""
+        if not self._live:
+            self._write(text + "\n")
 
     def refresh(self) -> None:
         """Draws the live lines again."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import aio as triton
 
-from deploy.demo.screen import Screen
+from deploy.demo.screen import Screen, TextView, ViewT
 from deploy.demo.transcript import AnsweredPiece
 
 MODEL = "text_lstm"
@@ -32,7 +32,7 @@ async def stream_texts(
     client: triton.InferenceServerClient,
     texts: Sequence[Sequence[bytes]],
     sequence_ids: Sequence[str],
-    screen: Screen,
+    screen: Screen[TextView],
     *,
     pace_s: float,
     at_half: Callable[[], Awaitable[None]] | None = None,
@@ -82,7 +82,7 @@ class Progress:
             await self._at_half()
 
 
-async def keep_drawing(screen: Screen) -> None:
+async def keep_drawing(screen: Screen[ViewT]) -> None:
     while True:
         await asyncio.sleep(REDRAW_INTERVAL_S)
         screen.refresh()
@@ -93,7 +93,7 @@ async def stream_text(
     text: int,
     pieces: Sequence[bytes],
     sequence_id: str,
-    screen: Screen,
+    screen: Screen[TextView],
     progress: Progress,
     pace_s: float,
 ) -> list[AnsweredPiece]:
@@ -119,7 +119,8 @@ async def stream_text(
         view.answered = len(answers)
         view.text += pieces[len(answers) - 1].decode()
         view.continuation = answers[-1].continuation.decode(errors="replace")
-        screen.answered(text)
+        if line := view.plain_line(text + 1):
+            screen.plain(line)
         progress.count()
         await asyncio.sleep(pace_s)
         may_send.release()

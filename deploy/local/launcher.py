@@ -452,7 +452,7 @@ class LogFile:
             if level is not None:
                 # A process that ends again and again logs the same line each time, but for the time in it.
                 said = TIME.sub("", line, count=1)
-                self._important = level >= Level.WARNING and self._repeats.held_back(said) is not None
+                self._important = level >= Level.WARNING and self._repeats.suppressed(said) is not None
             elif not line.startswith(" "):
                 self._important = False
             if self._important:

@@ -40,7 +40,7 @@ GRACE_MS = 15_000
 
 
 class Status(StrEnum):
-    """The phase of a child."""
+    """Where a child stands between two of its starts."""
 
     WAITING = "waiting"
     RUNNING = "running"

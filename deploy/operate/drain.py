@@ -13,7 +13,7 @@ from functools import partial
 
 import click
 
-from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.operating import ExecutorHolding, OperatedMesh, aligned, found_mesh, holdings, matching
 from deploy.operate.settings import OperatorSettings, operator_command
 from shared.store.company import ServiceLine, services
 
@@ -154,11 +154,7 @@ def table(known: Sequence[ExecutorHolding], drained: Sequence[str]) -> str:
         for who in (one.registration.name, one.registration.executor)
     }
     rows += [(name, "", "drained", "0", "") for name in drained if name not in usable]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
-        for row in rows
-    )
+    return aligned(rows)
 
 
 def mixture(lines: Iterable[ServiceLine]) -> str:

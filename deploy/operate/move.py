@@ -1,4 +1,4 @@
-"""`seqmesh move`: one sequence goes to another executor between two of its steps.
+"""`seqmesh seq move`: one sequence goes to another executor between two of its steps.
 
 The wish is an entry in the starts stream of the sequence's model. So it reaches the model's present leader, or the next
 one. The leader removes it when the sequence has moved, or cannot move.
@@ -7,13 +7,21 @@ one. The leader removes it when the sequence has moved, or cannot move.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
 import click
 
-from deploy.operate.operating import ExecutorHolding, OperatedMesh, found_mesh, holdings, matching
+from deploy.operate.operating import (
+    NAMING,
+    WHICH,
+    ExecutorHolding,
+    OperatedMesh,
+    found_mesh,
+    holdings,
+    matching,
+    named,
+)
 from deploy.operate.settings import OperatorSettings, operator_command
-from shared.contract.ids import SequenceId, sequence_id
+from shared.contract.ids import SequenceId
 from shared.contract.record import DURABLE, LIVE, MOVING, OWNER, PAGED, STATE, WAITING
 from shared.store.reading import text_of
 
@@ -28,8 +36,8 @@ must be one whose state the mesh holds. Without --to, any other executor with a 
 up its slot (model parameter virtual_slots) gets one with its next step anyway; with --to it gets one there at once.
 
 \b
-  seqmesh move running_sum 42
-  seqmesh move running_sum customer-7 --to executor-2
+  seqmesh seq move running_sum 42
+  seqmesh seq move running_sum customer-7 --to executor-2
 """
 
 
@@ -37,8 +45,7 @@ async def run(
     settings: OperatorSettings, model: str, correlation_id: str, to: str, version: str, *, string: bool
 ) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
-    number = correlation_id.isdecimal() and not string
-    sequence = sequence_id(model, version, int(correlation_id) if number else correlation_id)
+    sequence = named(model, correlation_id, version=version, string=string)
     async with found_mesh(settings) as mesh:
         owner = await owner_of(mesh, sequence)
         if owner is None and not to:
@@ -63,10 +70,7 @@ async def owner_of(mesh: OperatedMesh, sequence: SequenceId) -> str | None:
     if state == PAGED:
         return None
     if state != LIVE:
-        raise click.ClickException(
-            "no such live sequence: is it the model's, the ID as the client gives it (--string for a text that looks "
-            "like a number), and the version if the client names one (--version)?"
-        )
+        raise click.ClickException(f"no such live sequence: {WHICH}")
     if durable != b"1":
         raise click.ClickException(
             "only its model knows the sequence's state, so it cannot be moved: declare the state in the model's "
@@ -131,12 +135,6 @@ command = operator_command(
         click.Argument(["model"]),
         click.Argument(["correlation_id"], metavar="ID"),
         click.Option(["--to"], default="", metavar="EXECUTOR", help="Name or id of the executor that is to take it."),
-        click.Option(["--version"], default="", help="The version that the client names in its requests, if any."),
-        click.Option(
-            ["--string"], is_flag=True, help='ID is a text even if it looks like a number: 42 and "42" differ.'
-        ),
+        *NAMING,
     ],
 )
-
-
-main = partial(command.main, prog_name="seqmesh move")

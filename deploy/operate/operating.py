@@ -1,8 +1,9 @@
-"""Shared by the operators' commands: finds the running mesh, and reads which sequences its executors own."""
+"""Shared by the operators' commands: finds the running mesh, reads which sequences its executors own, names a
+sequence as its client does, and prints tables."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import click
 
 from deploy.local.launcher import LauncherError, read_state
 from deploy.operate.settings import OperatorSettings
+from shared.contract.ids import SequenceId, correlation_id_from, sequence_id
 from shared.contract.messages import ExecutorRegistration
 from shared.store.commands import Redis
 from shared.store.keyspace import DEFAULT_PREFIX, Keyspace
@@ -104,6 +106,31 @@ async def holdings(mesh: OperatedMesh) -> list[ExecutorHolding]:
         held = {model: sum(next(counts) for _ in mesh.keys.shard_ids()) for model in models}
         found.append(ExecutorHolding(member, {model: count for model, count in held.items() if count}))
     return sorted(found, key=lambda one: (one.registration.name, one.registration.executor))
+
+
+NAMING = (
+    click.Option(["--version"], default="", help="The version that the client names in its requests, if any."),
+    click.Option(["--string"], is_flag=True, help='ID is a text even if it looks like a number: 42 and "42" differ.'),
+)
+"""Options of a command that takes the id of a sequence, for `named`."""
+WHICH = (
+    "is it the model's, the ID as the client gives it (--string for a text that looks like a number), and the version "
+    "if the client names one (--version)?"
+)
+"""What to check when there is no such sequence."""
+
+
+def named(model: str, correlation_id: str, *, version: str, string: bool) -> SequenceId:
+    """The sequence that a client calls by this id."""
+    return sequence_id(model, version, correlation_id_from(correlation_id, string=string))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equally many cells as lines, with the columns below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def matching(who: str, known: list[ExecutorHolding]) -> list[ExecutorHolding]:

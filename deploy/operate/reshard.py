@@ -110,8 +110,8 @@ async def run(settings: OperatorSettings, shards: int) -> None:
     """Carries the command out. Raises click.ClickException with the remedy."""
     prefix = settings.key_prefix or DEFAULT_PREFIX
     async with redis_of(settings) as redis:
-        held = await Resharding(redis, prefix, shards).run()
-    click.echo(f"the mesh '{prefix}' has {shards} shards now" + (f"; it had {held}" if held else ""))
+        before = await Resharding(redis, prefix, shards).run()
+    click.echo(f"the mesh '{prefix}' has {shards} shards now" + (f"; it had {before}" if before else ""))
 
 
 @asynccontextmanager
@@ -139,9 +139,9 @@ class Resharding:
 
     async def run(self) -> int:
         """Everything. Returns the number of shards before, 0 if it is not known any more."""
-        held = await self._claim()
-        if held == self._to.shards:
-            return held
+        before = await self._claim()
+        if before == self._to.shards:
+            return before
         found = await self._keys()
         await self._take_from_executors(found)
         await self._rename(await self._keys())
@@ -156,7 +156,7 @@ class Resharding:
             pipe.hset(self._to.mesh, "shards", self._to.shards)
             pipe.hdel(self._to.mesh, TO)
             await pipe.execute()
-        return held
+        return before
 
     # -- who may ----------------------------------------------------------------------------------------------------
 
@@ -172,19 +172,19 @@ class Resharding:
                 f"no mesh '{self._to.prefix}' in this Redis: give its --redis-url and --key-prefix"
             )
         if shards != b"%d" % RESHARDING:
-            held = (await agree(self._redis, self._to.prefix)).shards
+            before = (await agree(self._redis, self._to.prefix)).shards
             await self._refuse_company()
-            if held == self._to.shards:
-                return held
+            if before == self._to.shards:
+                return before
             await self._redis.hset(mesh, mapping={"shards": RESHARDING, TO: self._to.shards})
             try:
                 # A process that joined before tells of itself before it looks at the number: one sees the other.
                 await self._refuse_company()
             except click.ClickException:
-                await self._redis.hset(mesh, "shards", held)
+                await self._redis.hset(mesh, "shards", before)
                 await self._redis.hdel(mesh, TO)
                 raise
-            return held
+            return before
         if to is not None and int(to) != self._to.shards:
             raise click.ClickException(
                 f"the keys are on their way to {int(to)} shards: run `seqmesh reshard {int(to)}` to its end first"

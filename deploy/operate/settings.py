@@ -16,7 +16,7 @@ from shared.store.keyspace import DEFAULT_PREFIX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """A mesh that runs."""
+    """Which mesh a command of the operator works on."""
 
     redis_url: str = setting(
         "",

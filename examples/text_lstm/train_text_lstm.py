@@ -125,7 +125,6 @@ def show(serving: TextLstm, hidden: int) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description="Train the sample model text_lstm on Alice's Adventures in Wonderland and write its model.pt.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -58,8 +58,6 @@ def fill_backend(config: ConfigMessage, around: Surroundings) -> list[str]:
 
     raises  ConfigError if no backend can be found, or if it is not installed (with the list of the installed ones)
     """
-    if config.platform == "ensemble":
-        raise ConfigError(f"model '{config.name}' has platform 'ensemble'; the mesh does not serve ensembles")
     if not config.backend:
         config.backend = _backend_of(config, around)
     _check_installed(config, around)

@@ -61,7 +61,9 @@ def _check_ordering(config: ConfigMessage) -> None:
         raise ConfigError(f"Only one priority level is allowed when 'preserve_ordering' is true for {model}")
     levels = dynamic.priority_queue_policy
     for policy in (dynamic.default_queue_policy, *(levels[level] for level in sorted(levels))):
-        if policy.default_timeout_microseconds and policy.timeout_action == QUEUE_DELAY:
+        # In the dialect (`timeout_action`) a request's own timeout counts where the policy has none.
+        has_timeouts = policy.default_timeout_microseconds or dynamic.timeout_action
+        if has_timeouts and policy.timeout_action == QUEUE_DELAY:
             raise ConfigError(
                 f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {model}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from executor.configuration.batch_io import batch_inputs, batch_outputs
 from executor.configuration.dialect import describes_on_expiry, sequence_timeout_action
+from executor.configuration.ensemble_rules import is_ensemble
 from executor.configuration.metric_rules import histogram_buckets
 from executor.configuration.names import CONTROL_NAMES, KIND, QUEUE_DELAY, Part, wire_type
 from executor.configuration.warmup import warmup_samples
@@ -13,6 +14,7 @@ from shared.contract.model_config import (
     ControlSpec,
     Direct,
     DynamicBatching,
+    EnsembleStep,
     InstanceGroup,
     ModelConfig,
     Oldest,
@@ -49,9 +51,22 @@ def build(config: ConfigMessage, *, dialect: bool, notes: tuple[str, ...]) -> Mo
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         warmup=warmup_samples(config),
-        response_cache=config.response_cache.enable,
+        response_cache=config.response_cache.enable and not is_ensemble(config),
         metric_tags={name: config.metric_tags[name] for name in sorted(config.metric_tags)},
         histogram_buckets=histogram_buckets(config),
+        ensemble=_ensemble(config),
+    )
+
+
+def _ensemble(config: ConfigMessage) -> tuple[EnsembleStep, ...]:
+    return tuple(
+        EnsembleStep(
+            model=step.model_name,
+            version="" if step.model_version < 0 else str(step.model_version),
+            inputs={name: step.input_map[name] for name in sorted(step.input_map)},
+            outputs={name: step.output_map[name] for name in sorted(step.output_map)},
+        )
+        for step in config.ensemble_scheduling.step
     )
 
 
@@ -147,6 +162,7 @@ def _dynamic_batching(dynamic: Part) -> DynamicBatching:
         default_priority_level=dynamic.default_priority_level,
         default_queue_policy=_queue_policy(dynamic.default_queue_policy),
         priority_queue_policies={level: _queue_policy(policies[level]) for level in sorted(policies)},
+        own_timeouts=bool(dynamic.timeout_action),
     )
 
 

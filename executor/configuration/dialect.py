@@ -8,9 +8,11 @@ Contradictions are refused; what was read is told in notes.
     state { name }                               a state whose input and output have that name
     reusable_batch { max_size, candidates }      oldest: max_candidate_sequences, preferred_batch_size
     default_batch_size                           one more preferred batch size
-    dynamic_batching beside sequence_batching    lends delay, ordering and preferred sizes to the oldest strategy
+    dynamic_batching beside sequence_batching    lends delay, ordering and preferred sizes to the oldest strategy, and
+                                                 its timeout_action to every one
     stateful_model_policy                        sequence_batching with the oldest strategy, idle after ten minutes
-    timeout_action in dynamic_batching           COMPLETE: a late request runs after the punctual ones (DELAY)
+    timeout_action in dynamic_batching           COMPLETE: a late request runs after the punctual ones (DELAY). Either
+                                                 way a request's own timeout counts, also where a policy has none
     timeout_action in sequence_batching          a step whose own `timeout` ends in the backlog: REJECT fails it with
                                                  its sequence, as Triton does; COMPLETE serves it late. Both end an
                                                  idle sequence: nothing of it is queued when it expires
@@ -47,8 +49,13 @@ def describes_on_expiry(config: ConfigMessage) -> bool:
 
 def sequence_timeout_action(config: ConfigMessage) -> TimeoutAction:
     """What becomes of a step that waits for a slot longer than its own `timeout`."""
-    complete = config.sequence_batching.timeout_action == _ACTION["TIMEOUT_COMPLETE"].number
+    complete = _lent_timeout_action(config) == _ACTION["TIMEOUT_COMPLETE"].number
     return TimeoutAction.DELAY if complete else TimeoutAction.REJECT
+
+
+def _lent_timeout_action(config: ConfigMessage) -> int:
+    """The sequence batcher's own action, else that of the `dynamic_batching` beside it; 0 for none."""
+    return int(config.sequence_batching.timeout_action or config.dynamic_batching.timeout_action)
 
 
 def translate_dialect(config: ConfigMessage) -> list[str]:
@@ -88,13 +95,26 @@ def _translate_dynamic(config: ConfigMessage) -> Iterable[str]:
     dynamic = config.dynamic_batching
     if dynamic.HasField("default_batch_size"):
         yield _prefer(dynamic.preferred_batch_size, dynamic.default_batch_size)
-    if dynamic.timeout_action == _ACTION["TIMEOUT_COMPLETE"].number:
-        dynamic.default_queue_policy.timeout_action = _POLICY_ACTION["DELAY"].number
-        yield "dynamic_batching: timeout_action TIMEOUT_COMPLETE is read as DELAY in the default queue policy"
-    elif dynamic.timeout_action == _ACTION["TIMEOUT_REJECT"].number:
-        if dynamic.default_queue_policy.timeout_action == _POLICY_ACTION["DELAY"].number:
-            raise _contradiction(config, "dynamic_batching.timeout_action", "default_queue_policy.timeout_action")
-        yield "dynamic_batching: timeout_action TIMEOUT_REJECT is read as REJECT in the default queue policy"
+    if dynamic.timeout_action:
+        yield _translate_timeouts(config)
+
+
+def _translate_timeouts(config: ConfigMessage) -> str:
+    """The section's action is the action of each of its queue policies."""
+    dynamic = config.dynamic_batching
+    levels = dynamic.priority_queue_policy
+    policies = {"default_queue_policy": dynamic.default_queue_policy}
+    policies |= {f"priority_queue_policy[{level}]": levels[level] for level in sorted(levels)}
+    delays = dynamic.timeout_action == _ACTION["TIMEOUT_COMPLETE"].number
+    for name, policy in policies.items():
+        if delays:
+            policy.timeout_action = _POLICY_ACTION["DELAY"].number
+        elif policy.timeout_action == _POLICY_ACTION["DELAY"].number:
+            raise _contradiction(config, "dynamic_batching.timeout_action", f"{name}.timeout_action")
+    return (
+        f"dynamic_batching: timeout_action {_ACTION_NAMES[dynamic.timeout_action]} is read as "
+        f"{'DELAY' if delays else 'REJECT'} in every queue policy, and a request's own timeout counts"
+    )
 
 
 def _translate_state(model: str, state: Any) -> str:
@@ -117,11 +137,11 @@ def _translate_sequence(config: ConfigMessage) -> Iterable[str]:
     yield from _translate_sizes(config)
     if beside:
         yield _lend(config)
-    if sequence.timeout_action:
+    if action := _lent_timeout_action(config):
         late = "served late" if sequence_timeout_action(config) is TimeoutAction.DELAY else "refused with its sequence"
         yield (
             f"sequence_batching: a step that waits for a slot longer than its timeout is {late} "
-            f"(timeout_action {_ACTION_NAMES[sequence.timeout_action]}); an idle sequence ends either way"
+            f"(timeout_action {_ACTION_NAMES[action]}); an idle sequence ends either way"
         )
 
 
@@ -184,7 +204,6 @@ _STATELESS_FIELDS = (
     "default_priority_level",
     "default_queue_policy",
     "priority_queue_policy",
-    "timeout_action",
 )
 
 

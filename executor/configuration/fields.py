@@ -98,8 +98,8 @@ SERVED: dict[str, ServedField] = {
     ),
     "dynamic_batching.default_batch_size": ServedField("Dialect: one more preferred size.", "none"),
     "dynamic_batching.timeout_action": ServedField(
-        "Dialect: `timeout_action` of the default queue policy. `TIMEOUT_REJECT` means `REJECT`, `TIMEOUT_COMPLETE` "
-        "means `DELAY`.",
+        "Dialect: `timeout_action` of every queue policy. `TIMEOUT_REJECT` means `REJECT`, `TIMEOUT_COMPLETE` means "
+        "`DELAY`. With either, a request's own `timeout` counts. Beside `sequence_batching`: its `timeout_action`.",
         "none",
     ),
     "sequence_batching.direct.max_queue_delay_microseconds": ServedField(
@@ -168,6 +168,10 @@ SERVED: dict[str, ServedField] = {
         "fails with its sequence. `TIMEOUT_COMPLETE`: it is served late.",
         "`TIMEOUT_REJECT`",
     ),
+    "ensemble_scheduling.step.model_name": ServedField("Model of the step; it may be an ensemble itself."),
+    "ensemble_scheduling.step.model_version": ServedField("Its version. -1: the newest.", "-1"),
+    "ensemble_scheduling.step.input_map": ServedField("Input of the step's model -> tensor of the ensemble."),
+    "ensemble_scheduling.step.output_map": ServedField("Output of the step's model -> tensor of the ensemble."),
     "instance_group.name": ServedField("Name of the group.", "the model's name and the group's number"),
     "instance_group.kind": ServedField(
         "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`.", "`KIND_AUTO`: GPUs where there are any"
@@ -205,6 +209,7 @@ SERVED: dict[str, ServedField] = {
 """Fields that have an effect, by path."""
 
 NOTED: dict[str, str] = {
+    "ensemble_scheduling.max_inflight_requests": "each request has at most one answer of a step in flight",
     "input.format": "it only describes the tensor",
     "optimization.priority": "the mesh has no device priorities",
     "optimization.cuda": "the mesh does not capture CUDA graphs",
@@ -219,7 +224,7 @@ NOTED: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     "runtime": "a backend has one runtime",
-    "ensemble_scheduling": "the mesh does not serve ensembles",
+    "ensemble_scheduling.step.model_namespace": "a mesh has one namespace of models",
     "sequence_batching.state.use_growable_memory": "the mesh keeps no growable state buffers",
     "instance_group.secondary_devices": "the mesh has no secondary devices",
     "cc_model_filenames": "the mesh does not choose model files by compute capability",
@@ -230,12 +235,12 @@ REFUSED: dict[str, str] = {
 """Fields without which the model would answer wrongly, and why they cannot be honoured."""
 
 
-WHOLE_MODELS = ("ensemble_scheduling", "model_transaction_policy.decoupled")
+WHOLE_MODELS = ("model_transaction_policy.decoupled",)
 """Refused fields that make another kind of model: such a model is refused before anything of it is read or run."""
 
 
 def refuse_other_kinds(config: ConfigMessage) -> None:
-    """Refuses ensembles and decoupled models by name. Raises ConfigError."""
+    """Refuses decoupled models by name. Raises ConfigError."""
     for path in WHOLE_MODELS:
         part = config
         *parents, last = path.split(".")

@@ -18,6 +18,7 @@ from executor.configuration.backends import Surroundings
 from executor.configuration.batching_rules import check_response_cache
 from executor.configuration.build import build
 from executor.configuration.canonical import to_json
+from executor.configuration.ensemble_rules import is_ensemble
 from executor.configuration.fields import refuse_other_kinds, review_fields
 from executor.configuration.files import check_files
 from executor.configuration.normalise import fill_identity, normalise
@@ -77,7 +78,9 @@ def load_model_config(
     dialect = is_dialect(config)
     notes = version_notes + policy_notes + normalise(config, around)
 
-    completed = _complete(config, backends[config.backend], version_dir) if auto_complete else config
+    # An ensemble has no file from which a backend could complete it.
+    completes = auto_complete and not is_ensemble(config)
+    completed = _complete(config, backends[config.backend], version_dir) if completes else config
     changed = _differences(json.loads(to_json(config)), json.loads(to_json(completed)))
     if changed:
         notes.append(f"completed from the model itself: {', '.join(changed)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from executor.configuration.backends import Surroundings, fill_backend
 from executor.configuration.dialect import translate_dialect
+from executor.configuration.ensemble_rules import NEWEST, is_ensemble
 from executor.configuration.names import KIND, Part
 from shared.configuration.schema import ConfigMessage
 
@@ -30,6 +31,11 @@ def normalise(config: ConfigMessage, around: Surroundings) -> list[str]:
 
     raises  ConfigError when no installed backend fits, or when the dialect contradicts itself
     """
+    if is_ensemble(config):
+        # Every other default is about running a model, and no executor runs an ensemble.
+        for step in config.ensemble_scheduling.step:
+            step.model_version = step.model_version or NEWEST
+        return []
     notes = fill_backend(config, around)
     notes += translate_dialect(config)
     _fill_batching(config)

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from executor.configuration.batch_io import check_batch_io
 from executor.configuration.batching_rules import check_batching
+from executor.configuration.ensemble_rules import check_ensemble, is_ensemble
 from executor.configuration.instance_rules import check_instance_groups
 from executor.configuration.metric_rules import check_metrics
 from executor.configuration.names import leaves_directory
@@ -56,6 +57,10 @@ def validate(config: ConfigMessage, *, dialect: bool, gpu_count: int) -> list[st
     if config.max_batch_size < 0:
         raise ConfigError(f"'max_batch_size' must be non-negative value for {config.name}")
     _check_filename(config)
+    if is_ensemble(config):
+        notes = check_ensemble(config)
+        check_tensors(config)
+        return notes
     notes = check_batching(config)
     check_metrics(config)
     check_tensors(config)

@@ -32,7 +32,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
-    StepFinal,
+    StepsFinal,
     SuspectTried,
 )
 from executor.core.gathering import Gathering
@@ -57,8 +57,8 @@ def decide(state: OwnedSequences, event: ExecutorEvent, now_us: int) -> list[Exe
             return step_arrived(state, event, now_us)
         case BatchDone():
             return batch_done(state, event, now_us)
-        case StepFinal():
-            return step_final(state, event)
+        case StepsFinal():
+            return steps_final(state, event)
         case InboxOwned():
             return sequence_came(state, event)
         case CheckpointFetched():
@@ -151,7 +151,7 @@ def stale(owned: OwnedSequence, step: InboxStep) -> list[ExecutorAction]:
 def suspect_tried(state: OwnedSequences, event: SuspectTried, now_us: int) -> list[ExecutorAction]:
     """A suspected sequence's turn has come."""
     owned = event.owned
-    if owned.phase is not OwnedPhase.HELD:
+    if owned.phase is not OwnedPhase.SUSPECTED:
         return []
     if not owned.next_step:
         state.move(owned, "tried")
@@ -393,12 +393,13 @@ def conclude(state: OwnedSequences, owned: OwnedSequence) -> None:
     owned.next_step = past(owned.failed, owned.next_step + 1)
 
 
-def step_final(state: OwnedSequences, event: StepFinal) -> list[ExecutorAction]:
-    """Notes the last step that Redis has made final."""
-    owned = state.get(event.sequence, event.epoch)
-    if owned is not None:
-        owned.committed = max(owned.committed, event.step)
-        state.rest(owned)
+def steps_final(state: OwnedSequences, event: StepsFinal) -> list[ExecutorAction]:
+    """Notes the last step of each sequence that Redis has made final."""
+    for sequence, epoch, step in event.steps:
+        owned = state.by_id.get(sequence)
+        if owned is not None and owned.epoch == epoch:
+            owned.committed = max(owned.committed, step)
+            state.rest(owned)
     return []
 
 

@@ -61,12 +61,10 @@ class BatchDone(msgspec.Struct, frozen=True, eq=False):
     ends: Sequence[RowEnd | None]
 
 
-class StepFinal(msgspec.Struct, frozen=True):
-    """Redis has made a step final, and the sequence goes on here."""
+class StepsFinal(msgspec.Struct, frozen=True):
+    """Redis has made these steps final, and their sequences go on here. In the order of each sequence."""
 
-    sequence: SequenceId
-    epoch: Epoch
-    step: StepNumber
+    steps: Sequence[tuple[SequenceId, Epoch, StepNumber]]
 
 
 class OwnershipOver(msgspec.Struct, frozen=True):
@@ -86,6 +84,6 @@ ExecutorEvent = (
     | CheckpointFetched
     | StateLoaded
     | BatchDone
-    | StepFinal
+    | StepsFinal
     | OwnershipOver
 )

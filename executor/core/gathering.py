@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import add
 
 import msgspec
 
@@ -60,11 +62,19 @@ class Returns:
         self._latest.append(took_us)
         insort(self._sorted, took_us)
 
-    def chance(self, age_us: int, wait_us: int) -> float:
-        """The share of those that were away for `age_us` that come back within the wait."""
-        before, by_then = bisect_right(self._sorted, age_us), bisect_right(self._sorted, age_us + wait_us)
-        later = len(self._sorted) - before
-        return (by_then - before) / later if later else 0.0
+    def expected(self, ages_us: Iterable[int], waits_us: Sequence[int]) -> list[float]:
+        """How many of those that have been away for so long come back within each wait: for each of them, the share of
+        the returns that took longer than its age.
+        """
+        latest, expected = self._sorted, [0.0] * len(waits_us)
+        for age_us in ages_us:
+            before = bisect_right(latest, age_us)
+            if before == len(latest):
+                continue
+            later = len(latest) - before
+            for at, wait_us in enumerate(waits_us):
+                expected[at] += (bisect_right(latest, age_us + wait_us, before) - before) / later
+        return expected
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -150,18 +160,20 @@ class Gathering:
         since_us = self.hold.since_us if self.hold is not None else now_us
         longest_us = since_us + HOLD_SHARE_MAX * self.batch_us - now_us
         best, best_us = MARGIN * ready / max(1.0, self.batch_us), 0
-        for part in range(1, WAITS + 1) if (self.away or self.ended) and longest_us >= 1 else ():
-            wait_us = int(longest_us * part / WAITS)
-            rate = (ready + min(self.rows - ready, self._expected(wait_us, now_us))) / (self.batch_us + wait_us)
+        if longest_us < 1 or not (self.away or self.ended):
+            return 0
+        waits_us = [int(longest_us * part / WAITS) for part in range(1, WAITS + 1)]
+        for wait_us, expected in zip(waits_us, self._expected(waits_us, now_us), strict=True):
+            rate = (ready + min(self.rows - ready, expected)) / (self.batch_us + wait_us)
             if rate > best:
                 best, best_us = rate, wait_us
         return best_us
 
-    def _expected(self, wait_us: int, now_us: int) -> float:
-        """How many sequences will have come after the wait."""
-        away, ended = islice(self.away.values(), self.rows), islice(self.ended, self.rows)
-        back = sum(self.returns.chance(now_us - left_us, wait_us) for left_us in away)
-        return back + sum(self.successions.chance(now_us - ended_us, wait_us) for ended_us in ended)
+    def _expected(self, waits_us: Sequence[int], now_us: int) -> Iterable[float]:
+        """How many sequences will have come after each wait."""
+        back = self.returns.expected([now_us - us for us in islice(self.away.values(), self.rows)], waits_us)
+        successors = self.successions.expected([now_us - us for us in islice(self.ended, self.rows)], waits_us)
+        return map(add, back, successors)
 
     def _forget_late(self, now_us: int) -> None:
         """What has not come back within the time of a batch is not expected any more."""

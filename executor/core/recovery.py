@@ -53,7 +53,7 @@ class KeptSteps:
     dropped: bool = False
 
     def add(self, step: InboxStep) -> None:
-        """A step begins to run."""
+        """Notes a step that begins to run: a takeover would run it again."""
         self.entries.append(step.entry)
         self.size += len(step.message)
 

@@ -40,16 +40,16 @@ class VoidCause(StrEnum):
 class OwnedPhase(StrEnum):
     """The phase of a sequence at the executor that owns it.
 
-    ABSENT    not owned here
-    HELD      suspected: nothing is done for it until its turn to be tried alone
-    FETCHING  its record and checkpoint are being fetched
-    LOADING   its state is on its way into the engine
-    READY     its next step runs as soon as it is here and a batch takes it
-    RUNNING   its next step runs
+    ABSENT     not owned here
+    SUSPECTED  its next step may be what kills its owners: nothing is done until its turn to be tried alone
+    FETCHING   its record and checkpoint are being fetched
+    LOADING    its state is on its way into the engine
+    READY      its next step runs as soon as it is here and a batch takes it
+    RUNNING    its next step runs
     """
 
     ABSENT = "absent"
-    HELD = "held"
+    SUSPECTED = "suspected"
     FETCHING = "fetching"
     LOADING = "loading"
     READY = "ready"
@@ -59,9 +59,9 @@ class OwnedPhase(StrEnum):
 OWNED_MOVES: Mapping[tuple[OwnedPhase, str], OwnedPhase] = {
     (OwnedPhase.ABSENT, "started"): OwnedPhase.READY,
     (OwnedPhase.ABSENT, "came"): OwnedPhase.FETCHING,
-    (OwnedPhase.ABSENT, "suspected"): OwnedPhase.HELD,
-    (OwnedPhase.HELD, "tried from its start"): OwnedPhase.READY,
-    (OwnedPhase.HELD, "tried"): OwnedPhase.FETCHING,
+    (OwnedPhase.ABSENT, "suspected"): OwnedPhase.SUSPECTED,
+    (OwnedPhase.SUSPECTED, "tried from its start"): OwnedPhase.READY,
+    (OwnedPhase.SUSPECTED, "tried"): OwnedPhase.FETCHING,
     (OwnedPhase.FETCHING, "found"): OwnedPhase.LOADING,
     (OwnedPhase.FETCHING, "found without state"): OwnedPhase.READY,
     (OwnedPhase.LOADING, "loaded"): OwnedPhase.READY,
@@ -263,11 +263,11 @@ class OwnedSequences:
         return self.queued - self.by_phase[OwnedPhase.RUNNING]
 
     @property
-    def held(self) -> list[OwnedSequence]:
+    def suspects(self) -> list[OwnedSequence]:
         """Suspected sequences that wait for their turn to be tried."""
-        if not self.by_phase[OwnedPhase.HELD]:
+        if not self.by_phase[OwnedPhase.SUSPECTED]:
             return []
-        return [owned for owned in self.by_id.values() if owned.phase is OwnedPhase.HELD]
+        return [owned for owned in self.by_id.values() if owned.phase is OwnedPhase.SUSPECTED]
 
     def behind_ends(self, slots: int) -> int:
         """Number of accepted steps that would be in Triton's backlog: those of runs that began behind the END of a run
@@ -329,7 +329,7 @@ class OwnedSequences:
         owned.phase = after
 
     def put(self, owned: OwnedSequence, queued: QueuedStep) -> None:
-        """Takes a step in."""
+        """Queues a step that was taken in. Its sequence is not idle any more."""
         owned.steps[queued.step.step] = queued
         self.idle.pop(owned.sequence, None)
         if self.to_fetch.pop(owned.sequence, None) is not None:

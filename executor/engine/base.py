@@ -4,7 +4,8 @@ An engine is one instance of one version of a model on one device. It knows noth
 it is given rows, and each row may name a slot of its state arena. A backend is found by the entry-point group
 `seqmesh.backends`; the built-in ones are registered in `backends.py`.
 
-Engines are called from one worker thread at a time (never two at once for one engine).
+An engine gets one call at a time, on a thread of its own. Short batches of one that `OnlyComputes` may run on the event
+loop's thread.
 
 Objects that are made once per row are msgspec structs: a frozen dataclass takes fourteen times as long to make.
 """
@@ -148,6 +149,16 @@ class MeasuresMemory(Protocol):
     def memory_usage(self) -> Sequence[MemoryUse]:
         """Memory of the weights and of fixed-size state, without what a running batch takes."""
         ...
+
+
+@runtime_checkable
+class OnlyComputes(Protocol):
+    """An engine that knows whether a batch does nothing but compute: its call waits for nothing, and cannot tell on
+    which thread it is made.
+    """
+
+    @property
+    def only_computes(self) -> bool: ...
 
 
 @runtime_checkable

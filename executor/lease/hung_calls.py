@@ -5,8 +5,8 @@ that other executors take over at once. The step or request that hangs counts as
 bounds how often it is tried (`LOST_OWNERS_MAX`, `LOST_EXECUTORS_MAX`).
 
 Time is counted in looks, not by a clock: while the process itself was frozen, it did not wait for its model.
-A call that keeps the interpreter's lock stops the looks as well. Then a timer of the C library, which needs no
-interpreter, ends the process; the lease has ended by itself, because no thread could renew it.
+A call that keeps the interpreter's lock, or runs on the event loop, stops the looks as well. Then a timer of the C
+library, which needs no interpreter, ends the process; the lease has ended by itself, because nobody could renew it.
 """
 
 from __future__ import annotations

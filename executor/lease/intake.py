@@ -23,29 +23,34 @@ from shared.store.reading import FAILURES, UnreadableError, note, noted
 
 PATIENCE_S = 5.0
 """Longest time in which nothing is taken in."""
-ROOM_POLL_S = 0.01
+BOUND_POLL_S = 0.01
 
 
 async def take_in(inbox: Inbox, serving: Serving, *, bytes_max: int) -> None:
     """Takes in what comes, for ever. bytes_max: of the requests that wait here while any of them can run"""
     async with aclosing(inbox.reads()) as reads:
         async for items in reads:
-            await _room(serving, bytes_max)
+            if serving.queued_bytes > bytes_max:
+                await _below_bound(serving, bytes_max)
             for item in items:
                 try:
                     gone = _take(serving, item)
                 except UnreadableError as unreadable:
                     note(unreadable)
                     gone = [item.entry.decode()]
-                inbox.done(item.stream, gone)
+                if gone:
+                    inbox.done(item.stream, gone)
+            # Batches that run on the loop now, and their commits, leave before the next read.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
 
-async def _room(serving: Serving, bytes_max: int) -> None:
-    """Returns when there is room for a read (see the module)."""
+async def _below_bound(serving: Serving, bytes_max: int) -> None:
+    """Returns when a read is within the bound (see the module)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
-            while serving.held_bytes > bytes_max and serving.is_busy:  # noqa: ASYNC110 - it ends in many ways
-                await asyncio.sleep(ROOM_POLL_S)
+            while serving.queued_bytes > bytes_max and serving.is_busy:  # noqa: ASYNC110 - it ends in many ways
+                await asyncio.sleep(BOUND_POLL_S)
 
 
 def _take(serving: Serving, item: InboxItem) -> Sequence[str]:

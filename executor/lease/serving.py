@@ -113,7 +113,7 @@ class Serving:
     async def begin(self, group: asyncio.TaskGroup) -> None:
         """Starts every loaded model; the group owns their tasks."""
         self._group = group
-        for place, version in self._served().items():
+        for place, version in self._versions().items():
             await self._start(place, version)
         group.create_task(self._claim_work(), name="claims")
         group.create_task(self._watch_readiness(), name="readiness")
@@ -122,11 +122,13 @@ class Serving:
 
     @property
     def offers(self) -> tuple[ServedModel, ...]:
-        """The versions to which the scheduler may send sequences; an unloaded one too, until it has ended."""
+        """The versions to which the scheduler may send sequences; an unloaded one too, until it has ended. And the
+        ensembles, which only gateways read.
+        """
         return tuple(
-            msgspec.structs.replace(model.serves.announcement, closing=self._staying is not None)
-            for model in self._models.values()
-            if self._staying is None or model.model in self._staying
+            msgspec.structs.replace(served.announcement, closing=self._staying is not None)
+            for served in (*(model.serves for model in self._models.values()), *self._versions(ensembles=True).values())
+            if self._staying is None or served.config.name in self._staying
         )
 
     @property
@@ -136,8 +138,9 @@ class Serving:
 
     @property
     def loads(self) -> list[ModelLoad]:
-        """The loads whose requests are counted here."""
-        return [model.serves.statistics.load for model in self._all()]
+        """The loads whose counts are added up here."""
+        served = (*(model.serves for model in self._all()), *self._versions(ensembles=True).values())
+        return [version.statistics.load for version in served]
 
     def reports(self) -> list[ModelReport]:
         """What this executor reports of each version. (Stateless requests wait in Redis, where gateways count them.)"""
@@ -147,7 +150,7 @@ class Serving:
         ]
 
     @property
-    def held_bytes(self) -> int:
+    def queued_bytes(self) -> int:
         """Bytes of the requests of steps that wait here for their turn, or run."""
         return sum(model.state.queued_bytes for model in self._all() if isinstance(model, SequenceModel))
 
@@ -227,7 +230,7 @@ class Serving:
         what was accepted. Unloaded ones finish on their own; `changed` is set when they have.
         """
         async with self._changing:
-            served = self._served()
+            served = self._versions()
             for place, model in list(self._models.items()):
                 wanted = served.get(place)
                 if wanted is None:
@@ -392,10 +395,16 @@ class Serving:
     def _all(self) -> list[Model]:
         return [*self._models.values(), *(replaced.model for replaced in self._replaced.values())]
 
-    def _served(self) -> Mapping[Place, ServedVersion]:
+    def _versions(self, *, ensembles: bool = False) -> Mapping[Place, ServedVersion]:
+        """What the repository holds: the versions that run here, or the ensembles."""
         # A copy, because models are loaded on another thread meanwhile.
         models = list(self._repository.loaded.values())
-        return {(version.config.name, version.version): version for model in models for version in model.versions}
+        versions = (version for model in models for version in model.versions)
+        return {
+            (version.config.name, version.version): version
+            for version in versions
+            if bool(version.config.ensemble) == ensembles
+        }
 
 
 async def _look(served: ServedVersion) -> None:

@@ -42,7 +42,7 @@ class Watchdog:
 
     def _tell(self, stood_s: float, cpu_s: float) -> None:
         seconds, cpu_seconds = round(stood_s, 1), round(cpu_s, 1)
-        instances = held_by(self._workers(), cpu_s, self._limit_s)
+        instances = blocking_instances(self._workers(), cpu_s, self._limit_s)
         if instances:
             logs.error(
                 "model held the interpreter for longer than the lease",
@@ -55,7 +55,7 @@ class Watchdog:
             logs.warning("executor stood still for longer than its lease", seconds=seconds, cpu_seconds=cpu_seconds)
 
 
-def held_by(workers: Iterable[EngineWorker], cpu_s: float, limit_s: float) -> list[str]:
+def blocking_instances(workers: Iterable[EngineWorker], cpu_s: float, limit_s: float) -> list[str]:
     """The instances whose latest call took longer than the limit. None if the process itself used less CPU time than
     that.
     """

@@ -61,7 +61,7 @@ def fingerprint(loaded: LoadedConfig, version: int, *, by_content: bool) -> Fing
     parts = [json.dumps(config, sort_keys=True)]
     # Other versions' folders do not count: a change there leaves this version as it is.
     others = {path.name for path in loaded.model_dir.iterdir() if path.name.isdigit()} - {str(version)}
-    parts += _marks(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
+    parts += _lines(loaded.model_dir, by_content=by_content, skip=others | {*CONFIG_FILES})
     return Fingerprint(_digest(parts), _digest([rest]))
 
 
@@ -74,13 +74,13 @@ def folder_fingerprint(folder: Path) -> str:
     """A text that changes when anything in a model's directory changes.
     Raises OSError if the directory cannot be read.
     """
-    return _digest(_marks(folder, by_content=False, skip=frozenset()))
+    return _digest(_lines(folder, by_content=False, skip=frozenset()))
 
 
-def _marks(folder: Path, *, by_content: bool, skip: Collection[str]) -> Iterator[str]:
+def _lines(folder: Path, *, by_content: bool, skip: Collection[str]) -> Iterator[str]:
     for path in _files(folder, skip):
-        mark = _content(path) if by_content else str(path.stat().st_mtime_ns)
-        yield f"{path.relative_to(folder)} {path.stat().st_size} {mark}"
+        state = _content(path) if by_content else str(path.stat().st_mtime_ns)
+        yield f"{path.relative_to(folder)} {path.stat().st_size} {state}"
 
 
 def _content(path: Path) -> str:

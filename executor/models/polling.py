@@ -48,7 +48,7 @@ class Polling:
         before, self._seen = self._seen, now
         for name in sorted(before.keys() - now.keys()):
             self._repository.unload(name)
-        changed = [name for name, mark in sorted(now.items()) if before.get(name) != mark]
+        changed = [name for name, state in sorted(now.items()) if before.get(name) != state]
         for name in changed:
             logs.info("loading model", model=name)
             try:

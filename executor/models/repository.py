@@ -60,7 +60,8 @@ CODE_NAMES: Mapping[Code, str] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
-    """One version of a model with its engines, one worker per instance. It outlives a lost lease.
+    """One version of a model with its engines, one worker per instance. It outlives a lost lease. An ensemble has none:
+    executors only announce it, and gateways send its steps to the models that it names.
 
     files  holds override files on disk as long as the version exists; None: the files are the repository's
     slots  of each instance; 0 for a stateless model
@@ -352,14 +353,14 @@ class ModelRepository:
         for number in loaded.versions:
             version = str(number)
             try:
-                mark = fingerprint(loaded, number, by_content=holder is not None)
+                present = fingerprint(loaded, number, by_content=holder is not None)
                 known = before.at(version) if before else None
-                if known is not None and known.fingerprint == mark:
+                if known is not None and known.fingerprint == present:
                     versions.append(known)
                     continue
-                kept = known is not None and known.fingerprint.content == mark.content
-                load = known.statistics.load if known is not None and kept else ModelLoad(name, version, generation)
-                served = self._serve(loaded, load, mark)
+                goes_on = known is not None and known.fingerprint.content == present.content
+                load = known.statistics.load if known is not None and goes_on else ModelLoad(name, version, generation)
+                served = self._serve(loaded, load, present)
                 made.append(served)
                 scope = fingerprint(loaded, number, by_content=True).content if served.config.response_cache else ""
                 made[-1] = replace(served, files=holder, cache_scope=scope, mark=self._state_mark(loaded, served))
@@ -405,9 +406,11 @@ class ModelRepository:
         if not unloaded:
             del self.unloaded[name]
 
-    def _serve(self, loaded: LoadedConfig, load: ModelLoad, mark: Fingerprint) -> ServedVersion:
+    def _serve(self, loaded: LoadedConfig, load: ModelLoad, present: Fingerprint) -> ServedVersion:
         began = time.monotonic()
         config = loaded.config
+        if config.ensemble:
+            return ServedVersion(config, load.version, (), 0, StatisticsRecorder(load, self.metrics), present)
         backend = find_backend(config.backend)
         slots = slots_within(config, self.state_bytes_max)
         engines: list[Engine] = []
@@ -441,7 +444,7 @@ class ModelRepository:
         statistics = StatisticsRecorder(load, self.metrics, bounds_ms)
         seconds = time.monotonic() - began
         return ServedVersion(
-            config, load.version, workers, slots, statistics, mark, strategy=strategy, load_seconds=seconds
+            config, load.version, workers, slots, statistics, present, strategy=strategy, load_seconds=seconds
         )
 
 
@@ -466,7 +469,7 @@ def _tell(model: LoadedModel, *, seconds: float) -> None:
         "model loaded",
         model=config.name,
         versions=",".join(model.record.versions),
-        instances=config.instance_count,
+        instances=0 if config.ensemble else config.instance_count,
         slots=model.versions[0].slots if model.versions else 0,
         seconds=round(seconds, 2),
     )

@@ -31,7 +31,6 @@ class Nvml:
                 self._devices.append((driver.nvmlDeviceGetUUID(device), device))
 
     def report(self) -> tuple[GpuReport, ...]:
-        """Every GPU now."""
         return tuple(_report(uuid, device) for uuid, device in self._devices)
 
 

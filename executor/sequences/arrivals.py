@@ -54,7 +54,7 @@ async def try_suspects(model: SequenceModel, connections: RedisConnections, alon
         await model.trial_due.wait()
         model.trial_due.clear()
         # The sequence that is suspected least comes first, because it is the most likely to succeed.
-        while (owned := min(model.state.held, key=lambda held: held.suspicion, default=None)) is not None:
+        while (owned := min(model.state.suspects, key=lambda suspect: suspect.suspicion, default=None)) is not None:
             async with alone:
                 before = owned.committed
                 attempt = connections.scripts.attempt(owned.sequence, owned.epoch)

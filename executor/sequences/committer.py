@@ -71,7 +71,7 @@ class Committer:
         self._keys = keys
         self._executor = executor
         self._tombstone_ms = tombstone_ms
-        self._waiting: deque[tuple[CommitOwner, StepCommit]] = deque()
+        self._waiting: deque[tuple[CommitOwner, StepCommit, int]] = deque()
         self._groups: list[_Group] = []
         self._sending = 0
         self._sent_ns = 0
@@ -79,8 +79,8 @@ class Committer:
         self._taken = 0
         self._done = 0
         self._progress = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._below_bounds = asyncio.Event()
+        self._below_bounds.set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -91,18 +91,20 @@ class Committer:
         if not steps:
             return self._taken
         self._taken += len(steps)
-        self._waiting.extend((owner, step) for step in steps)
-        self._open_bytes += sum(map(size_of, steps))
+        for step in steps:
+            size = size_of(step)
+            self._waiting.append((owner, step, size))
+            self._open_bytes += size
         self._trips.due()
         self._idle.clear()
-        self._look_for_room()
+        self._look_at_bounds()
         return self._taken
 
-    def _look_for_room(self) -> None:
+    def _look_at_bounds(self) -> None:
         if len(self._waiting) + self._sending >= OPEN_STEPS_MAX or self._open_bytes >= OPEN_BYTES_MAX:
-            self._room.clear()
+            self._below_bounds.clear()
         else:
-            self._room.set()
+            self._below_bounds.set()
 
     async def final(self, count: int) -> None:
         """Returns when the first `count` steps that were taken are final."""
@@ -110,13 +112,13 @@ class Committer:
             await self._progress.wait()
 
     @property
-    def has_room(self) -> bool:
-        """Whether there is room for another batch."""
-        return self._room.is_set()
+    def is_below_bounds(self) -> bool:
+        """Whether another batch may be computed."""
+        return self._below_bounds.is_set()
 
-    async def room(self) -> None:
-        """Returns when there is room for another batch."""
-        await self._room.wait()
+    async def below_bounds(self) -> None:
+        """Returns when another batch may be computed."""
+        await self._below_bounds.wait()
 
     async def drained(self) -> None:
         """Returns when every step that was put is final."""
@@ -160,22 +162,22 @@ class Committer:
         # Waiters of this event look again at `_done`; the next ones wait for a new event.
         self._progress.set()
         self._progress = asyncio.Event()
-        self._look_for_room()
+        self._look_at_bounds()
         if not self._waiting:
             self._idle.set()
 
-    def _grouped(self, taken: deque[tuple[CommitOwner, StepCommit]]) -> list[_Group]:
+    def _grouped(self, taken: deque[tuple[CommitOwner, StepCommit, int]]) -> list[_Group]:
         """Groups of one owner and shard each, in order of arrival; none is larger than a script call should be."""
         open_groups: dict[tuple[CommitOwner, ShardId], _Group] = {}
         groups: list[_Group] = []
-        for owner, step in taken:
+        for owner, step, size in taken:
             shard = self._keys.shard_of(step.sequence)
             group = open_groups.get((owner, shard))
             if group is None or len(group.steps) >= SCRIPT_STEPS_MAX or group.size >= SCRIPT_BYTES_MAX:
                 group = open_groups[owner, shard] = _Group(owner, shard)
                 groups.append(group)
             group.steps.append(step)
-            group.size += size_of(step)
+            group.size += size
         return groups
 
     def _call(self, group: _Group) -> Call[list[CommitCode]]:

@@ -40,7 +40,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
-    StepFinal,
+    StepsFinal,
 )
 from executor.core.gathering import Gathering, gathers
 from executor.core.recovery import recovery_of
@@ -63,6 +63,9 @@ from shared.contract.model_config import Direct, Oldest
 from shared.process import logs
 from shared.store.scripts import CommitCode, KeptReplies, StepCommit
 from shared.traces.tracing import SpanName, Tracing, entry_time_ns, takeover_traceparent
+
+GOES_ON = (CommitCode.COMMITTED, CommitCode.BEFORE)
+"""Outcomes after which a sequence goes on here."""
 
 
 class GivenBatch(NamedTuple):
@@ -207,7 +210,10 @@ class SequenceModel:
                 if not instance.given:
                     instance.idle.set()
                     # Computing waits here while too many commits are open.
-                    await self._committer.room()
+                    await self._committer.below_bounds()
+                    if len(self.state.ready[instance.worker.index]):
+                        # Batches that ran on the loop: whatever else waits for it has its turn between them.
+                        await asyncio.sleep(0)
                 was_busy = True
         finally:
             instance.give_up()
@@ -217,7 +223,7 @@ class SequenceModel:
 
     def _stage(self, instance: Instance) -> None:
         """Gives the engine the batch that it runs next, while it runs one, if that batch is settled."""
-        if len(instance.given) == 1 and not self._stopping and self._committer.has_room:
+        if len(instance.given) == 1 and not self._stopping and self._committer.is_below_bounds:
             batch = staged_batch(self.state, instance.worker.index, monotonic_us())
             if batch is not None:
                 self._give(instance, batch)
@@ -251,7 +257,9 @@ class SequenceModel:
             slots = len(self._instances) * self.serves.slots
 
             async def waiting() -> int:
-                elsewhere = await self._count_waiting() if self._count_waiting is not None else 0
+                # While a slot is free, sequences that wait are on their way into it: they are no backlog.
+                is_full = len(self.state) >= slots
+                elsewhere = await self._count_waiting() if is_full and self._count_waiting is not None else 0
                 return elsewhere + self.state.behind_ends(slots)
 
             first_batch = self._instances[0].worker.first_batch
@@ -270,12 +278,12 @@ class SequenceModel:
 
     def take(self, step: InboxStep, message: InferMessage) -> Sequence[str]:
         """Takes a step from the inbox. Returns inbox entries that may be removed at once."""
-        refused = self._rows.problem(step, message) is not None
-        return self.handle(QueuedStep(step, message, monotonic_us(), self._shape_keys.of(message.inputs), refused))
+        refused, now_us = self._rows.problem(step, message) is not None, monotonic_us()
+        return self.handle(QueuedStep(step, message, now_us, self._shape_keys.of(message.inputs), refused), now_us)
 
-    def handle(self, event: ExecutorEvent) -> Sequence[str]:
-        """Takes an event in and acts. Returns inbox entries that may be removed."""
-        gone = self._act(decide(self.state, event, monotonic_us()))
+    def handle(self, event: ExecutorEvent, now_us: int | None = None) -> Sequence[str]:
+        """Takes an event in and acts. Returns inbox entries that may be removed. now_us: `monotonic_us`, if known"""
+        gone = self._act(decide(self.state, event, monotonic_us() if now_us is None else now_us))
         for instance, ready in zip(self._instances, self.state.ready, strict=True):
             if len(ready):
                 instance.wake.set()
@@ -290,15 +298,17 @@ class SequenceModel:
 
     def committed(self, steps: Sequence[StepCommit], codes: Sequence[CommitCode], sent_ns: int, done_ns: int) -> None:
         """Steps of this model are final, or refused. Called in commit order; times are wall clock, ns."""
-        for step, code in zip(steps, codes, strict=True):
+        outcomes = list(zip(steps, codes, strict=True))
+        # They make no step ready, so no instance is woken.
+        kept = [step for step, code in outcomes if code in GOES_ON]
+        self._act(decide(self.state, StepsFinal([(step.sequence, step.epoch, step.step) for step in kept]), 0))
+        for step, code in outcomes:
             if step.traceparent:
                 self._tracing.record(step.traceparent, SpanName.CHECKPOINT, sent_ns, done_ns, outcome=code.name)
                 if code is CommitCode.OVER:
                     root = self._tracing.root_of(step.sequence)
                     self._tracing.record(root, SpanName.END, sent_ns, done_ns, step=step.step)
-            if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
-                # It makes no step ready, so no instance is woken.
-                self._act(decide(self.state, StepFinal(step.sequence, step.epoch, step.step), 0))
+            if code in GOES_ON:
                 continue
             if code is CommitCode.PAGED:
                 logs.debug("sequence paged", sequence=step.sequence, epoch=step.epoch, last_step=step.step)
@@ -354,7 +364,8 @@ class SequenceModel:
         instance = self._instances[commit.instance]
         if commit.batch and finished is not None:
             for answer in commit.answers:
-                self._trace(answer, finished)
+                if answer.queued.message.traceparent:
+                    self._trace(answer, finished)
         steps = instance.commits.of(commit, finished if commit.batch else None)
         if steps:
             instance.answered = self._committer.put(self, steps)
@@ -404,8 +415,6 @@ class SequenceModel:
     def _trace(self, answer: StepAnswer, finished: FinishedBatch) -> None:
         """Records a step's spans up to here; the span `checkpoint` follows when its commit comes back."""
         step, message = answer.queued.step, answer.queued.message
-        if not message.traceparent:
-            return
         links: list[str] = []
         if answer.predecessor is not None:
             links = [takeover_traceparent(step.sequence, step.epoch), answer.predecessor]
@@ -427,12 +436,12 @@ class SequenceModel:
 
 def _end_of(row: RowResult | RowError | None) -> RowEnd | None:
     match row:
-        case None:
-            return None
         case RowResult():
             return RowEnd.AGAIN if row.again else RowEnd.DONE
         case RowError():
             return RowEnd.LOST if row.lost else RowEnd.SAVED if row.model_state else RowEnd.FAILED
+        case None:
+            return None
 
 
 def _saved(load: LoadState) -> SavedState:

@@ -47,7 +47,7 @@ class Carrier:
 
     @property
     def round_trips(self) -> int:
-        """Round trips so far."""
+        """How many round trips were made since the start."""
         return self._trips.made
 
     def send(self, call: Call[T]) -> asyncio.Future[T]:

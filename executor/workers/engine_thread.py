@@ -23,8 +23,14 @@ class EngineThread:
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._open = 0
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every call of `start` has been made, and the loop knows."""
+        return self._open == 0
 
     def start(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
         """Makes a call after the calls before it; an exception goes to the future. A call whose future is cancelled
@@ -32,17 +38,13 @@ class EngineThread:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
+        self._open += 1
 
         def make() -> None:
-            if future.cancelled():
-                return
-            try:
-                conclusion: tuple[Callable[[Any], None], Any] = future.set_result, call(*arguments, **named)
-            except BaseException as failure:  # noqa: BLE001 - a model may raise anything; it is for the caller
-                conclusion = future.set_exception, failure
+            conclusion = (future.cancel, None) if future.cancelled() else _outcome(future, call, *arguments, **named)
             # RuntimeError: the loop is closed, so no task waits.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(_conclude, future, *conclusion)
+                loop.call_soon_threadsafe(self._conclude, future, *conclusion)
 
         self._calls.put(make)
         return future
@@ -68,8 +70,26 @@ class EngineThread:
         while (call := self._calls.get()) is not None:
             call()
 
+    def _conclude(self, future: asyncio.Future[Any], set_outcome: Callable[[Any], object], outcome: object) -> None:
+        self._open -= 1
+        # The caller may have been cancelled meanwhile.
+        if not future.done():
+            set_outcome(outcome)
 
-def _conclude(future: asyncio.Future[Any], set_outcome: Callable[[Any], None], outcome: object) -> None:
-    # The caller may have been cancelled meanwhile.
-    if not future.done():
-        set_outcome(outcome)
+
+def made(call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> asyncio.Future[R]:
+    """As `EngineThread.start`, for a call that is made at once, on the thread of the event loop."""
+    future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+    set_outcome, outcome = _outcome(future, call, *arguments, **named)
+    set_outcome(outcome)
+    return future
+
+
+def _outcome(
+    future: asyncio.Future[R], call: Callable[P, R], *arguments: P.args, **named: P.kwargs
+) -> tuple[Callable[[Any], object], object]:
+    """Makes a call. How its outcome is given to the future, and the outcome."""
+    try:
+        return future.set_result, call(*arguments, **named)
+    except BaseException as failure:  # noqa: BLE001 - a model may raise anything; it is for the caller
+        return future.set_exception, failure

@@ -1,8 +1,11 @@
 """One engine and the thread it runs on.
 
 A model's call may take long, so it runs on a thread of its own, and the event loop goes on with heartbeats, reads and
-commits. Every call of the engine goes through that thread, in order: loading a checkpoint never overlaps with a running
-batch.
+commits. Calls are made in order: loading a checkpoint never overlaps with a running batch.
+
+Only a batch that is over sooner than two threads have told each other of it runs on the event loop itself. It is a
+batch of a model that does nothing but compute (`OnlyComputes`), and of which all batches of late were that short
+(`Pace`).
 
 After a failure the worker checks whether the GPUs are still there. If one is lost, the engine's errors are no answers:
 nothing is wrong with the steps, and any other executor can run them.
@@ -23,13 +26,14 @@ from executor.engine.base import (
     Engine,
     HandsOutState,
     MeasuresMemory,
+    OnlyComputes,
     ReleasesSequences,
     Row,
     RowError,
     Timings,
 )
 from executor.workers.devices import NO_GPUS, Devices
-from executor.workers.engine_thread import EngineThread, P, R
+from executor.workers.engine_thread import EngineThread, P, R, made
 from executor.workers.first_batch import FirstBatch
 from executor.workers.readiness import Readiness
 from shared.contract.errors import Code, ModelError
@@ -37,6 +41,32 @@ from shared.contract.ids import CorrelationId, InstanceIndex, SequenceId, SlotIn
 from shared.contract.tensors import Tensor
 from shared.process import logs
 from shared.statistics.tally import MemoryUse
+
+SHORT_US = 500.0
+"""Longest batch for the event loop: for so long a thread may keep the interpreter from the loop in any case
+(`executor.service.SWITCH_INTERVAL_S`)."""
+
+
+class Pace:
+    """How long batches take: the longest one of late. Pure.
+
+    One long batch counts at once, and is forgotten slowly: after one of 10 ms, the next 190 batches run on the thread
+    even if all of them are short. So do the first 100 batches of a load.
+    """
+
+    WEIGHT = 1 / 64
+
+    def __init__(self) -> None:
+        self._us = 5 * SHORT_US
+
+    def took(self, us: float) -> None:
+        """A batch took so much CPU time: neither other processes nor the interpreter's lock count."""
+        self._us = us if us > self._us else self._us + (us - self._us) * self.WEIGHT
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the next batch is expected to be short."""
+        return self._us < SHORT_US
 
 
 class EngineCall(msgspec.Struct, frozen=True, eq=False):
@@ -74,6 +104,7 @@ class EngineWorker:
         self._releases = engine if isinstance(engine, ReleasesSequences) and engine.has_release else None
         self._measures = engine if isinstance(engine, MeasuresMemory) else None
         self._thread = EngineThread(name)
+        self._pace = Pace() if isinstance(engine, OnlyComputes) and engine.only_computes else None
         self.running: EngineCall | None = None
         """The call that runs now: a batch, or a state that is loaded."""
         self._began_s = self._took_s = 0.0
@@ -92,7 +123,19 @@ class EngineWorker:
         """Runs one batch (see `Engine.run`), at once after the calls before it. What the engine raises becomes every
         row's error; the future raises DeviceLostError.
         """
-        return self._start(self._run, rows, want_state)
+        pace = self._pace
+        if pace is None:
+            return self._start(self._run, rows, want_state)
+        if pace.is_short and self._thread.is_idle:
+            return made(self._watched, self._timed, pace, rows, want_state)
+        return self._start(self._timed, pace, rows, want_state)
+
+    def _timed(self, pace: Pace, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
+        began_ns = time.thread_time_ns()
+        try:
+            return self._run(rows, want_state)
+        finally:
+            pace.took((time.thread_time_ns() - began_ns) / 1000)
 
     def _run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 METRICS = "metrics"
+SEQUENCES = "sequences"
 CATEGORIES = frozenset(
     (
         "health",
@@ -25,9 +26,10 @@ CATEGORIES = frozenset(
         "trace",
         "logging",
         METRICS,
+        SEQUENCES,
     )
 )
-"""Parts of the protocols by Triton's names, and the page of metrics."""
+"""Parts of the protocols by Triton's names, the page of metrics, and the routes about sequences."""
 
 
 @dataclass(frozen=True, slots=True)

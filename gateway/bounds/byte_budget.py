@@ -47,6 +47,10 @@ class ByteBudget:
             )
         self.taken += size
 
+    def add(self, size: int) -> None:
+        """Takes bytes that must be held whatever the bound, because their request was let in. They are given back."""
+        self.taken += size
+
     def give_back(self, size: int) -> None:
         self.taken -= size
 

@@ -38,8 +38,12 @@ def raise_limit() -> int:
     return LIMIT_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
-def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0) -> DescriptorShares:
-    """The connections of each port, for a limit of open files. Keyword arguments: settings, where 0 is the default."""
-    half = min(CONNECTIONS_MAX, max(1, (limit - OWN - METRICS - SPARE) // 2))
+def shares(limit: int, *, http: int = 0, http_per_client: int = 0, grpc: int = 0, regions: int = 0) -> DescriptorShares:
+    """The connections of each port, for a limit of open files.
+
+    regions           files kept for regions of shared memory
+    http, grpc, ...   settings, where 0 is the default
+    """
+    half = min(CONNECTIONS_MAX, max(1, (limit - OWN - METRICS - SPARE - regions) // 2))
     connections = http or half
     return DescriptorShares(connections, http_per_client or max(1, connections // 2), grpc or half)

@@ -37,10 +37,10 @@ class UnreadAnswers:
         """Counts bytes off: the client has read them, or has left. The client goes to the end of the order."""
         if client not in self._clients:
             return
-        held, cut = self._clients.pop(client)
-        self.taken -= min(size, held)
-        if held > size:
-            self._clients[client] = (held - size, cut)
+        counted, cut = self._clients.pop(client)
+        self.taken -= min(size, counted)
+        if counted > size:
+            self._clients[client] = (counted - size, cut)
 
     def relieve(self, excess: int) -> int:
         """Closes connections until so many bytes are free. Returns how many are."""

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 
 from gateway.grpc.contents import pack_contents
 from gateway.grpc.metadata import NO_METADATA, CallMetadata
-from gateway.grpc.pb import InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
-from gateway.models.metadata import SHARED_MEMORY_REFUSAL
+from gateway.grpc.pb import AnyMessage, InferParameter, InferRequest, InferResponse, StreamInferResponse, pb
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id
 from gateway.requests.classification import classified
 from gateway.requests.forwarding import RESERVED_PREFIX
+from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.requests.waiting import Answer
-from shared.contract.errors import Code, MeshError, RequestError, SequenceError
+from shared.contract.errors import MeshError, RequestError, SequenceError
 from shared.contract.ids import CorrelationId
 from shared.contract.tensors import Tensor
 
@@ -34,7 +34,10 @@ RESERVED_REFUSAL = (
 FINAL_RESPONSE = "triton_final_response"
 CLASSIFICATION = "classification"
 SHARED_MEMORY_REGION = "shared_memory_region"
-NO_CLASSES: Mapping[str, int] = {}
+SHARED_MEMORY_SIZES = ("shared_memory_offset", "shared_memory_byte_size")
+OutputForms = Mapping[str, int | RegionPart]
+"""Outputs that the client wants otherwise than as raw contents: as so many classes, or in shared memory."""
+RAW_OUTPUTS: OutputForms = {}
 UINT64_MASK = (1 << 64) - 1
 INT64_MAX = (1 << 63) - 1
 
@@ -42,9 +45,12 @@ INT64_MAX = (1 << 63) - 1
 # -- request --------------------------------------------------------------------------------------------------------
 
 
-def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) -> InferCall:
+def decode_request(
+    request: InferRequest, metadata: CallMetadata = NO_METADATA, regions: Regions = NO_REGIONS
+) -> InferCall:
     """The call that a request makes.
 
+    regions  inputs in shared memory are read from them
     raises  RequestError (INVALID_ARG or UNSUPPORTED) with Triton's words
     """
     correlation_id: CorrelationId = 0
@@ -80,7 +86,7 @@ def decode_request(request: InferRequest, metadata: CallMetadata = NO_METADATA) 
         expected_step=expected_step,
         priority=priority,
         timeout_us=timeout_us,
-        inputs=decode_inputs(request),
+        inputs=decode_inputs(request, regions),
         outputs=tuple([output.name for output in request.outputs[:]]),
         parameters={**custom, **metadata.forwarded} if metadata.forwarded else custom,
         session_id=metadata.session_id,
@@ -145,18 +151,32 @@ def read_other(key: str, parameter: InferParameter, custom: dict[str, Parameter]
     custom[key] = getattr(parameter, choice)
 
 
-def decode_inputs(request: InferRequest) -> tuple[Tensor, ...]:
-    """The request's tensors: raw contents as they are, typed contents packed.
+def decode_inputs(request: InferRequest, regions: Regions) -> tuple[Tensor, ...]:
+    """The request's tensors: raw contents as they are, typed contents packed, parts of shared memory read.
 
-    The raw contents belong to the inputs in their order. A request uses raw or typed contents for all of its inputs.
+    The raw contents belong, in their order, to the inputs that are not in shared memory. A request uses raw or typed
+    contents for all of these.
     """
     model: str = request.model_name
     raw: list[bytes] = request.raw_input_contents[:]
-    tensors = [
-        decode_input(tensor, raw[index] if index < len(raw) else None, model, typed_allowed=not raw)
-        for index, tensor in enumerate(request.inputs[:])
-    ]
-    if len(raw) > len(tensors):
+    tensors: list[Tensor] = []
+    index = in_regions = 0
+    for tensor in request.inputs[:]:
+        part = region_part_of(tensor, regions) if tensor.parameters else None
+        if part is not None:
+            if tensor.HasField("contents"):
+                raise RequestError(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}' for "
+                    f"model '{model}'"
+                )
+            data = regions.read(part, taken=in_regions)
+            tensors.append(Tensor(tensor.name, tensor.datatype, tuple(tensor.shape[:]), data))
+            in_regions += part.byte_size
+            continue
+        own = raw[index] if index < len(raw) else None
+        tensors.append(decode_input(tensor, own, model, typed_allowed=not raw))
+        index += 1
+    if len(raw) > index:
         raise RequestError(f"unexpected additional input data for model '{model}'")
     return tuple(tensors)
 
@@ -165,8 +185,6 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
     """One input; `raw` is its part of the raw contents, None when there is none."""
     name: str = tensor.name
     datatype: str = tensor.datatype
-    if tensor.parameters:
-        refuse_shared_memory(tensor.parameters, name)
     if tensor.HasField("contents"):
         if not typed_allowed:
             raise RequestError(
@@ -178,19 +196,23 @@ def decode_input(tensor: InferRequest, raw: bytes | None, model: str, *, typed_a
     return Tensor(name, datatype, tuple(tensor.shape[:]), raw)
 
 
-def requested_classes(request: InferRequest) -> Mapping[str, int]:
-    """Outputs that the client wants as their k largest elements, and k (parameter `classification`).
+def requested_forms(request: InferRequest, regions: Regions = NO_REGIONS) -> OutputForms:
+    """Outputs that the client wants as their k largest elements (parameter `classification`), or in shared memory.
 
-    raises  RequestError for a k below 1, and for an output that should go into shared memory
+    raises  RequestError for a k below 1, for a part of shared memory that is not there, and for both at once
     """
-    classes = NO_CLASSES
+    forms = RAW_OUTPUTS
     for output in request.outputs[:]:
         parameters = output.parameters
-        if parameters:
-            refuse_shared_memory(parameters, output.name)
-            if CLASSIFICATION in parameters:
-                classes = {**classes, output.name: class_count_of(parameters[CLASSIFICATION])}
-    return classes
+        if not parameters:
+            continue
+        part = region_part_of(output, regions)
+        classes = class_count_of(parameters[CLASSIFICATION]) if CLASSIFICATION in parameters else None
+        if part is not None and classes is not None:
+            raise RequestError("output can't set both 'shared_memory_region' and 'classification'")
+        if part is not None or classes is not None:
+            forms = {**forms, output.name: part or classes or 0}
+    return forms
 
 
 def class_count_of(parameter: InferParameter) -> int:
@@ -202,36 +224,58 @@ def class_count_of(parameter: InferParameter) -> int:
     return parameter.int64_param
 
 
-def refuse_shared_memory(parameters: Mapping[str, InferParameter], name: str) -> None:
-    """Raises RequestError when the request places a tensor in shared memory."""
-    if SHARED_MEMORY_REGION in parameters:
-        if parameters[SHARED_MEMORY_REGION].WhichOneof("parameter_choice") != "string_param":
+def region_part_of(tensor: AnyMessage, regions: Regions) -> RegionPart | None:
+    """The part of shared memory that an input or output names; None when it names none."""
+    name: str = tensor.name
+    parameters = tensor.parameters
+    for key in SHARED_MEMORY_SIZES:
+        if key in parameters and SHARED_MEMORY_REGION not in parameters:
             raise RequestError(
-                f"invalid value type for '{SHARED_MEMORY_REGION}' parameter for tensor '{name}', expected string_param."
+                f"'{key}' can not be specified without '{SHARED_MEMORY_REGION}' parameter for tensor '{name}'"
             )
-        raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+    if SHARED_MEMORY_REGION not in parameters:
+        return None
+    given = parameters[SHARED_MEMORY_REGION]
+    check_choice(given, "string_param", SHARED_MEMORY_REGION, name)
+    sizes: list[int] = []
+    for key in SHARED_MEMORY_SIZES:
+        if key in parameters:
+            check_choice(parameters[key], "int64_param", key, name)
+        sizes.append(parameters[key].int64_param if key in parameters else 0)
+    if SHARED_MEMORY_SIZES[1] not in parameters:
+        raise RequestError(
+            f"'{SHARED_MEMORY_SIZES[1]}' must be specified along with '{SHARED_MEMORY_REGION}' parameter for tensor "
+            f"'{name}'"
+        )
+    return regions.part(given.string_param, *sizes)
+
+
+def check_choice(parameter: InferParameter, choice: str, key: str, tensor: str) -> None:
+    """Raises RequestError when a tensor's parameter has another type than it must."""
+    if parameter.WhichOneof("parameter_choice") != choice:
+        raise RequestError(f"invalid value type for '{key}' parameter for tensor '{tensor}', expected {choice}.")
 
 
 # -- response -------------------------------------------------------------------------------------------------------
 
 
-def encode_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> InferResponse:
+def encode_answer(answer: Answer, forms: OutputForms = RAW_OUTPUTS) -> InferResponse:
     """The message that answers a unary call.
 
-    classes  as from `requested_classes`
-    raises   RequestError for an output that cannot be classified
+    forms   as from `requested_forms`; outputs that the client wants in shared memory are written there
+    raises  RequestError for an output that cannot be classified, or does not fit into its part of shared memory
     """
     response = pb.ModelInferResponse()
-    fill_response(response, answer, classes)
+    fill_response(response, answer, forms)
     return response
 
 
-def encode_stream_answer(answer: Answer, classes: Mapping[str, int] = NO_CLASSES) -> StreamInferResponse:
+def encode_stream_answer(answer: Answer, forms: OutputForms = RAW_OUTPUTS) -> StreamInferResponse:
     """The message that answers one request of a stream; otherwise as `encode_answer`."""
     message = pb.ModelStreamInferResponse()
     # Filled in place: protobuf copies a message that is assigned to a field.
     response = message.infer_response
-    fill_response(response, answer, classes)
+    fill_response(response, answer, forms)
     response.parameters[FINAL_RESPONSE].bool_param = True
     return message
 
@@ -255,21 +299,22 @@ def encode_stream_error(error: MeshError, request_id: str, model: str) -> Stream
     return message
 
 
-def fill_response(response: InferResponse, answer: Answer, classes: Mapping[str, int]) -> None:
+def fill_response(response: InferResponse, answer: Answer, forms: OutputForms) -> None:
     """Writes an answer into an empty ModelInferResponse, with raw outputs."""
     response.model_name = answer.model.config.name
     response.model_version = answer.version
     if answer.request_id:
         response.id = answer.request_id
-    outputs = answer.message.outputs
-    if classes:
-        outputs = [
-            classified(output, classes[output.name], answer.model) if output.name in classes else output
-            for output in outputs
-        ]
-    for tensor in outputs:
+    for output in answer.message.outputs:
+        form = forms.get(output.name) if forms else None
+        tensor = classified(output, form, answer.model) if isinstance(form, int) else output
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        response.raw_output_contents.append(tensor.raw)
+        if isinstance(form, RegionPart):
+            form.write(tensor.name, tensor.raw)
+            # Clients count the contents along with the outputs.
+            response.raw_output_contents.append(b"")
+        else:
+            response.raw_output_contents.append(tensor.raw)
     if answer.parameters:
         write_parameters(response.parameters, answer.parameters)
 

@@ -36,11 +36,9 @@ def check_choice(key: str, parameter: AnyMessage, choice: str) -> None:
         raise RequestError(f"invalid value type for load parameter '{key}', expected {choice}.")
 
 
-def check_unload_parameters(parameters: Mapping[str, AnyMessage]) -> None:
-    """Checks the type of `unload_dependents`. It has no effect: without ensembles no model has dependents.
-
-    Other parameters are ignored, as in Triton.
-    """
+def unloads_dependents(parameters: Mapping[str, AnyMessage]) -> bool:
+    """The parameter `unload_dependents`. Raises RequestError if it is no bool. Others are ignored, as in Triton."""
     for key, value in parameters.items():
         if key == "unload_dependents" and value.WhichOneof("parameter_choice") != "bool_param":
             raise RequestError("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+    return "unload_dependents" in parameters and parameters["unload_dependents"].bool_param

@@ -1,8 +1,7 @@
 """GRPCInferenceService: every rpc of the v2 protocol that has a meaning in a mesh.
 
 The handlers only decode and encode. What a request means is decided in modules that HTTP uses too
-(`gateway.requests.admission`, `gateway.models.catalog`, `gateway.models.repository`, `gateway.models.statistics`). An
-rpc without a meaning in a mesh answers UNIMPLEMENTED and says why.
+(`gateway.requests.admission`, `gateway.models.catalog`, `gateway.models.repository`, `gateway.models.statistics`).
 
 Source: triton-spec section 6.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -19,19 +17,18 @@ import grpc
 from gateway.bounds.memory import MemoryBound
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.arrivals import Arrivals
-from gateway.grpc.codec import decode_request, encode_answer, requested_classes
+from gateway.grpc.codec import decode_request, encode_answer, requested_forms
 from gateway.grpc.connections import GrpcConnections, client_port
 from gateway.grpc.errors import SHUTTING_DOWN
 from gateway.grpc.intake import Intake
 from gateway.grpc.metadata import SESSION_KEY, call_metadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, InferResponse, pb, pb_grpc
-from gateway.grpc.repository import check_unload_parameters, load_parameters
+from gateway.grpc.repository import load_parameters, unloads_dependents
 from gateway.grpc.settings import log_changes, log_response, trace_changes, trace_response
-from gateway.grpc.stream import InferStream
+from gateway.grpc.stream import BULKY_BYTES, InferStream
 from gateway.models.catalog import Catalog
 from gateway.models.metadata import (
-    EXTENSIONS,
-    SHARED_MEMORY_REFUSAL,
+    extensions_of,
     index_line,
     model_metadata,
     statistics_document,
@@ -41,6 +38,7 @@ from gateway.models.runtime_settings import RuntimeSettings
 from gateway.models.statistics import Statistics
 from gateway.requests.admission import has_many_strings, with_strings_read
 from gateway.requests.inference import Inference
+from gateway.requests.regions import NO_REGIONS, Regions, cuda_refusal
 from gateway.settings import GatewaySettings
 from shared.configuration.proto import config_proto
 from shared.contract.errors import Code, RequestError, UnavailableError
@@ -60,44 +58,15 @@ COMPRESSION: dict[str, grpc.Compression | None] = {
     "high": grpc.Compression.Deflate,
 }
 """Levels of Triton's option, as gRPC's own core turns them into algorithms."""
-Handler = Callable[[Any, Any, Any], Awaitable[Any]]
 
 _base: Any = pb_grpc.GRPCInferenceServiceServicer
-
-
-def refuses(reason: str) -> Handler:
-    """A handler for an rpc that is not served: it answers UNIMPLEMENTED with the reason."""
-
-    async def refusing(_self: Any, _request: AnyMessage, _context: Context) -> None:
-        raise RequestError(reason, Code.UNSUPPORTED)
-
-    return refusing
-
-
-def without_regions(kind: str, response: Any) -> Handler:
-    """A handler that answers with no region, and with NOT_FOUND when it is asked for a region by name."""
-
-    async def answering(_self: Any, request: AnyMessage, _context: Context) -> AnyMessage:
-        if request.name:
-            raise RequestError(f"Unable to find {kind} shared memory region: '{request.name}'", Code.NOT_FOUND)
-        return response()
-
-    return answering
-
-
-def ignores(response: Any) -> Handler:
-    """A handler that has nothing to do. response: the message's class."""
-
-    async def ignoring(_self: Any, _request: AnyMessage, _context: Context) -> AnyMessage:
-        return response()
-
-    return ignoring
 
 
 class InferenceServicer(_base):
     """The service of one gateway.
 
     memory           bounds what is received, beside the budget of `inference`
+    regions          shared memory of clients
     unread           counts answers until their client has read them
     outstanding_max  unanswered requests of one stream
     """
@@ -113,6 +82,7 @@ class InferenceServicer(_base):
         *,
         memory: MemoryBound,
         unread: UnreadAnswers,
+        regions: Regions = NO_REGIONS,
         outstanding_max: int = OUTSTANDING_MAX,
     ) -> None:
         self._inference = inference
@@ -122,6 +92,7 @@ class InferenceServicer(_base):
         self._runtime_settings = runtime_settings
         self._server_name = settings.server_id
         self._outstanding_max = outstanding_max
+        self._regions = regions
         self._forward = settings.metadata_forward_regex
         self._compression = COMPRESSION[settings.grpc_infer_response_compression_level]
         self.connections = GrpcConnections()
@@ -157,16 +128,19 @@ class InferenceServicer(_base):
         with it the request."""
         if self._refuses:
             raise UnavailableError(SHUTTING_DOWN)
-        call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward))
-        classes = requested_classes(request)
+        call = decode_request(request, call_metadata(context.invocation_metadata(), self._forward), self._regions)
+        forms = requested_forms(request, self._regions)
         del request  # its tensors are in the call: keeping both would double them while the answer is awaited
         if has_many_strings(call):
             call = await asyncio.to_thread(with_strings_read, call)
         answer = await self._inference.submit(call)
         if answer.session_id is not None:
             context.set_trailing_metadata(((SESSION_KEY, answer.session_id),))
-        response = encode_answer(answer, classes)
         size = sum([len(output.raw) for output in answer.message.outputs])
+        if forms and size > BULKY_BYTES:
+            response = await asyncio.to_thread(encode_answer, answer, forms)
+        else:
+            response = encode_answer(answer, forms)
         del answer
         if size > COUNTED_BYTES:
             self._unread.add(context, size, functools.partial(self._cut, context))
@@ -194,6 +168,7 @@ class InferenceServicer(_base):
             unread=self._unread,
             cut=functools.partial(self._cut, context),
             outstanding_max=self._outstanding_max,
+            regions=self._regions,
         )
         self._streams.add(stream)
         try:
@@ -220,7 +195,8 @@ class InferenceServicer(_base):
         return pb.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
-        return pb.ServerMetadataResponse(name=self._server_name, version=RELEASE, extensions=EXTENSIONS)
+        extensions = extensions_of(shared_memory=self._regions.is_allowed)
+        return pb.ServerMetadataResponse(name=self._server_name, version=RELEASE, extensions=extensions)
 
     async def ModelMetadata(self, request: AnyMessage, context: Context) -> AnyMessage:
         return pb.ModelMetadataResponse(**model_metadata(*self._catalog.record(request.name, request.version)))
@@ -253,19 +229,41 @@ class InferenceServicer(_base):
     async def RepositoryModelUnload(self, request: AnyMessage, context: Context) -> AnyMessage:
         """Returns when no executor has the model any more."""
         refuse_repository_name(request)
-        check_unload_parameters(request.parameters)
-        await self._repository.unload(request.model_name)
+        dependents = unloads_dependents(request.parameters)
+        await self._repository.unload(request.model_name, dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
-    # -- shared memory: there is none, and clients that look for regions or put them away are told so -----------------
+    # -- shared memory ----------------------------------------------------------------------------------------------
 
-    SystemSharedMemoryStatus = without_regions("system", pb.SystemSharedMemoryStatusResponse)
-    CudaSharedMemoryStatus = without_regions("cuda", pb.CudaSharedMemoryStatusResponse)
-    SystemSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
-    CudaSharedMemoryRegister = refuses(SHARED_MEMORY_REFUSAL)
-    # As in Triton for a region that is not registered.
-    SystemSharedMemoryUnregister = ignores(pb.SystemSharedMemoryUnregisterResponse)
-    CudaSharedMemoryUnregister = ignores(pb.CudaSharedMemoryUnregisterResponse)
+    async def SystemSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in self._regions.status(request.name):
+            shown = response.regions[region.name]
+            shown.name, shown.key = region.name, region.key
+            shown.offset, shown.byte_size = region.offset, region.byte_size
+        return response
+
+    async def SystemSharedMemoryRegister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        self._regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """One region, or all of them."""
+        self._regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """Never a region: a gateway has no GPU."""
+        if request.name:
+            raise RequestError(f"Unable to find cuda shared memory region: '{request.name}'", Code.NOT_FOUND)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryRegister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        raise cuda_refusal(request.name)
+
+    async def CudaSharedMemoryUnregister(self, request: AnyMessage, context: Context) -> AnyMessage:
+        """There is nothing to do."""
+        return pb.CudaSharedMemoryUnregisterResponse()
 
     # -- settings of the whole mesh ---------------------------------------------------------------------------------
 

@@ -26,23 +26,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from gateway.bounds.unread_answers import UnreadAnswers
 from gateway.grpc.arrivals import END_OF_REQUESTS
 from gateway.grpc.codec import (
-    NO_CLASSES,
+    RAW_OUTPUTS,
+    OutputForms,
     decode_request,
     encode_stream_answer,
     encode_stream_error,
-    requested_classes,
+    requested_forms,
 )
 from gateway.grpc.errors import SHUTTING_DOWN, abort
 from gateway.grpc.metadata import CallMetadata
 from gateway.grpc.pb import AnyMessage, Context, InferRequest, StreamInferResponse
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
+from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
 from shared.contract.errors import MeshError, ModelError, UnavailableError
 from shared.process import logs
@@ -50,6 +52,8 @@ from shared.process import logs
 OUTSTANDING_BYTES_MAX = 256 << 20
 """Tensors of one stream's unanswered requests and unwritten answers. A single request may be larger: the bound is
 checked before a request is read."""
+BULKY_BYTES = 1 << 18
+"""Answers that are classified or written into shared memory beyond this size are encoded in a thread."""
 ENTRY_BYTES = 2048
 """Memory of an answer besides its tensors."""
 
@@ -61,7 +65,7 @@ class Outstanding(msgspec.Struct):
     """A request that is not answered yet.
 
     answer   future of its answer; or the error that it was refused with
-    classes  outputs to be classified, and into how many classes
+    forms    outputs that the client wants otherwise than raw
     size     bytes of its tensors, plus those of its answer once it is there
     is_answered  its answer or error is there, and counted in `size`
     unread   bytes of its answer that count as unread until it is written
@@ -70,7 +74,7 @@ class Outstanding(msgspec.Struct):
     request_id: str
     model: str
     answer: asyncio.Future[Answer] | MeshError
-    classes: Mapping[str, int]
+    forms: OutputForms
     size: int
     is_answered: bool = False
     unread: int = 0
@@ -94,6 +98,7 @@ class InferStream:
         unread: UnreadAnswers,
         cut: Callable[[], None],
         outstanding_max: int,
+        regions: Regions = NO_REGIONS,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
     ) -> None:
         self._context = context
@@ -103,6 +108,7 @@ class InferStream:
         self._submit = submit
         self._metadata = metadata
         self._outstanding_max = outstanding_max
+        self._regions = regions
         self._outstanding_bytes_max = outstanding_bytes_max
         self._outstanding: deque[Outstanding] = deque()
         self._outstanding_bytes = 0
@@ -161,7 +167,7 @@ class InferStream:
             except UnavailableError as full:
                 # No room for this message: it is answered with an error in its turn, and the stream goes on. Any other
                 # error, such as a malformed message, ends the reader and with it the call.
-                self._queue(Outstanding("", "", full.released(), NO_CLASSES, 0))
+                self._queue(Outstanding("", "", full.released(), RAW_OUTPUTS, 0))
                 continue
             self._half_closed = request is END_OF_REQUESTS
             if self._half_closed or self._closed or self._stopping:
@@ -171,11 +177,11 @@ class InferStream:
     async def _accept(self, request: InferRequest) -> None:
         """Submits a request and queues its answer to come. Awaits nothing but the reading of many strings."""
         answer: asyncio.Future[Answer] | MeshError
-        classes = NO_CLASSES
+        forms = RAW_OUTPUTS
         size = 0
         try:
-            classes = requested_classes(request)
-            call = decode_request(request, self._metadata)
+            forms = requested_forms(request, self._regions)
+            call = decode_request(request, self._metadata, self._regions)
             size = sum([len(tensor.raw) for tensor in call.inputs])
             if has_many_strings(call):
                 call = await asyncio.to_thread(with_strings_read, call)
@@ -184,7 +190,7 @@ class InferStream:
             answer = self._submit(call)
         except MeshError as error:
             answer = error.released()
-        self._queue(Outstanding(request.id, request.model_name, answer, classes, size))
+        self._queue(Outstanding(request.id, request.model_name, answer, forms, size))
 
     def _queue(self, outstanding: Outstanding) -> None:
         self._outstanding.append(outstanding)
@@ -249,7 +255,9 @@ class InferStream:
         error = request.answer
         if not isinstance(error, MeshError):
             try:
-                return encode_stream_answer(error.result(), request.classes)
+                if request.forms and request.size > BULKY_BYTES:
+                    return await asyncio.to_thread(encode_stream_answer, error.result(), request.forms)
+                return encode_stream_answer(error.result(), request.forms)
             except MeshError as failure:
                 error = failure.released()
             except Exception as failure:  # noqa: BLE001  of this request alone: those behind it are other sequences' steps

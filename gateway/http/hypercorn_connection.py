@@ -23,7 +23,7 @@ READ_BYTES = 64 << 10
 
 
 class HypercornConnection(Connection):
-    """One connection."""
+    """A connection whose HTTP/1.1 Hypercorn reads, with h11."""
 
     def __init__(self, app: Any, config: Config, context: WorkerContext, seat: Seat, unread: UnreadAnswers) -> None:
         super().__init__(seat, unread)

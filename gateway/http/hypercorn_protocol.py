@@ -150,7 +150,7 @@ class Ended:
     trailing_data = (b"", False)
 
     def receive_data(self, data: bytes) -> None:
-        """Drops the data."""
+        """Drops what comes behind the end of the connection."""
 
     def next_event(self) -> type[h11.NEED_DATA]:
         return h11.NEED_DATA

@@ -45,7 +45,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 class LlhttpConnection(Connection, asyncio.Protocol):
-    """One connection."""
+    """A connection whose HTTP/1.1 llhttp reads."""
 
     def __init__(self, app: ASGIApp, config: Config, context: WorkerContext, seat: Seat, unread: UnreadAnswers) -> None:
         super().__init__(seat, unread)

@@ -25,7 +25,7 @@ class Seat:
 
     since      when the connection began to wait
     until      when its client has to have sent a head
-    make_room  ends the connection; set by the server that serves it
+    end        ends the connection; set by the server that serves it
     """
 
     share: Share
@@ -33,7 +33,7 @@ class Seat:
     since: float
     until: float
     is_waiting: bool = True
-    make_room: Callable[[], object] = bool
+    end: Callable[[], object] = bool
 
     def wait(self, now: float, patience_s: float) -> None:
         """Notes that the connection waits for a request."""
@@ -68,13 +68,13 @@ class Share:
         return len(self._taken)
 
     def take(self, client: str, now: float, patience_s: float) -> Seat | None:
-        """A seat for a new connection, which waits for its first request. None if there is no room."""
+        """A seat for a new connection, which waits for its first request. None if there is none."""
         if self._of_client[client] >= self.per_client:
             # A client at its own bound may end only connections of its own, not another client's.
-            has_room = self.relieve(now, client)
+            is_free = self.relieve(now, client)
         else:
-            has_room = self.taken < self.connections_max or self.relieve(now)
-        if not has_room:
+            is_free = self.taken < self.connections_max or self.relieve(now)
+        if not is_free:
             self.refused += 1
             return None
         seat = Seat(self, client, now, now + patience_s)
@@ -103,7 +103,7 @@ class Share:
                 break
             if client in (None, seat.client):
                 self.leave(seat)
-                seat.make_room()
+                seat.end()
                 return True
         return False
 

@@ -173,7 +173,7 @@ class HttpServer:
             if seat is not None:
                 task = loop.create_task(self._serve(served, seat, accepted), name="http connection")
                 # While the connection is being opened (TLS), it can be ended only by cancelling its task.
-                seat.make_room = task.cancel
+                seat.end = task.cancel
                 self._connections[task] = None
                 task.add_done_callback(self._connections.pop)
                 return
@@ -189,7 +189,7 @@ class HttpServer:
             config = self._config_once if served.once else self._config
             connection = self._connect(served.app, config, self._context, seat, self._unread)
             transport = await self._opened(accepted, connection.protocol)
-            seat.make_room = partial(connection.end, HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
+            seat.end = partial(connection.end, HTTPStatus.SERVICE_UNAVAILABLE, CROWDED)
             self._connections[task] = connection
             await connection.run(transport)
         except OSError:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
+from gateway.models.ensembles import unavailable_ensembles
 from gateway.models.versions import check_version_text
 from shared.contract.errors import Code, RequestError, UnavailableError
 from shared.contract.messages import ModelRecord, RepositoryEntry
@@ -216,8 +217,16 @@ class Catalog:
             if until > now and served not in unloaded and served[0] not in gone
         }
         self._open = _by_model(self._served_until)
+        # An ensemble takes requests as long as its steps' models do: also while their executors have just died.
+        self._open = _without(self._open, unavailable_ensembles(records, self._open))
         ready = _by_model([(line.model, line.version) for line in repository if line.state == "READY"])
-        self.view = CatalogView(records, ready, tuple(members), repository, unready_versions(live))
+        problems = unavailable_ensembles(records, ready)
+        ready = _without(ready, problems)
+        repository = tuple(_judged(line, problems) for line in repository)
+        unready = unready_versions(live)
+        self.view = CatalogView(
+            records, ready, tuple(members), repository, unready | _unready_ensembles(records, unready)
+        )
         self._refreshed_at = now
 
     def _extend(self, now: float, members: Sequence[Member]) -> None:
@@ -231,6 +240,30 @@ def _by_model(versions: Mapping[tuple[str, str], float] | Sequence[tuple[str, st
     for model, version in versions:
         found.setdefault(model, set()).add(version)
     return {model: tuple(sorted(names, key=int)) for model, names in found.items()}
+
+
+def _without(versions: Mapping[str, tuple[str, ...]], models: Collection[str]) -> dict[str, tuple[str, ...]]:
+    return {model: names for model, names in versions.items() if model not in models}
+
+
+def _judged(line: RepositoryEntry, problems: Mapping[str, str]) -> RepositoryEntry:
+    """A line of the index; an ensemble that cannot be served is not READY, whatever executors say."""
+    if line.state != "READY" or line.model not in problems:
+        return line
+    return RepositoryEntry(line.model, line.version, "UNAVAILABLE", problems[line.model])
+
+
+def _unready_ensembles(
+    records: Mapping[str, ModelRecord], unready: Collection[tuple[str, str]]
+) -> frozenset[tuple[str, str]]:
+    """The ensembles that have a step whose model says that it is not ready."""
+    models = {model for model, _ in unready}
+    return frozenset(
+        (name, version)
+        for name, record in records.items()
+        if any(step.model in models for step in record.config.ensemble)
+        for version in record.versions
+    )
 
 
 def offers_of(members: Sequence[Member]) -> set[tuple[str, str]]:

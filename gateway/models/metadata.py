@@ -28,11 +28,13 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Protocol extensions that are served, in Triton's order; shared memory is not among them."""
-SHARED_MEMORY_REFUSAL = (
-    "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine; send tensor "
-    "data in the message"
-)
+"""Protocol extensions that every gateway serves, in Triton's order."""
+
+
+def extensions_of(*, shared_memory: bool) -> Sequence[str]:
+    """The extensions of one gateway. shared_memory: it takes regions of system shared memory."""
+    at = EXTENSIONS.index("binary_tensor_data")
+    return (*EXTENSIONS[:at], "system_shared_memory", *EXTENSIONS[at:]) if shared_memory else EXTENSIONS
 
 
 Document = dict[str, Any]

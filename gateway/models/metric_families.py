@@ -170,7 +170,13 @@ BATCHES: Sequence[Text] = (
         "seqmesh_batch_rows_possible_total",
         "counter",
         "Rows that the same batches had room for: max_batch_size each",
-        lambda each: each.statistics.execution_count * max(1, each.record.config.max_batch_size),
+        lambda each: _possible_rows(each.statistics, each.record),
+    ),
+    (
+        "seqmesh_batch_fill_ratio",
+        "gauge",
+        "Share of these rows, 0 to 1, since the version was loaded; 0 before its first batch",
+        lambda each: _rows(each.statistics) / max(1, _possible_rows(each.statistics, each.record)),
     ),
 )
 CACHED: Sequence[Text] = (
@@ -319,6 +325,10 @@ PAGING: Sequence[tuple[str, str, str, Callable[[WaitingLine], Mapping[str, int]]
 def _paging() -> Iterable[Text]:
     for name, kind, text, of in PAGING:
         yield name, kind, text, lambda each, of=of: of(each.line).get(each.version, 0)
+
+
+def _possible_rows(statistics: ModelStatistics, record: ModelRecord) -> int:
+    return statistics.execution_count * max(1, record.config.max_batch_size)
 
 
 def _rows(statistics: ModelStatistics) -> int:

@@ -68,22 +68,59 @@ class RepositoryControl:
                 Code.FORBIDDEN,
             )
         check_files(model, files or {}, config_json)
-        word = ControlMessage("load", model, config_json, dict(files or {}), uuid.uuid4().hex)
+        await self._load(model, config_json, files or {})
+        # As in Triton, the models of an ensemble's steps are loaded with it, unless they are loaded already.
+        tried = {model}
+        while missing := self._missing_steps(model) - tried:
+            tried |= missing
+            for step in sorted(missing):
+                await self._load(step, "", {})
+        problem = next((line for line in self.index() if line.model == model and line.state != "READY"), None)
+        if not any(line.state == "READY" for line in self.index() if line.model == model):
+            if problem is not None and self._steps(model):
+                raise LoadError(
+                    f"load failed for model '{model}': version {problem.version} is at UNAVAILABLE state: Invalid "
+                    f"argument: {problem.reason};\n"
+                )
+            raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
+
+    def _steps(self, model: str) -> set[str]:
+        """The models that an ensemble needs, those of ensembles within it included; none for another model."""
+        found: set[str] = set()
+        waiting = [model]
+        while waiting:
+            record = self._catalog.view.records.get(waiting.pop())
+            new = {step.model for step in record.config.ensemble} - found if record is not None else set[str]()
+            found |= new
+            waiting += new
+        return found
+
+    def _missing_steps(self, model: str) -> set[str]:
+        lines = (line for one in self._catalog.live_members() for line in one.registration.repository)
+        return self._steps(model) - {line.model for line in lines if line.state == "READY"}
+
+    async def _load(self, model: str, config_json: str, files: Mapping[str, bytes]) -> None:
+        word = ControlMessage("load", model, config_json, dict(files), uuid.uuid4().hex)
         members, entry = await self._carry_out(word)
         failure = decisive_failure(members, entry, word.generation)
         if failure is not None:
             await self._withdraw(word)
             raise LoadError(failure.error, code_of(failure.code))
-        if not any(line.state == "READY" for line in self.index() if line.model == model):
-            raise LoadError(f"failed to load '{model}', no version is available", Code.INTERNAL)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Takes a model out of service on every executor. Requests that were accepted are finished.
+
+        dependents  of an ensemble: the models of its steps too (`unload_dependents`)
 
         Unloading a model that is not loaded is no error, as in Triton.
         """
         await self._check_mode()
         check_model_name(model)
+        steps = self._steps(model) if dependents else set[str]()
+        for name in (model, *sorted(steps)):
+            await self._unload(name)
+
+    async def _unload(self, model: str) -> None:
         word = ControlMessage("unload", model)
         try:
             known: bool = await self._redis.hexists(self._keys.wanted, model)
@@ -110,7 +147,7 @@ class RepositoryControl:
                 f"limit of {CONTROL_MESSAGE_BYTES_MAX} bytes"
             )
         try:
-            await self._check_room(word.model, len(encoded))
+            await self._check_size(word.model, len(encoded))
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.hset(self._keys.wanted, word.model, encoded)
                 pipe.xadd(self._keys.control, {"n": word.model}, maxlen=CONTROL_STREAM_ENTRIES, approximate=True)
@@ -135,16 +172,16 @@ class RepositoryControl:
         if any(member.registration.control_mode != EXPLICIT for member in members):
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
 
-    async def _check_room(self, model: str, size: int) -> None:
+    async def _check_size(self, model: str, size: int) -> None:
         names: list[bytes] = await self._redis.hkeys(self._keys.wanted)
         async with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
                 pipe.hstrlen(self._keys.wanted, name)
             sizes: list[int] = await pipe.execute()
-        held = sum(each for name, each in zip(names, sizes, strict=True) if name != model.encode())
-        if held + size > CONTROL_BYTES_MAX:
+        stored = sum(each for name, each in zip(names, sizes, strict=True) if name != model.encode())
+        if stored + size > CONTROL_BYTES_MAX:
             raise UnavailableError(
-                f"failed to load '{model}', the mesh holds {held} bytes of override files already, and its limit is "
+                f"failed to load '{model}', the mesh holds {stored} bytes of override files already, and its limit is "
                 f"{CONTROL_BYTES_MAX}: load other models without files, or put the files into the repository"
             )
 

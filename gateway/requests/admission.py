@@ -8,6 +8,7 @@ Where a message has Triton's id prefix, it is `[request id: <id>] `; an unnamed 
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,6 +25,8 @@ from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 Parameter = str | int | bool | float
 UINT64_MAX = (1 << 64) - 1
+WIDE_IDS = ("UINT64", "INT64")
+"""Types of a CORRID control that can hold the hash of a session's text."""
 STRINGS_BYTES_MAX = 1 << 18
 """Bytes of a BYTES tensor that are read in one go: at worst elements without content, 4 bytes each, some 10 ms."""
 START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = map(
@@ -35,6 +38,17 @@ BATCH_NOTE = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+
+
+class EnsemblePart(msgspec.Struct, frozen=True):
+    """What makes a step of an ensemble another step than one that a client sends to the same model.
+
+    scope   stands in the sequence's name: sequences of an ensemble's step are not those of clients
+    digest  by which the step is recognised when it is sent again; b"" if it cannot be sent again
+    """
+
+    scope: str
+    digest: bytes
 
 
 class InferCall(msgspec.Struct, frozen=True):
@@ -51,6 +65,7 @@ class InferCall(msgspec.Struct, frozen=True):
     session_id       the `Inference-Session-Id` header or metadata; None when there was none
     trace_headers    the client's `traceparent` and `tracestate`, lower-case names
     string_problems  what `with_strings_read` found wrong with each BYTES input, by name; None before it was called
+    part             of a stateful step of an ensemble; None for what a client sent
     """
 
     model: str
@@ -68,6 +83,7 @@ class InferCall(msgspec.Struct, frozen=True):
     session_id: str | None = None
     trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     string_problems: Mapping[str, str] | None = None
+    part: EnsemblePart | None = None
 
 
 class Queueing(msgspec.Struct, frozen=True):
@@ -351,7 +367,8 @@ def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
     """The queue level of a stateless request, with that level's policy.
 
     A priority out of range means the default level, without an error. A request's timeout counts only where it is
-    shorter than its level's. Where the level has no timeout, the request's is ignored. All of it as in Triton.
+    shorter than its level's, and its level lets it. Where the level has no timeout, the request's is ignored. All of it
+    as in Triton; in the dialect (`own_timeouts`) a request's timeout counts in every level.
     """
     rows = rows_of(config, call.inputs)
     batching = config.dynamic_batching
@@ -362,7 +379,8 @@ def queueing_of(call: InferCall, config: ModelConfig) -> Queueing:
         level = call.priority if 1 <= call.priority <= batching.priority_levels else batching.default_priority_level
         policy = batching.priority_queue_policies.get(level, policy)
     timeout_us = policy.default_timeout_us
-    if policy.allow_timeout_override and 0 < call.timeout_us < timeout_us:
+    may_lower = policy.allow_timeout_override or batching.own_timeouts
+    if (may_lower and 0 < call.timeout_us < timeout_us) or (batching.own_timeouts and not timeout_us):
         timeout_us = call.timeout_us
     return Queueing(
         level=level,
@@ -397,7 +415,8 @@ def _step(
     if not correlation_id and batching.iterative:
         return _own_sequence(call, config, version, arrived_ns, make_session())
     if not correlation_id:
-        if not batching.implicit_start:
+        # START and END are about a sequence that the client knows, so they need its id (sequence extension).
+        if not batching.implicit_start or call.start or call.end:
             raise RequestError(
                 f"inference request to model '{config.name}' must specify a non-zero or non-empty correlation ID"
             )
@@ -422,7 +441,7 @@ def _step(
         | (DURABLE if config.recoverable else 0)
         | (PAGEABLE if config.pageable else 0)
     )
-    requested = check_version_text(call.version)
+    requested = check_version_text(call.version) + (call.part.scope if call.part is not None else "")
     return Admitted(
         # The END that is added above is the mesh's own: the model gets END only if the client sent one.
         _message(call, version, correlation_id, 0, arrived_ns, own_sequence=batching.iterative and not call.end),
@@ -453,7 +472,9 @@ def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
     """The correlation id that a request names, by parameter or by session; 0 or "" when it names none.
 
     A session id is a string. For a model whose CORRID control is an integer, a decimal session id is read as that
-    integer: without this rule no client could use the session header with such a model.
+    integer, and any other text becomes one by a stable hash: without these rules no client could use the session header
+    with such a model. A control of 32 bits has no room for a hash that tells sessions apart, so there the text stays,
+    and is refused.
     """
     if call.correlation_id or call.session_id is None:
         if call.correlation_id and call.session_id and str(call.correlation_id) != call.session_id:
@@ -466,7 +487,15 @@ def named_sequence(call: InferCall, config: ModelConfig) -> CorrelationId:
         return call.session_id
     if call.session_id.isascii() and call.session_id.isdigit() and int(call.session_id) <= UINT64_MAX:
         return int(call.session_id)
-    return call.session_id
+    check_correlation_id(call.session_id)
+    assert config.sequence_batching is not None
+    control = config.sequence_batching.control(ControlKind.CORRID)
+    return session_number(call.session_id) if control and control.datatype in WIDE_IDS else call.session_id
+
+
+def session_number(session_id: str) -> int:
+    """The integer id of a session that is named by a text: a positive int64, the same in every gateway."""
+    return (int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest()) >> 1) | 1
 
 
 def wants_integer_id(config: ModelConfig) -> bool:

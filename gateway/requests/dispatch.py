@@ -27,6 +27,7 @@ import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from gateway.requests.admission import with_id
+from gateway.requests.early_steps import EarlySteps
 from gateway.requests.refusals import refusal
 from gateway.requests.replies import Replies, unknown_outcome
 from gateway.requests.response_cache import lookup_of
@@ -90,6 +91,7 @@ class Dispatch:
     backlog_max    sequences of one model and shard that wait for their first slot; waiting stateless requests of
                    one model version
     live_max       sequences of one model and shard that have had a slot, and are not over
+    early_wait_s   how long a numbered step waits here for the steps before it
     summaries      whether durations of cache lookups are counted for Triton's summary metrics
     """
 
@@ -104,6 +106,7 @@ class Dispatch:
         in_flight_max: int,
         backlog_max: int,
         live_max: int,
+        early_wait_s: float = 0.0,
         summaries: bool = False,
     ) -> None:
         self._scripts = scripts
@@ -116,6 +119,7 @@ class Dispatch:
         self._in_flight_max = in_flight_max
         self._backlog_max = backlog_max
         self._live_max = live_max
+        self._early = EarlySteps(self._resend, wait_s=early_wait_s)
         self._summaries = summaries
         self._queues: dict[tuple[ShardId, CallKind], deque[PendingRequest]] = {
             (shard, kind): deque() for shard in keys.shard_ids() for kind in CallKind
@@ -321,17 +325,29 @@ class Dispatch:
             asyncio.get_running_loop().call_later(LATE_PATIENCE_S, pending.failed, refusal(pending, outcome))
             return
         if outcome.code < 0:
-            pending.failed(refusal(pending, outcome))
+            if not self._early.keep(sequence_of(pending), pending, outcome):
+                pending.failed(refusal(pending, outcome))
             return
+        self._early.accepted(sequence_of(pending))
         if pending.used is not None:
             pending.used(pending)
         repeated = outcome.code in (SubmitCode.REPEATED, SubmitCode.JOINED)
         pending.span.accepted(outcome.step, repeated=repeated)
         if outcome.code is SubmitCode.REPEATED:
+            pending.accepted = Accepted(step=outcome.step, run=outcome.run)
             record = self._keys.sequence(sequence_of(pending)).record
             self._replies.deliver(pending.token.encode(), outcome.extra, record)
         else:
-            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step))
+            self._accepted(pending, Accepted(text_of(outcome.extra), outcome.step, outcome.run))
+
+    def _resend(self, pending: PendingRequest) -> None:
+        """Sends a step again that was refused.
+
+        It gets a new token, because `submit` takes a gateway's tokens for the order in which it sent its steps.
+        """
+        if not pending.future.done():
+            self._replies.rename(pending)
+            self.send(pending)
 
     def _accepted(self, pending: PendingRequest, accepted: Accepted) -> None:
         pending.accepted = accepted
@@ -421,15 +437,16 @@ class Dispatch:
 
     def _withdrawn(self, pending: PendingRequest) -> CancelledStep:
         assert pending.accepted is not None
-        birth, step = pending.accepted
+        birth, step, _ = pending.accepted
         return CancelledStep(sequence_of(pending), birth, step, self._gateway, pending.token)
 
     def _submission(self, pending: PendingRequest) -> Submission:
         message, call = pending.admitted.message, pending.call
+        part = call.part
         return Submission(
             sequence=sequence_of(pending),
             flags=pending.admitted.flags,
-            digest=step_digest(call.request_id, pending.admitted.flags, call.inputs),
+            digest=step_digest(call.request_id, pending.admitted.flags, call.inputs) if part is None else part.digest,
             expected_step=call.expected_step,
             version=message.version,
             gateway=self._gateway,

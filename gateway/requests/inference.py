@@ -18,9 +18,11 @@ from gateway.models.catalog import Catalog
 from gateway.requests.admission import Admitted, InferCall, admit
 from gateway.requests.cancellation import caller_left
 from gateway.requests.dispatch import Dispatch
+from gateway.requests.ensembles.notices import EnsembleNotices
+from gateway.requests.ensembles.requests import Ensembles
 from gateway.requests.orphans import ConnectionSequences, Orphans
 from gateway.requests.replies import Replies, unknown_outcome
-from gateway.requests.response_cache import marked
+from gateway.requests.response_cache import with_cache_key
 from gateway.requests.sessions import new_session
 from gateway.requests.waiting import Answer, PendingRequest
 from shared.contract.errors import MeshError, RequestError, UnavailableError
@@ -54,6 +56,7 @@ class Inference:
         keys: Keyspace,
         tracing: Tracing,
         orphans: Orphans,
+        notices: EnsembleNotices,
         *,
         in_flight_max: int,
         budget: ByteBudget,
@@ -76,6 +79,7 @@ class Inference:
         # model wait behind them, so that the order of acceptance stays the order of arrival.
         self._held: deque[tuple[InferCall, asyncio.Future[Answer], ConnectionSequences | None]] = deque()
         self._held_models: Counter[str] = Counter()
+        self._ensembles = Ensembles(catalog, dispatch, replies, tracing, notices, send=self._send_step, hold=budget.add)
         self.stopping = False
         """True while this gateway stops. It then closes connections itself, so a lost one does not mean a cancel."""
 
@@ -142,7 +146,7 @@ class Inference:
                     raise
                 self._hold(call, future, connection)
                 return
-            self._send(call, record, version, future, connection)
+            self._send_any(call, record, version, future, connection)
         except MeshError as error:
             # The error's traceback holds frames, they hold the future, and the future holds the error: `released` drops
             # the traceback, so that this cycle does not keep the tensors until the next garbage collection.
@@ -161,7 +165,7 @@ class Inference:
         if not future.done():
             self._enter(call, future, connection, may_hold=False)
 
-    def _send(
+    def _send_any(
         self,
         call: InferCall,
         record: ModelRecord,
@@ -169,13 +173,56 @@ class Inference:
         future: asyncio.Future[Answer],
         connection: ConnectionSequences | None,
     ) -> None:
+        if not record.config.ensemble:
+            self._send(call, record, version, future, connection)
+            return
+        left = self._ensembles.begin(call, record, version, future, connection or self._connection_of(future))
+
+        def ended(answer: asyncio.Future[Answer]) -> None:
+            # A gateway that stops closes connections itself: what was begun goes on.
+            if answer.cancelled() and not self.stopping:
+                left()
+
+        future.add_done_callback(ended)
+        if self._timeout_ms and not call.timeout_us:
+            timer = asyncio.get_running_loop().call_later(self._timeout_ms / 1000, self._expire_ensemble, call, future)
+            future.add_done_callback(lambda _: timer.cancel())
+
+    def _send_step(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        version: str,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+    ) -> PendingRequest:
+        """Sends a step of an ensemble. It was let in with the whole request, whatever bounds are reached meanwhile."""
+        self._check_size(call, sum(len(tensor.raw) for tensor in call.inputs))
+        return self._send(call, record, version, future, connection)
+
+    def _expire_ensemble(self, call: InferCall, future: asyncio.Future[Answer]) -> None:
+        if not future.done():
+            text = (
+                f"no answer came within {self._timeout_ms} ms: it is not known what became of the request to ensemble "
+                f"'{call.model}'; a request with a request id or sequence_step can be sent again safely"
+            )
+            future.set_exception(UnavailableError(text))
+
+    def _send(
+        self,
+        call: InferCall,
+        record: ModelRecord,
+        version: str,
+        future: asyncio.Future[Answer],
+        connection: ConnectionSequences | None,
+    ) -> PendingRequest:
         config = record.config
         admitted = admit(call, record, version, arrived_ns=time.time_ns(), make_session=lambda: new_session(config))
         if admitted.sequence is not None:
             shard = self._keys.shard_of(admitted.sequence)
         else:
             shard = self._keys.home_shard(config.name)
-            admitted = marked(admitted, record, self._cache_bytes)
+            admitted = with_cache_key(admitted, record, self._cache_bytes)
         span = NO_STEP
         if self._tracing.enabled:
             admitted, span = self._traced(call, admitted)
@@ -189,6 +236,7 @@ class Inference:
         # One callback for all: a future schedules each of its callbacks on its own.
         future.add_done_callback(partial(self._ended, pending))
         self._dispatch.send(pending)
+        return pending
 
     def _ended(self, pending: PendingRequest, future: asyncio.Future[Answer]) -> None:
         self._replies.forget(pending)

@@ -40,6 +40,9 @@ TRIM_AFTER_BYTES = 4 << 20
 holds them."""
 ENTRY_BYTES = 64 << 10
 """Added to each entry's size in that sum, so that small entries are trimmed at the latest when they are 64."""
+TURNS_TO_CALLERS = 3
+"""Turns of the event loop that an answer takes from here to its connection. The next read is sent after them: where
+cores are few, what is written to Redis runs Redis, and the answers would wait for that."""
 
 
 class Replies:
@@ -56,6 +59,7 @@ class Replies:
         self._untrimmed: dict[bytes, int] = {}
         self._waiting: dict[bytes, PendingRequest] = {}
         self._tokens = itertools.count(1)
+        self.has_given_up = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -73,6 +77,12 @@ class Replies:
         """Begins to wait for the request's reply. `forget` follows when its future ends, however it ends."""
         self._waiting[pending.token.encode()] = pending
 
+    def rename(self, pending: PendingRequest) -> None:
+        """Gives the request a new token. Only for a request that Redis has refused under the old one."""
+        self.forget(pending)
+        pending.token = self.token()
+        self.expect(pending)
+
     def forget(self, pending: PendingRequest) -> None:
         """Nobody waits for the request's reply any more."""
         self._waiting.pop(pending.token.encode(), None)
@@ -85,6 +95,7 @@ class Replies:
 
     def give_up(self, cause: str) -> None:
         """Fails every waiting request: its outcome is not known. cause: begins the error's text."""
+        self.has_given_up = True
         for pending in self.unanswered:
             pending.failed(unknown_outcome(pending, cause))
 
@@ -116,6 +127,8 @@ class Replies:
                     await self._link.connect()
                     await self._read()
                     failures = 0
+                    for _ in range(TURNS_TO_CALLERS):
+                        await asyncio.sleep(0)
                 except CONNECTION_LOST as lost:
                     failures += 1
                     if failures == 1:

@@ -13,8 +13,8 @@ from shared.contract.response_cache import entry_name, request_digest
 from shared.store.work_scripts import Lookup
 
 
-def marked(admitted: Admitted, record: ModelRecord, cache_bytes: int) -> Admitted:
-    """The stateless request, marked with its cache key if its answer may be stored.
+def with_cache_key(admitted: Admitted, record: ModelRecord, cache_bytes: int) -> Admitted:
+    """The stateless request with its cache key, if its answer may be stored.
 
     cache_bytes  bound of each shard's part of the response cache; 0: no cache
     """

@@ -45,10 +45,12 @@ class Accepted(NamedTuple):
 
     birth  tells the sequence from earlier and later ones under the same id
     step   the step's number in the record; it does not begin anew with START
+    run    tells what began with the latest START from everything else
     """
 
     birth: str = ""
     step: int = 0
+    run: str = ""
 
 
 class PendingRequest:

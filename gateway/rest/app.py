@@ -15,14 +15,15 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from gateway.access.origins import Origins
-from gateway.access.restrictions import METRICS, Restriction, of_metrics
+from gateway.access.restrictions import METRICS, SEQUENCES, Restriction, of_metrics
 from gateway.bounds.clients import CROWDED
 from gateway.rest.infer import Infer
 from gateway.rest.models import Models
 from gateway.rest.observability import Observability
 from gateway.rest.reply import Handler, RouteEndpoint, send_error
+from gateway.rest.sequences import SequenceRoutes
 from gateway.rest.server import ServerRoutes
-from gateway.rest.shared_memory import SharedMemory
+from gateway.rest.shared_memory import CudaSharedMemory, SystemSharedMemory
 from shared.contract.errors import UnavailableError
 
 MODEL = "/v2/models/{model}"
@@ -90,6 +91,8 @@ def build_app(
     models: Models,
     server: ServerRoutes,
     observability: Observability,
+    sequences: SequenceRoutes,
+    shared_memory: SystemSharedMemory,
     origins: Origins,
     restrictions: Mapping[str, Restriction],
 ) -> Router:
@@ -106,10 +109,13 @@ def build_app(
         table.add("statistics", f"{model}/stats", models.stats, "GET")
         for kind in ("generate", "generate_stream"):
             table.add("inference", f"{model}/{kind}", infer.refuse_generate, "POST")
+    for model in (MODEL, VERSIONED):
+        table.add(SEQUENCES, f"{model}/sequences", sequences.list, "GET")
+        table.add(SEQUENCES, f"{model}/sequences/{{id:path}}", _by_method(sequences), "GET", "DELETE")
     _add_repository(table, models)
     _add_observability(table, observability)
-    for kind in ("system", "cuda"):
-        _add_shared_memory(table, f"/v2/{kind}sharedmemory", SharedMemory(kind))
+    _add_shared_memory(table, "/v2/systemsharedmemory", shared_memory)
+    _add_shared_memory(table, "/v2/cudasharedmemory", CudaSharedMemory())
     table.add(METRICS, "/metrics", server.metrics, "GET")
     return _app(table)
 
@@ -130,6 +136,13 @@ def build_metrics_app(server: ServerRoutes, origins: Origins, restrictions: Mapp
 def _app(table: Table) -> Router:
     # A path with a trailing slash is a different path. By default Starlette would redirect it.
     return Routes(table.routes, redirect_slashes=False)
+
+
+def _by_method(sequences: SequenceRoutes) -> Handler:
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        await (sequences.end if scope["method"] == "DELETE" else sequences.show)(scope, receive, send)
+
+    return handle
 
 
 def _add_health(table: Table, server: ServerRoutes) -> None:
@@ -154,8 +167,8 @@ def _add_observability(table: Table, observability: Observability) -> None:
     table.add("logging", "/v2/logging", observability.log_settings, "GET", "POST")
 
 
-def _add_shared_memory(table: Table, root: str, memory: SharedMemory) -> None:
+def _add_shared_memory(table: Table, root: str, memory: SystemSharedMemory | CudaSharedMemory) -> None:
     for base in (root, f"{root}/region/{{region}}"):
         table.add("shared-memory", f"{base}/status", memory.status, "GET")
-        for action in ("register", "unregister"):
-            table.add("shared-memory", f"{base}/{action}", memory.refuse, "POST")
+        table.add("shared-memory", f"{base}/register", memory.register, "POST")
+        table.add("shared-memory", f"{base}/unregister", memory.unregister, "POST")

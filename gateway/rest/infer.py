@@ -12,6 +12,7 @@ from gateway.bounds.byte_budget import Reservation
 from gateway.models.catalog import Catalog
 from gateway.requests.admission import InferCall, has_many_strings, with_strings_read
 from gateway.requests.inference import Inference
+from gateway.requests.regions import NO_REGIONS, Regions
 from gateway.requests.waiting import Answer
 from gateway.rest.body import BULKY_BYTES, ClientLeftError, Headers, read_body, read_headers
 from gateway.rest.compression import choose, pack
@@ -30,16 +31,24 @@ class Infer:
     """The inference endpoint.
 
     size_max  largest body, unpacked, bytes
+    regions   shared memory of clients
     forward   headers whose names match this pattern become parameters of the request
     """
 
     def __init__(
-        self, inference: Inference, catalog: Catalog, *, size_max: int, forward: re.Pattern[str] | None = None
+        self,
+        inference: Inference,
+        catalog: Catalog,
+        *,
+        size_max: int,
+        forward: re.Pattern[str] | None = None,
+        regions: Regions = NO_REGIONS,
     ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._size_max = size_max
         self._forward = forward
+        self._regions = regions
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
@@ -95,6 +104,7 @@ class Infer:
                 call,
                 lambda: self._catalog.find(model, version)[0].config,
                 header_length=headers.header_length,
+                regions=self._regions,
             )
         except RequestError:
             # As in Triton, the error of an unknown model comes before errors of the body.
@@ -108,7 +118,7 @@ class Infer:
 
 
 def json_bytes(answer: Answer, forms: OutputForms) -> int:
-    """Bytes of the outputs that will be written as JSON or classified."""
+    """Bytes of the outputs that will be written as JSON or into shared memory, or classified."""
     outputs = ((output, forms.of(output.name)) for output in answer.message.outputs)
     return sum(len(output.raw) for output, form in outputs if form.classes or not form.binary)
 

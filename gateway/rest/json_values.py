@@ -159,6 +159,10 @@ def text_member(owner: Any, key: str) -> str:
     return text_of(member(owner, key), key)
 
 
+def unsigned_member(owner: Any, key: str) -> int:
+    return unsigned_of(member(owner, key), key)
+
+
 def array_member(owner: Any, key: str) -> list[Any]:
     return array_of(member(owner, key), key)
 

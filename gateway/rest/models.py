@@ -64,10 +64,10 @@ class Models:
         await send_bytes(send, 200, b"")
 
     async def unload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v2/repository/models/{model}/unload. There are no ensembles, so there are no dependents."""
+        """POST /v2/repository/models/{model}/unload. The dependents of an ensemble are its steps' models."""
         parameters = parameters_of(await read_object(scope, receive, self._bounds, optional=True))
-        bool_of(parameters.get("unload_dependents", False), "unload_dependents")
-        await self._repository.unload(scope["path_params"]["model"])
+        dependents = bool_of(parameters.get("unload_dependents", False), "unload_dependents")
+        await self._repository.unload(scope["path_params"]["model"], dependents=dependents)
         await send_bytes(send, 200, b"")
 
     async def named_repository(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.requests.admission import InferCall, Parameter, check_correlation_id, with_id
 from gateway.requests.forwarding import RESERVED_PREFIX, forwarded
+from gateway.requests.regions import NO_REGIONS, RegionPart, Regions
 from gateway.rest.json_tensors import tensor_of_json
 from gateway.rest.json_values import (
     INT64_MAX,
@@ -33,7 +33,7 @@ from gateway.rest.json_values import (
     text_of,
     unsigned_of,
 )
-from shared.contract.errors import Code, RequestError
+from shared.contract.errors import RequestError
 from shared.contract.ids import CorrelationId
 from shared.contract.model_config import ModelConfig
 from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
@@ -41,10 +41,15 @@ from shared.contract.tensors import ELEMENT_BYTES, Tensor, element_count
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The form in which the client wants one output. classes: 0 for the tensor itself, else the number of classes."""
+    """The form in which the client wants one output.
+
+    classes  0 for the tensor itself, else the number of classes
+    part     where in shared memory it is to be written; None: it is part of the response
+    """
 
     binary: bool = False
     classes: int = 0
+    part: RegionPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +64,30 @@ class OutputForms:
 
 
 def decode(
-    body: bytes, call: InferCall, config_of: Callable[[], ModelConfig], *, header_length: int | None = None
+    body: bytes,
+    call: InferCall,
+    config_of: Callable[[], ModelConfig],
+    *,
+    header_length: int | None = None,
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferCall, OutputForms]:
     """The call in a body, and the forms in which the client wants the outputs.
 
     call           what the path and the headers say of it
     config_of      looks the model's configuration up; called only for a body without JSON
     header_length  `Inference-Header-Content-Length`, None without that header
+    regions        inputs in shared memory are read from them
     raises         RequestError in Triton's words
     """
     length = check_header_length(header_length, len(body))
     if length == 0:
         return decode_raw(body, call, config_of())
-    return decode_json(body, length, call)
+    return decode_json(body, length, call, regions)
 
 
-def decode_json(body: bytes, length: int, call: InferCall) -> tuple[InferCall, OutputForms]:
+def decode_json(
+    body: bytes, length: int, call: InferCall, regions: Regions = NO_REGIONS
+) -> tuple[InferCall, OutputForms]:
     """The call in a body that begins with `length` bytes of JSON, followed by binary data."""
     document = parse_object(body if length == len(body) else body[:length])
     request_id = text_of(document.get("id", ""), "id")
@@ -103,8 +116,8 @@ def decode_json(body: bytes, length: int, call: InferCall) -> tuple[InferCall, O
                 binary_output = bool_of(value, key)
             case _:
                 custom[key] = custom_parameter(key, value)
-    inputs = _inputs(document, memoryview(body)[length:], call.model)
-    outputs, forms = _outputs(document, binary_by_default=binary_output)
+    inputs = _inputs(document, memoryview(body)[length:], call.model, regions)
+    outputs, forms = _outputs(document, regions, binary_by_default=binary_output)
     call = msgspec.structs.replace(
         call,
         request_id=request_id,
@@ -176,8 +189,8 @@ def check_header_length(length: int | None, body_length: int) -> int:
 # -- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def _inputs(document: Json, binary: memoryview, model: str) -> tuple[Tensor, ...]:
-    position = 0
+def _inputs(document: Json, binary: memoryview, model: str, regions: Regions) -> tuple[Tensor, ...]:
+    position = in_regions = 0
     tensors: list[Tensor] = []
     for tensor in array_member(document, "inputs"):
         parameters = object_of(object_of(tensor).get("parameters"))
@@ -186,7 +199,10 @@ def _inputs(document: Json, binary: memoryview, model: str) -> tuple[Tensor, ...
         datatype = text_member(tensor, "datatype")
         shape = _shape(tensor)
         if "shared_memory_region" in parameters:
-            raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+            part = _part_of(parameters, regions)
+            tensors.append(Tensor(name, datatype, shape, regions.read(part, taken=in_regions)))
+            in_regions += part.byte_size
+            continue
         if "binary_data_size" not in parameters:
             tensors.append(tensor_of_json(name, datatype, shape, tensor["data"]))
             continue
@@ -226,31 +242,40 @@ def check_one_source(tensor: Any, parameters: Json) -> None:
 # -- outputs --------------------------------------------------------------------------------------------------------
 
 
-def _outputs(document: Json, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
+def _outputs(document: Json, regions: Regions, *, binary_by_default: bool) -> tuple[tuple[str, ...], OutputForms]:
     """The names of the requested outputs, in the client's order, and their forms."""
     names: list[str] = []
     listed: dict[str, OutputForm] = {}
     for output in array_of(document.get("outputs", []), "outputs"):
         parameters = object_of(object_of(output).get("parameters"))
-        _check_shared_memory(parameters)
         name = text_member(output, "name")
         names.append(name)
         # As in Triton, the request's default does not apply to an output that is listed.
         listed[name] = OutputForm(
             classes=unsigned_of(parameters.get("classification", 0), "classification", verb="set"),
             binary=bool_of(parameters.get("binary_data", False), "binary_data"),
+            part=_output_part(parameters, regions),
         )
     return tuple(names), OutputForms(listed, OutputForm(binary=binary_by_default))
 
 
-def _check_shared_memory(parameters: Json) -> None:
+def _output_part(parameters: Json, regions: Regions) -> RegionPart | None:
+    """Where in shared memory an output is to be written; None: nowhere."""
     if "shared_memory_region" not in parameters:
-        return
+        return None
     if "classification" in parameters:
         raise RequestError("Output can't set both 'shared_memory_region' and 'classification'")
     if bool_of(parameters.get("binary_data", False), "binary_data", verb="set"):
         raise RequestError("Output can't set both 'shared_memory_region' and 'binary_data'")
-    raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+    return _part_of(parameters, regions)
+
+
+def _part_of(parameters: Json, regions: Regions) -> RegionPart:
+    """The part of a region that the parameters of an input or output name."""
+    region = text_member(parameters, "shared_memory_region")
+    offset = unsigned_of(parameters.get("shared_memory_offset", 0), "shared_memory_offset")
+    byte_size = unsigned_of(parameters.get("shared_memory_byte_size", 0), "shared_memory_byte_size")
+    return regions.part(region, offset, byte_size)
 
 
 # -- request parameters ---------------------------------------------------------------------------------------------

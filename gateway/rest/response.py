@@ -21,6 +21,8 @@ from gateway.rest.request import OutputForms
 def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON if binary data follows (else None).
 
+    Outputs that the client wants in shared memory are written there.
+
     raises  RequestError for an output that cannot be sent in the requested form
     """
     config = answer.model.config
@@ -31,7 +33,9 @@ def encode_answer(answer: Answer, forms: OutputForms) -> tuple[bytes, int | None
         form = forms.of(output.name)
         tensor = classified(output, form.classes, answer.model) if form.classes else output
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if form.binary:
+        if form.part is not None:
+            form.part.write(tensor.name, tensor.raw)
+        elif form.binary:
             described["parameters"] = {"binary_data_size": len(tensor.raw)}
             blobs.append(tensor.raw)
         else:

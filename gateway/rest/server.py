@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from gateway.models.catalog import Catalog
-from gateway.models.metadata import EXTENSIONS, SERVER_NAME
+from gateway.models.metadata import SERVER_NAME, extensions_of
 from gateway.models.metrics import Metrics
 from gateway.rest.reply import send_bytes, send_json
 from shared.contract.errors import UnavailableError
@@ -16,13 +16,15 @@ METRICS_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class ServerRoutes:
-    """The handlers. Each answers one route. name: the server's name in its metadata."""
+    """The handlers. Each answers one route. name, shared_memory: for the server's metadata."""
 
-    def __init__(self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str = SERVER_NAME) -> None:
+    def __init__(
+        self, catalog: Catalog, metrics: Metrics, stop: Stop, *, name: str = SERVER_NAME, shared_memory: bool = False
+    ) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._stop = stop
-        self._metadata = {"name": name, "version": RELEASE, "extensions": EXTENSIONS}
+        self._metadata = {"name": name, "version": RELEASE, "extensions": extensions_of(shared_memory=shared_memory)}
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /v2/health/live: 200 while this process serves, an error while it stops."""

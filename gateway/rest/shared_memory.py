@@ -1,32 +1,62 @@
-"""The shared memory extension over HTTP (triton-spec 5.9), which a mesh cannot have: client, gateway and executor need
-not share a machine.
-
-Status requests are answered with no region, because clients send them to clean up. Requests to register or unregister a
-region are refused.
-"""
+"""The shared memory extensions over HTTP (triton-spec 5.9). `gateway.requests.regions` holds the regions."""
 
 from __future__ import annotations
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.models.metadata import SHARED_MEMORY_REFUSAL
-from gateway.rest.reply import send_json
+from gateway.requests.regions import Regions, cuda_refusal
+from gateway.rest.body import BodyBounds, read_object
+from gateway.rest.json_values import text_member, unsigned_member
+from gateway.rest.reply import JSON, send_bytes, send_json
 from shared.contract.errors import Code, RequestError
 
 
-class SharedMemory:
-    """The handlers. Each answers one route. kind: "system" or "cuda", for error texts."""
+class SystemSharedMemory:
+    """The handlers of system shared memory. Each answers one route."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, regions: Regions, bounds: BodyBounds) -> None:
+        self._regions = regions
+        self._bounds = bounds
+
+    async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET .../status: every region, or the one that the path names."""
+        regions = self._regions.status(_region_of(scope))
+        fields = ("name", "key", "offset", "byte_size")
+        await send_json(send, [{field: getattr(region, field) for field in fields} for region in regions])
+
+    async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../region/{region}/register."""
+        document = await read_object(scope, receive, self._bounds, optional=True)
+        offset = unsigned_member(document, "offset") if "offset" in document else 0
+        self._regions.register(
+            _region_of(scope), text_member(document, "key"), offset, unsigned_member(document, "byte_size")
+        )
+        await send_bytes(send, 200, b"", (JSON,))
+
+    async def unregister(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../unregister: every region, or the one that the path names."""
+        self._regions.unregister(_region_of(scope))
+        await send_bytes(send, 200, b"", (JSON,))
+
+
+class CudaSharedMemory:
+    """The handlers of CUDA memory, of which a gateway has none."""
 
     async def status(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET .../status: never a region."""
-        region = scope["path_params"].get("region")
-        if region is not None:
-            raise RequestError(f"Unable to find {self._kind} shared memory region: '{region}'", Code.NOT_FOUND)
+        if region := _region_of(scope):
+            raise RequestError(f"Unable to find cuda shared memory region: '{region}'", Code.NOT_FOUND)
         await send_json(send, [])
 
-    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST .../register and .../unregister."""
-        raise RequestError(SHARED_MEMORY_REFUSAL, Code.UNSUPPORTED)
+    async def register(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../region/{region}/register."""
+        raise cuda_refusal(_region_of(scope))
+
+    async def unregister(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST .../unregister: there is nothing to do."""
+        await send_bytes(send, 200, b"", (JSON,))
+
+
+def _region_of(scope: Scope) -> str:
+    """The region that the path names, "" for none."""
+    return scope["path_params"].get("region", "")

@@ -8,8 +8,8 @@ less often.
 
 Load is even when no executor is above its share (`Ring.share`). Placement keeps to the same share, so a sequence that
 is moved away from an executor does not come back to it. Only the sequences above the share are moved, and only as many
-as other executors have room for below it. Sequences that prefer another executor by the ring go first: when an executor
-has just joined, these are the ones that it would have been given.
+as other executors have free slots for below it. Sequences that prefer another executor by the ring go first: when an
+executor has just joined, these are the ones that it would have been given.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def forget_lost(state: LeaderState) -> None:
 
 
 def level(state: LeaderState, cause: str) -> list[Action]:
-    """Takes sequences from executors above their share, as many as the executors below it have room for."""
+    """Takes sequences from executors above their share, as many as the executors below it have free slots for."""
     actions: list[Action] = []
     for version, ring in sorted(state.rings.items()):
         underway = sum(of_version == version for of_version, _ in state.underway.values())
@@ -61,9 +61,9 @@ def level(state: LeaderState, cause: str) -> list[Action]:
         if not surplus:
             state.uneven_since_ms.pop(version, None)
         elif state.now_ms - state.uneven_since_ms.setdefault(version, state.now_ms) >= UNEVEN_MS:
-            room = min(room_of(ring, underway), MOVES_MAX - underway)
-            if room > 0:
-                actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[:room]]
+            free = min(slots_below_share(ring, underway), MOVES_MAX - underway)
+            if free > 0:
+                actions += [move_out(sequence, cause) for sequence in chosen(state, ring, surplus)[:free]]
     return actions
 
 
@@ -74,7 +74,7 @@ def surplus_of(ring: Ring, underway: int) -> dict[ExecutorId, int]:
     return {executor: load - share for executor, load in sorted(loads.items()) if load > share}
 
 
-def room_of(ring: Ring, underway: int) -> int:
+def slots_below_share(ring: Ring, underway: int) -> int:
     """How many sequences the executors below their share can take, after the sequences underway have arrived."""
     loads = ring.loads()
     share = ring.share(sum(loads.values()) + underway)
@@ -102,10 +102,10 @@ def move_out(sequence: Sequence, cause: str) -> MoveOut:
     return MoveOut(sequence.sequence, sequence.epoch, sequence.place.executor, cause)
 
 
-def kept(state: LeaderState, sequence: Sequence) -> None:
+def stayed(state: LeaderState, sequence: Sequence) -> None:
     """A sequence could not be taken: notes when to try again."""
-    sequence.ask_after_ms = state.now_ms + min(ASK_AGAIN_MAX_MS, ASK_AGAIN_MS << min(sequence.times_kept, 16))
-    sequence.times_kept += 1
+    sequence.ask_after_ms = state.now_ms + min(ASK_AGAIN_MAX_MS, ASK_AGAIN_MS << min(sequence.times_stayed, 16))
+    sequence.times_stayed += 1
 
 
 # -- wishes ----------------------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def target(state: LeaderState, sequence: Sequence, wished: Wish, *, avoid: Execu
 def placement(state: LeaderState, sequence: Sequence) -> tuple[SlotTable | None, list[Action]]:
     """The table from which a waiting sequence gets its slot, or None if every table is full.
 
-    A wish that has moved the sequence out decides, if its target has room; the wish is then over. The second value is
-    the action that removes it.
+    A wish that has moved the sequence out decides, if its target has a free slot; the wish is then over. The second
+    value is the action that removes it.
     """
     wished = state.wishes.get(sequence.sequence)
     if wished is not None and wished.left is not None:

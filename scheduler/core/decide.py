@@ -189,7 +189,7 @@ def vacated(state: LeaderState, event: Vacated) -> list[Action]:
         return end(state, sequence, "paged", event.cause)
     state.move(sequence, "kept", event.cause)
     state.tenants(sequence.version).busy += 1
-    return paging.make_room(state, sequence.version, event.cause)
+    return paging.ask_for_slots(state, sequence.version, event.cause)
 
 
 def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
@@ -200,7 +200,7 @@ def moved_out(state: LeaderState, event: MovedOut) -> list[Action]:
     if sequence is None or sequence.phase not in CONFIRMED or sequence.epoch != event.epoch:
         return []
     if not event.is_taken:
-        balance.kept(state, sequence)
+        balance.stayed(state, sequence)
         return []
     state.underway[event.sequence] = (sequence.version, state.now_ms)
     return end(state, sequence, "moved out", event.cause)
@@ -231,7 +231,7 @@ def serve(state: LeaderState, version: str, cause: str) -> list[Action]:
     while (sequence := backlog.first()) is not None:
         table, ended_wish = balance.placement(state, state.sequences[sequence])
         if table is None:
-            return actions + paging.make_room(state, version, cause)
+            return actions + paging.ask_for_slots(state, version, cause)
         backlog.withdraw(sequence)
         actions += [place(state, state.sequences[sequence], table, cause), *ended_wish]
     return actions

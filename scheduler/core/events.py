@@ -129,7 +129,7 @@ class MovedOut:
 
 @dataclass(frozen=True, slots=True)
 class MoveWished:
-    """An operator wants a sequence on another executor (`seqmesh move`).
+    """An operator wants a sequence on another executor (`seqmesh seq move`).
 
     to     the wished executor; None: any other than the present one
     entry  the wish's entry in the starts stream

@@ -65,7 +65,7 @@ def check_backlogs(state: LeaderState) -> None:
     for version, backlog in state.backlogs.items():
         for waiting in backlog.in_order():
             demand(waiting.sequence in state.sequences, f"'{waiting.sequence}' waits, and nobody knows it")
-        demand(not len(backlog) or not state.ring(version).has_room(), f"version {version}: a free slot is idle")
+        demand(not len(backlog) or not state.ring(version).has_free_slot(), f"version {version}: a free slot is idle")
 
 
 def check_tenants(state: LeaderState) -> None:

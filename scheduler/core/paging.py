@@ -15,7 +15,7 @@ from scheduler.core.actions import Action, Vacate, WantSlots
 from scheduler.core.state import LeaderState
 
 
-def make_room(state: LeaderState, version: str, cause: str) -> list[Action]:
+def ask_for_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
     """Asks holders for their slots, one for each waiting sequence; if none can be asked, lets commits free slots.
 
     Call it only when every table of the version is full.
@@ -43,7 +43,7 @@ def want_slots(state: LeaderState, version: str, cause: str) -> list[Action]:
     if is_news:
         # A step that was committed before `commit` was told has left its sequence idle in its slot: ask all once more.
         tenants.busy = 0
-        actions += make_room(state, version, cause)
+        actions += ask_for_slots(state, version, cause)
     return actions
 
 
@@ -56,8 +56,8 @@ def look_again(state: LeaderState, cause: str) -> list[Action]:
         if tenants.told:
             tenants.wanted, tenants.told = count, count > 0
             actions.append(WantSlots(version, count, cause))
-        if not state.ring(version).has_room():
-            actions += make_room(state, version, cause)
+        if not state.ring(version).has_free_slot():
+            actions += ask_for_slots(state, version, cause)
     return actions
 
 

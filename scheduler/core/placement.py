@@ -14,7 +14,7 @@ from shared.contract.ids import ExecutorId, SequenceId
 class Ring:
     """The executors that serve one version, with their slots.
 
-    load_factor    while another executor has room, none gets more sequences than this many times the mean
+    load_factor    while another executor has a free slot, none gets more sequences than this many times the mean
     virtual_nodes  points of each executor on the ring
     """
 
@@ -36,7 +36,7 @@ class Ring:
         """The number of sequences per executor, without the executors that are closing this version."""
         return {executor: table.load for executor, table in self.tables.items() if not table.served.closing}
 
-    def has_room(self) -> bool:
+    def has_free_slot(self) -> bool:
         """Whether any executor has a free slot."""
         return any(not table.full for table in self.tables.values())
 
@@ -56,7 +56,7 @@ class Ring:
 
         avoid  an executor to be chosen only when no other has a free slot
         """
-        if not self.has_room():
+        if not self.has_free_slot():
             return None
         share = self.share(sum(self.loads().values()) + 1)
         fallbacks: list[SlotTable] = []

@@ -57,7 +57,7 @@ class InstanceSlots:
         self._unused = SlotIndex(0)  # every free slot below it was given back
 
     def free(self) -> set[SlotIndex]:
-        """Every free slot."""
+        """The free slots, given back or never used."""
         known = {*self._given_back, *map(SlotIndex, range(self._unused, self.size))}
         return known - self.taken.keys()
 

@@ -145,7 +145,7 @@ class Sequence:
     returning     it was paged
     place         its slot; None while it is in the backlog
     over_epoch    while ASSIGNING: the highest epoch of which an end was heard, possibly the one that is being given
-    times_kept    how often it could not be taken out of its slot
+    times_stayed  how often it could not be taken out of its slot
     ask_after_ms  when to try that again
     """
 
@@ -158,7 +158,7 @@ class Sequence:
     place: SlotAddress | None = None
     epoch: Epoch = NO_EPOCH
     over_epoch: Epoch = NO_EPOCH
-    times_kept: int = 0
+    times_stayed: int = 0
     ask_after_ms: int = 0
 
 

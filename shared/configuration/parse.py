@@ -13,6 +13,7 @@ from typing import Any, cast
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from shared.configuration.lenient_json import as_strict_json
 from shared.configuration.schema import CONFIG_DESCRIPTOR, POOL, ConfigMessage, new_config
 from shared.contract.errors import ConfigError
 
@@ -43,11 +44,13 @@ def parse_text(text: str, source: str) -> ConfigMessage:
 def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMessage:
     """A configuration in Triton's JSON: names of enum values in any case, unknown fields and repeated keys refused.
 
+    Bare keys, single quotes and trailing commas are read as well (`shared.configuration.lenient_json`).
+
     raises  ConfigError with what was wrong
     """
     _check_length(text, source)
     try:
-        fields: object = json.loads(text, object_pairs_hook=_without_repeats)
+        fields: object = _loaded(text)
         if not isinstance(fields, dict):
             raise ConfigError(f"failed to parse {source}: expected a JSON object")
         # Half a surrogate pair is no text: protobuf, asked for a field of that name, raises SystemError.
@@ -57,6 +60,13 @@ def parse_json(text: str, source: str = "model configuration JSON") -> ConfigMes
     except (ArithmeticError, ValueError, TypeError, RecursionError, json_format.ParseError) as error:
         # Beside its own ParseError, json_format lets these through for values of odd types and sizes.
         raise ConfigError(f"failed to parse {source}: {error}") from error
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError:
+        return json.loads(as_strict_json(text), object_pairs_hook=_without_repeats)
 
 
 def _check_length(text: str, source: str) -> None:

@@ -124,7 +124,11 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
         f"{BEGIN_ANEW} Raise the model's `max_sequence_idle_microseconds` if clients need more time.",
     ),
     Reason.FAILED: ReasonMeaning(
-        Code.INVALID_ARG, Retry.START, "The step with START failed in the model, so there is no state.", BEGIN_ANEW
+        Code.INVALID_ARG,
+        Retry.START,
+        "The step with START failed in the model, so there is no state. Or the states of an ensemble's steps would "
+        "differ, because one of them could not do a step.",
+        BEGIN_ANEW,
     ),
     Reason.LOST: ReasonMeaning(
         Code.INVALID_ARG,
@@ -136,7 +140,8 @@ OUTCOMES: Mapping[str, ReasonMeaning] = {
     Reason.CANCELLED: ReasonMeaning(
         Code.INVALID_ARG,
         Retry.START,
-        "The caller of an earlier step had gone. That step did not run, so the later ones cannot.",
+        "The caller of an earlier step had gone: that step did not run, so the later ones cannot. Or an operator has "
+        "ended the sequence.",
         BEGIN_ANEW,
     ),
     Reason.LATE: ReasonMeaning(
@@ -219,6 +224,12 @@ class MeshError(Exception):
         super().__init__(self.message)
         if code is not None:
             self.code = code
+
+    def within(self, where: str) -> Self:
+        """Returns itself with a text that says first where it happened."""
+        self.message = sendable(where + self.message)
+        self.args = (self.message,)
+        return self
 
     def released(self) -> Self:
         """Returns itself without traceback and causes, whose frames would keep the request's data in memory."""

@@ -31,6 +31,7 @@ Term = NewType("Term", int)
 StepNumber = NewType("StepNumber", int)
 """1 for the first step that a sequence's record accepted; the numbers have no gaps."""
 
+UINT64_DIGITS = 20
 CorrelationId = int | str
 """uint64 or string of at most 128 characters, as the client gave it. 0 and "" mean: not part of a sequence."""
 
@@ -43,6 +44,12 @@ def sequence_id(model: str, requested_version: str, correlation_id: CorrelationI
     source             Triton scopes correlation ids to (model, version) and tells 42 from "42" (triton-spec 1.3)
     """
     return SequenceId(f"{model}|{requested_version}|{type_tag[type(correlation_id)]}{correlation_id}")
+
+
+def correlation_id_from(text: str, *, string: bool) -> CorrelationId:
+    """An id that was typed, or stands in a path. string: it is a text even if it looks like a number"""
+    is_number = not string and text.isascii() and text.isdecimal() and len(text) <= UINT64_DIGITS
+    return int(text) if is_number else text
 
 
 def correlation_id_of(sequence: SequenceId) -> CorrelationId:

@@ -70,6 +70,12 @@ and takes space in the record. One caller more replaces the oldest, which is tol
 MODEL_STATE_BYTES_MAX = 64 << 20
 """Bytes that a model may hand out as the state of one sequence: they go to Redis with a commit, which blocks Redis."""
 
+ENSEMBLE_STEPS_MAX = 256
+"""Steps of an ensemble, those of the ensembles within it included: a gateway sends them, and holds their tensors."""
+
+ENSEMBLE_DEPTH_MAX = 32
+"""Ensembles within each other: gateways walk through them by recursion."""
+
 LIVE_MAX = 250_000
 """Live sequences of one model and shard, with or without slots, by default: each is a record, a checkpoint and a
 deadline in Redis, about 1 KiB beside its state.

@@ -159,7 +159,10 @@ class QueuePolicy(msgspec.Struct, frozen=True):
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
-    """How stateless requests are put together (triton-spec 3)."""
+    """How stateless requests are put together (triton-spec 3).
+
+    own_timeouts  dialect (`timeout_action`): a request's own timeout counts in every level, whatever its policy says
+    """
 
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
@@ -168,6 +171,7 @@ class DynamicBatching(msgspec.Struct, frozen=True):
     default_priority_level: int = 0
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policies: dict[int, QueuePolicy] = {}
+    own_timeouts: bool = False
 
 
 class BatchInputKind(StrEnum):
@@ -248,6 +252,20 @@ class InstanceGroup(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
 
 
+class EnsembleStep(msgspec.Struct, frozen=True):
+    """One step of an ensemble: a request to another model, made of the ensemble's tensors.
+
+    version  of the model; "" leaves the choice to the server
+    inputs   the model's input -> tensor of the ensemble
+    outputs  the model's output -> tensor of the ensemble
+    """
+
+    model: str
+    version: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
 class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     """A model's configuration, complete and valid. Values that are needed with every step are computed once.
 
@@ -257,6 +275,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     histogram_buckets  of `model_metrics`: family of a histogram -> its own bucket bounds
     state_methods      the model keeps its sequences' state itself, and its methods `checkpoint` and `restore` hand it
                        out; found at load
+    ensemble           its steps, if the model is an ensemble: no executor runs it, gateways send its steps
     notes              remarks of the loader for the operator (dialect read, values completed)
     """
 
@@ -279,6 +298,7 @@ class ModelConfig(msgspec.Struct, frozen=True, dict=True):
     metric_tags: dict[str, str] = {}
     histogram_buckets: dict[str, tuple[float, ...]] = {}
     state_methods: bool = False
+    ensemble: tuple[EnsembleStep, ...] = ()
 
     @property
     def instance_count(self) -> int:

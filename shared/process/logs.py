@@ -110,8 +110,8 @@ def choose(levels: Collection[Level]) -> None:
 
 
 class WithoutRepeats(logging.Filter):
-    """Lets a warning or an error pass if it is new; a repeated one only at intervals, with the number of those held
-    back.
+    """Lets a warning or an error pass if it is new; a repeated one only at intervals, with the number of those that
+    were suppressed.
     """
 
     def __init__(self) -> None:
@@ -123,10 +123,10 @@ class WithoutRepeats(logging.Filter):
             return True
         cause = record.exc_info[1] if record.exc_info else None
         said = (record.name, record.levelno, event_of(record), str(fields_of(record)), f"{type(cause)} {cause}")
-        held = self._repeats.held_back(said)
-        if held:
-            vars(record)["fields"] = {**fields_of(record), "repeated": held}
-        return held is not None
+        suppressed = self._repeats.suppressed(said)
+        if suppressed:
+            vars(record)["fields"] = {**fields_of(record), "repeated": suppressed}
+        return suppressed is not None
 
 
 class Lines(logging.Formatter):
@@ -168,7 +168,7 @@ class JsonLines(Lines):
 
 
 def timestamp(record: logging.LogRecord) -> str:
-    """UTC, milliseconds."""
+    """The time of a line in UTC, ISO 8601 with milliseconds."""
     return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
 
 

@@ -15,12 +15,12 @@ KNOWN_MAX = 512
 
 @dataclass(slots=True)
 class RepeatedLine:
-    """One line that was written. held: how often it has come since"""
+    """One line that was written. suppressed: how often it has come since"""
 
     seen_s: float
     due_s: float
     interval_s: float = FIRST_INTERVAL_S
-    held: int = 0
+    suppressed: int = 0
 
 
 class Repeats:
@@ -30,7 +30,7 @@ class Repeats:
         self._clock = clock
         self._told: dict[Hashable, RepeatedLine] = {}
 
-    def held_back(self, what: Hashable) -> int | None:
+    def suppressed(self, what: Hashable) -> int | None:
         """How often the line was held back since it was last written; None: it is held back this time too."""
         now_s = self._clock()
         told = self._told.pop(what, None)
@@ -38,14 +38,14 @@ class Repeats:
             self._told[what] = RepeatedLine(now_s, now_s + FIRST_INTERVAL_S)
             if len(self._told) > KNOWN_MAX:
                 del self._told[next(iter(self._told))]
-            return told.held if told else 0
+            return told.suppressed if told else 0
         # Put in again at the end of the dict: the first entry is the one that has not come for longest.
         self._told[what] = told
         told.seen_s = now_s
         if now_s < told.due_s:
-            told.held += 1
+            told.suppressed += 1
             return None
-        held, told.held = told.held, 0
+        suppressed, told.suppressed = told.suppressed, 0
         told.interval_s = min(LONGEST_INTERVAL_S, 2 * told.interval_s)
         told.due_s = now_s + told.interval_s
-        return held
+        return suppressed

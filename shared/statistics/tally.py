@@ -110,10 +110,15 @@ def success(*, rows: int, total_ns: int, queue_ns: int, compute: Compute) -> dic
     """Counts of one request that succeeded. rows: its own batch size. Each request of a batch counts the times of the
     batch.
     """
-    counts = {"success_count": 1, "success_ns": total_ns, "queue_ns": queue_ns, "inference_count": rows}
-    for name, ns in compute.items():
-        counts[f"{name}_ns"] = ns
-    return counts
+    return {
+        "success_count": 1,
+        "success_ns": total_ns,
+        "queue_ns": queue_ns,
+        "inference_count": rows,
+        "compute_input_ns": compute.input_ns,
+        "compute_infer_ns": compute.infer_ns,
+        "compute_output_ns": compute.output_ns,
+    }
 
 
 def failure(reason: FailureReason, *, total_ns: int) -> dict[str, int]:

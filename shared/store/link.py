@@ -33,9 +33,9 @@ class Link:
     async def connect(self) -> None:
         """Connects unless connected. Raises one of `redis_py.CONNECTION_LOST`: then nothing has been sent."""
         connection = self._connection
+        if connection.is_quiet:
+            return
         if connection.is_connected:
-            if not await connection.can_read():
-                return
             # Unexpected bytes, or the end of the stream: the server has gone since the last exchange.
             await connection.disconnect()
         await connection.connect()

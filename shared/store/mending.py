@@ -32,7 +32,7 @@ def keys_of(command: Sequence[Any]) -> list[str]:
     own keys.
     """
     words = [_text(word) for word in command]
-    if words[0] == "EVALSHA":
+    if words[0] in ("FCALL", "FUNCTION"):
         return []
     if words[0] == "XREAD":
         streams = words[words.index("STREAMS") + 1 :]

@@ -186,14 +186,15 @@ async def agree(redis: Redis, prefix: str, shards: int = 0) -> Keyspace:
     """
     keys = Keyspace(prefix)
     _refuse_another_schema(keys, await _fixed(redis, keys, "schema", SCHEMA_VERSION))
-    held = await _fixed(redis, keys, "shards", shards, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
-    _refuse_resharding(prefix, held)
-    if shards not in (0, held):
+    agreed = await _fixed(redis, keys, "shards", shards, of_a_new_mesh=SHARDS_OF_A_NEW_MESH)
+    _refuse_resharding(prefix, agreed)
+    if shards not in (0, agreed):
         raise UnfitRedisError(
-            f"the mesh '{prefix}' has {held} shards, but this process was started with {shards}: leave SEQMESH_SHARDS "
-            f"out, or stop the mesh and run `seqmesh reshard {shards}`, or use another SEQMESH_KEY_PREFIX"
+            f"the mesh '{prefix}' has {agreed} shards, but this process was started with {shards}: leave "
+            f"SEQMESH_SHARDS out, or stop the mesh and run `seqmesh reshard {shards}`, or use another "
+            "SEQMESH_KEY_PREFIX"
         )
-    return Keyspace(prefix, held)
+    return Keyspace(prefix, agreed)
 
 
 async def keys_of_mesh(redis: Redis, prefix: str) -> Keyspace | None:

@@ -57,6 +57,14 @@ class BoundedConnection:
     _reader: asyncio.StreamReader | None
     _writer: asyncio.StreamWriter | None
     _parser: Any
+    _silence: Silence | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is connected, and nothing has come since the last exchange: neither bytes nor the stream's end."""
+        stream: Any = self._reader
+        # As redis-py's own `can_read`, which is a coroutine in a coroutine.
+        return stream is not None and not stream._buffer and not stream.at_eof()  # noqa: SLF001
 
     async def read_response(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
         """As redis-py's. timeout: None for `reply_timeout_s`; math.inf where the caller has a limit of its own."""
@@ -86,9 +94,11 @@ class BoundedConnection:
             raise RedisConnectionError("the connection is closed")
         reader = hiredis.Reader(protocolError=InvalidResponse, replyError=self._parser.parse_error)
         replies: list[Any] = []
+        if self._silence is None or self._silence.stream is not stream:
+            self._silence = Silence(stream)
         # What is to be sent is not waited for: the replies are, and nothing else is sent before.
         writer.writelines(packed)
-        silence = asyncio.get_running_loop().call_later(limit_s, _fall_silent, stream, limit_s)
+        self._silence.begin(limit_s)
         try:
             while len(replies) < len(packed):
                 data = await stream.read(READ_BYTES)
@@ -98,15 +108,50 @@ class BoundedConnection:
                 while (reply := reader.gets()) is not False:
                     replies.append(_judged(reply) if isinstance(reply, Exception) else reply)
         finally:
-            silence.cancel()
+            self._silence.end()
         if len(replies) > len(packed):
             raise RedisConnectionError("the server has sent more than was asked for")
         return replies
 
 
-def _fall_silent(stream: asyncio.StreamReader, limit_s: float) -> None:
-    """Ends the wait for what a stream brings."""
-    stream.set_exception(RedisTimeoutError(f"no answer within {limit_s:g} s"))
+class Silence:
+    """Ends the wait for what a stream brings, if that takes too long.
+
+    One timer serves many waits: when it fires, it looks how long the present wait may still take. A timer for each
+    would cost more than all else that a wait costs.
+    """
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self.stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._limit_s = 0.0
+        self._until_s: float | None = None
+
+    def begin(self, limit_s: float) -> None:
+        """A wait begins."""
+        self._limit_s = limit_s
+        self._until_s = until_s = self._loop.time() + limit_s
+        if self._timer is None or self._timer.when() > until_s:
+            self._set(until_s)
+
+    def end(self) -> None:
+        """The wait is over."""
+        self._until_s = None
+
+    def _set(self, when_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._until_s is None:
+            return
+        if self._until_s > self._loop.time():
+            self._set(self._until_s)
+        else:
+            self.stream.set_exception(RedisTimeoutError(f"no answer within {self._limit_s:g} s"))
 
 
 def _judged(error: Exception) -> Exception:

@@ -66,7 +66,7 @@ class RoundTrips:
             return False
 
     async def send(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
-        """As `Scripts.run_all`."""
+        """One round trip: the calls in one write. Results and errors are those of `Scripts.run_all`."""
         if self._link is not None:
             await self._link.connect()
         self.made += 1

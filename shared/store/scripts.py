@@ -3,6 +3,10 @@
 A call concerns one shard. A lost connection leaves the outcome of a call unknown, so every script may be sent again:
 `commit` and `assign` recognise what was done before, `submit` recognises a step by its digest or number.
 Scripts run atomically in Redis. The header of each `.lua` file describes its keys, arguments and reply.
+
+A script is a function of a library of its own (FUNCTION LOAD, FCALL), so Redis makes its Lua functions once and not
+with each call. The names carry a digest of the text, so several releases may call theirs on one Redis. A library
+belongs to the data: it is replicated and comes back with it. Where one is missing, its first caller loads all.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from importlib import resources
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from shared.contract.errors import OUTCOMES, Reason
 from shared.contract.ids import (
@@ -33,6 +37,7 @@ from shared.contract.limits import JOINED_MAX, LIVE_MAX, LOST_OWNERS_MAX, RETRY_
 from shared.contract.messages import ReplyMessage, StepFlag, encode
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
+from shared.store.exported import ExportedSequence
 from shared.store.keyspace import Keyspace
 from shared.store.link import Link
 from shared.store.reading import text_of, value_of
@@ -86,11 +91,13 @@ class Submitted(msgspec.Struct, frozen=True):
 
     step   number of the accepted step; for a refusal, the last accepted step (since START)
     extra  the sequence's birth (accepted, JOINED), or the stored reply (REPEATED)
+    run    name of what began with the latest START, given to no other run; "" for a refusal
     """
 
     code: SubmitCode
     step: int
     extra: bytes
+    run: str = ""
 
 
 class OfSequence(msgspec.Struct, frozen=True):
@@ -162,6 +169,12 @@ class Orphan(OfSequence, frozen=True):
     grace_ms: int
 
 
+class Ending(OfSequence, frozen=True):
+    """A sequence that is to end. run: as `Submitted.run`, or "" for whatever run it is in"""
+
+    run: str = ""
+
+
 class CancelCode(IntEnum):
     """What became of a `Cancellation`.
 
@@ -175,6 +188,32 @@ class CancelCode(IntEnum):
     NOTHING = 0
     TOLD = 1
     REMOVED = 2
+
+
+class EndCode(IntEnum):
+    """What became of an `Ending`.
+
+    NOTHING  there is none, or it is over already
+    CLOSED   it accepts nothing but a START, and ends as soon as no step is open
+    REMOVED  it was waiting for its first slot, and is over
+    """
+
+    NOTHING = 0
+    CLOSED = 1
+    REMOVED = 2
+
+
+class ReopenCode(IntEnum):
+    """What became of an exported sequence that is to be opened again.
+
+    FULL    the model has as many live sequences as it may
+    EXISTS  the id has an open sequence
+    DONE    it goes on with its next step
+    """
+
+    FULL = -1
+    EXISTS = 0
+    DONE = 1
 
 
 class StepOutcome(IntEnum):
@@ -292,9 +331,11 @@ GAVE_WAY = encode(
 last step over the four bytes of this one, which occur once."""
 
 PRELUDES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("submit", "attempt", "reload", "page", "drain", "orphan", "lead", "resign", "total", "lose"), ()),
+    **dict.fromkeys(
+        ("submit", "attempt", "reload", "page", "drain", "orphan", "lead", "resign", "total", "lose", "reopen"), ()
+    ),
     **dict.fromkeys(("assign", "expire", "reclaim", "remove", "sweep", "vacate"), ("leader",)),
-    **dict.fromkeys(("commit", "cancel"), ("tally",)),
+    **dict.fromkeys(("commit", "cancel", "end", "count"), ("tally",)),
     "reject": ("leader", "tally"),
     **dict.fromkeys(
         [f"work_{name}" for name in ("pull", "take", "read", "requeue", "withdraw", "refuse", "wake")],
@@ -305,23 +346,41 @@ PRELUDES: Mapping[str, tuple[str, ...]] = {
 """Script -> what stands before it, behind `common.lua`. Those of stateless work: `shared.store.work_scripts`."""
 NAMES = tuple(PRELUDES)
 
-ACCEPTING = frozenset({"submit", "work_enqueue"})
-"""Scripts that a Redis without memory refuses before they do anything: they bring in new requests."""
+ACCEPTING = frozenset({"submit", "work_enqueue", "reopen"})
+"""Scripts that a Redis without memory refuses before they do anything: they bring in new requests and sequences."""
 
-FINISHING = frozenset(NAMES) - ACCEPTING - {"total"}
-"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory.
-
-`total` is not among them: it can wait.
-"""
+FINISHING = frozenset(NAMES) - ACCEPTING
+"""Scripts that a Redis without memory runs nevertheless: they finish what was accepted, and that frees memory."""
 
 
 LUA = resources.files("shared.store") / "lua"
+EACH_CALL = "-- each call\n"
+"""The line of a `.lua` file below which stands what runs with each call. Without it that is all of the file."""
+LIBRARIES = "seqmesh_"
+"""How the name of every library begins."""
 
 
 def script_source(name: str) -> str:
-    # Without a first line like these, Redis judges a script by its first command that writes.
-    shebang = "#!lua\n" if name in ACCEPTING else "#!lua flags=allow-oom\n" if name in FINISHING else ""
-    return shebang + "".join((LUA / f"{part}.lua").read_text() for part in ("common", *PRELUDES[name], name))
+    """The library of a script, but for what its name depends on: its digest."""
+    defined, called = "", ""
+    for part in ("common", *PRELUDES[name], name):
+        above, line, below = (LUA / f"{part}.lua").read_text().rpartition(EACH_CALL)
+        defined, called = defined + above, called + line + below
+    flags = "'allow-oom'" if name in FINISHING else ""
+    return (
+        f"{defined}offered().register_function({{ function_name = NAME, flags = {{ {flags} }}, "
+        f"callback = function(keys, args)\n{called}end }})\n"
+    )
+
+
+def function_name(name: str, source: str) -> str:
+    """What Redis calls the script of this source."""
+    return f"{name}_{hashlib.sha1(source.encode()).hexdigest()[:16]}"
+
+
+def library(function: str, source: str) -> str:
+    """A script as FUNCTION LOAD takes it."""
+    return f"#!lua name={LIBRARIES}{function}\nlocal NAME = '{function}'\n{source}"
 
 
 T = TypeVar("T")
@@ -347,11 +406,15 @@ class Scripts:
         self._redis = redis
         self._keys = keys
         self._sources = {name: script_source(name) for name in NAMES}
-        self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._sources.items()}
+        self._functions = {name: function_name(name, source) for name, source in self._sources.items()}
 
-    def digest(self, name: str) -> str:
-        """The SHA1 digest by which Redis knows the script."""
-        return self._digests[name]
+    def function(self, name: str) -> str:
+        """The name by which Redis knows the script."""
+        return self._functions[name]
+
+    def library(self, name: str) -> str:
+        """The script as FUNCTION LOAD takes it."""
+        return library(self._functions[name], self._sources[name])
 
     async def run(self, call: Call[T]) -> T:
         (outcome,) = await self.run_all([call])
@@ -362,17 +425,17 @@ class Scripts:
     async def run_all(self, calls: Sequence[Call[T]], link: Link | None = None) -> list[T | Exception]:
         """Sends calls in one round trip; Redis runs them in this order. An error is the result of its own call alone.
 
-        If the server does not know a script, the script is loaded, and its calls are made after the other calls. So
+        If the server does not know a script, all scripts are loaded, and its calls are made after the other calls. So
         calls whose order matters belong together in one script call.
 
         link    a connected link to send them on, instead of a connection of the pool
         Raises redis.ConnectionError when the connection is lost: then it is not known which calls were run.
         """
         outcomes: list[Any] = await self._send(calls, link)
-        unknown = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, NoScriptError)]
+        unknown = [index for index, outcome in enumerate(outcomes) if is_unknown(outcome)]
         if unknown:
-            # After a restart the server knows no script, and none of the calls was run.
-            await self._load({calls[index].script for index in unknown}, link)
+            # The data is new, or a scheduler of another release has removed the library. None of these calls was run.
+            await self._load(link)
             for index, outcome in zip(unknown, await self._send([calls[i] for i in unknown], link), strict=True):
                 outcomes[index] = outcome
         return [
@@ -380,24 +443,42 @@ class Scripts:
             for call, outcome in zip(calls, outcomes, strict=True)
         ]
 
-    async def _load(self, names: Iterable[str], link: Link | None) -> None:
-        if link is None:
-            for name in names:
-                await self._redis.script_load(self._sources[name])
-            return
-        for loaded in await link.exchange([("SCRIPT", "LOAD", self._sources[name]) for name in names]):
-            if isinstance(loaded, Exception):
-                raise loaded
+    async def forget_others(self) -> int:
+        """Removes the libraries of other releases; returns how many. A process of such a release that is still there
+        loads its own again.
+        """
+        own = {LIBRARIES + function for function in self._functions.values()}
+        listed = await self._redis.function_list(f"{LIBRARIES}*")
+        names = [text_of(found[found.index(b"library_name") + 1]) for found in listed]
+        others = [name for name in names if name not in own]
+        # Whoever comes at the same time may have removed one of them.
+        removed = await self._exchange([("FUNCTION", "DELETE", name) for name in others], None)
+        return sum(not isinstance(reply, Exception) for reply in removed)
+
+    async def _load(self, link: Link | None) -> None:
+        """Loads all scripts: later, without memory, Redis would refuse those that finish what was accepted."""
+        # REPLACE: another process may have loaded the same library meanwhile.
+        await self._exchange([("FUNCTION", "LOAD", "REPLACE", self.library(name)) for name in NAMES], link, check=True)
 
     async def _send(self, calls: Sequence[Call[Any]], link: Link | None) -> list[Any]:
-        if link is not None:
-            return await link.exchange(
-                [("EVALSHA", self._digests[c.script], len(c.keys), *c.keys, *c.args) for c in calls]
-            )
-        pipe = self._redis.pipeline(transaction=False)
-        for call in calls:
-            pipe.evalsha(self._digests[call.script], len(call.keys), *call.keys, *call.args)
-        return await pipe.execute(raise_on_error=False)
+        return await self._exchange(
+            [("FCALL", self._functions[c.script], len(c.keys), *c.keys, *c.args) for c in calls], link
+        )
+
+    async def _exchange(
+        self, commands: Sequence[Sequence[Any]], link: Link | None, *, check: bool = False
+    ) -> list[Any]:
+        """One round trip. check: raises the first error that is a reply, instead of returning it"""
+        if link is None:
+            pipe = self._redis.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            return await pipe.execute(raise_on_error=check)
+        replies = await link.exchange(commands)
+        for reply in replies if check else ():
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     def submit(
         self,
@@ -616,6 +697,35 @@ class Scripts:
         """Limits the idle time of sequences (of one shard) whose connections to one gateway were closed."""
         return self._of_each("orphan", orphans, (), (gateway,), each_as(bool))
 
+    def end(self, endings: Sequence[Ending], *, tombstone: bytes, reply: bytes) -> Call[list[EndCode]]:
+        """Ends sequences of one shard. Safe to repeat.
+
+        tombstone  one of `shared.contract.record.TOMBSTONES`: what later steps hear
+        reply      encoded `ReplyMessage` for the steps of a sequence that waits for its first slot
+        """
+        return self._of_each("end", endings, (), (tombstone, reply), each_as(EndCode))
+
+    def reopen(
+        self,
+        sequence: SequenceId,
+        exported: ExportedSequence,
+        *,
+        idle_ms: int,
+        live_max: int,
+        pageable: bool,
+    ) -> Call[ReopenCode]:
+        """Makes an open sequence from an exported one. live_max: as of `submit`; pageable: whether it may be paged"""
+        record = [word for field in exported.record.items() for word in field]
+        checkpoint = [word for field in exported.checkpoint.items() for word in field]
+        about = (sequence, exported.version, idle_ms, live_max, int(pageable), exported.last_step, exported.start_step)
+        args = [*about, len(record), *record, *checkpoint]
+        return Call("reopen", self._of_sequences([sequence]), args, ReopenCode)
+
+    def count(self, counts: Sequence[tuple[ModelLoad, bytes]], *, shard: ShardId) -> Call[str]:
+        """Counts answered requests: packed counts by the load that they belong to. Not safe to repeat."""
+        keys = [self._keys.tally(shard, load.model, load.version, load.generation) for load, _ in counts]
+        return Call("count", keys, [packed for _, packed in counts], str)
+
     def lead(
         self, terms: Mapping[str, Term], scheduler: SchedulerId, *, lease_ms: int
     ) -> Call[list[Term | ResponseError]]:
@@ -675,13 +785,18 @@ class Scripts:
         ]
 
 
+def is_unknown(outcome: object) -> bool:
+    """Whether a reply says that the server does not have the script, and so did not run it."""
+    return isinstance(outcome, ResponseError) and "Function not found" in str(outcome)
+
+
 def each_as(kind: Callable[[int], T]) -> Callable[[list[int]], list[T]]:
     """Reads a reply with one number for each sequence, step or request."""
     return lambda numbers: [kind(number) for number in numbers]
 
 
 def _read_totals(keys: Sequence[str], reply: list[Any]) -> Totals:
-    """keys: of the hashes."""
+    """Reads the reply of `total.lua`. keys: of the hashes of sums, in the order of the reply"""
     added_up, *hashes = reply
     return Totals(int(added_up), [_read_sums(key, flat) for key, flat in zip(keys, hashes, strict=False)])
 
@@ -692,7 +807,10 @@ def _read_sums(key: str, flat: list[bytes]) -> dict[str, int]:
 
 
 def _read_submitted(replies: list[list[Any]]) -> list[Submitted]:
-    return [Submitted(SubmitCode(code), step, _as_bytes(extra)) for code, step, extra in replies]
+    return [
+        Submitted(SubmitCode(code), step, _as_bytes(extra), text_of(run[0]) if run else "")
+        for code, step, extra, *run in replies
+    ]
 
 
 def _read_drained(reply: list[Any]) -> tuple[str, int, int]:

@@ -125,7 +125,6 @@ def new_trace_id() -> int:
 
 
 def new_span_id() -> int:
-    """A random span id."""
     return random.getrandbits(64) or 1
 
 

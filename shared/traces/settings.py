@@ -52,7 +52,6 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
     @property
     def bound(self) -> int:
-        """See `Sampler.bound`."""
         return ALWAYS // self.trace_rate if self.trace_rate else 0
 
     def texts(self) -> dict[str, list[str]]:

@@ -86,8 +86,13 @@ def running_target(
             yield triton
         return
     repository = build(directory / "models", models)
-    # As a user has it, other than most meshes of tests.
-    environment = {"SEQMESH_STATE_BYTES_MAX": str(256 << 20), **(env or {}), **as_settings(options or {})}
+    # As a user has it, other than most meshes of tests; and shared memory, which Triton 2.51 has always on.
+    environment = {
+        "SEQMESH_STATE_BYTES_MAX": str(256 << 20),
+        "SEQMESH_ALLOW_CLIENT_SHM": "true",
+        **(env or {}),
+        **as_settings(options or {}),
+    }
     with running_mesh(directory / "data", [repository], executors=executors, environment=environment) as mesh:
         metrics = f"{mesh.state.host}:{mesh.gateways[0].metrics_port}"
         yield Target(mesh.http(), mesh.grpc(), metrics, repository, mesh)

@@ -211,6 +211,28 @@ REFUSALS = [
         request(raw=(), of_input={"shared_memory_region": 3}),
         "invalid value type for 'shared_memory_region' parameter for tensor 'INPUT', expected string_param.",
     ),
+    refusal(
+        "region_size",
+        request(raw=(), of_input={"shared_memory_region": "mine"}),
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'INPUT'",
+    ),
+    refusal(
+        "size_without_region",
+        request(raw=(), of_input={"shared_memory_byte_size": 4}),
+        "'shared_memory_byte_size' can not be specified without 'shared_memory_region' parameter for tensor 'INPUT'",
+    ),
+    refusal(
+        "region_of_input",
+        request(raw=(), of_input={"shared_memory_region": "mine", "shared_memory_byte_size": 4}),
+        "Unable to find shared memory region: 'mine'",
+        "NOT_FOUND",
+    ),
+    refusal(
+        "region_of_output",
+        request(outputs={"OUTPUT": {"shared_memory_region": "mine", "shared_memory_byte_size": 4}}),
+        "Unable to find shared memory region: 'mine'",
+        "NOT_FOUND",
+    ),
     refusal("classes_text", request(outputs={"OUTPUT": {"classification": "1"}}), CLASS_TYPE),
     refusal("classes_uint64", request(outputs={"OUTPUT": {"classification": ("uint64_param", 1)}}), CLASS_TYPE),
     refusal(
@@ -262,14 +284,6 @@ async def test_a_request_is_refused_by_a_call_and_in_a_stream_which_goes_on(
         (
             request("corrid_int32", datatype="INT8", contents={"int_contents": [300]}),
             "value out of range for input tensor 'INPUT' for model 'corrid_int32', datatype 'INT8' holds -128 to 127",
-        ),
-        (
-            request(raw=(), of_input={"shared_memory_region": "mine"}),
-            "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine",
-        ),
-        (
-            request(outputs={"OUTPUT": {"shared_memory_region": "mine"}}),
-            "shared memory is not supported: client, gateway and executor of a mesh need not be on one machine",
         ),
     ],
 )
@@ -469,19 +483,13 @@ async def test_no_region_of_shared_memory_is_there_and_unregistering_is_harmless
     await call("Unregister", name="x")
 
 
-@pytest.mark.parametrize(
-    ("rpc", "fields"),
-    [
-        ("SystemSharedMemoryRegister", {"name": "x", "key": "/x", "byte_size": 4}),
-        ("CudaSharedMemoryRegister", {"name": "x", "raw_handle": b"x", "byte_size": 4}),
-    ],
-)
-@pytest.mark.mesh_only("Triton's clients and server share a machine")
-async def test_shared_memory_is_refused_with_the_reason(stub: Any, rpc: str, fields: dict[str, Any]) -> None:
-    code, text = await status_of(getattr(stub, rpc)(getattr(pb, f"{rpc}Request")(**fields)))
+@pytest.mark.mesh_only("2.51 is built for GPUs")
+async def test_cuda_memory_is_refused_in_the_words_of_a_build_without_gpus(stub: Any) -> None:
+    code, text = await status_of(
+        stub.CudaSharedMemoryRegister(pb.CudaSharedMemoryRegisterRequest(name="x", raw_handle=b"x", byte_size=4))
+    )
 
-    assert code == "UNIMPLEMENTED"
-    assert "need not be on one machine" in text
+    assert ("UNIMPLEMENTED", "failed to register CUDA shared memory region: 'x', GPUs not supported") == (code, text)
 
 
 async def test_health_of_the_server_and_its_service(target: Target) -> None:

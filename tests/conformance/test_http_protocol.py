@@ -102,9 +102,6 @@ def blob(size: int, content: bytes, shape: Any = (1, 2)) -> dict[str, Any]:
     return {"body": head + content, "headers": {HEADER_LENGTH: str(len(head))}}
 
 
-SHARED_MEMORY = (501, "shared memory is not supported")
-"""A mesh's processes need not share a machine with the client."""
-
 BROKEN = "failed to parse the request JSON buffer:"
 FORM: dict[str, Case] = {
     "no JSON": Case(b"{not json", 500, f"{BROKEN} Missing a name for object member. at 1"),
@@ -146,11 +143,8 @@ FORM: dict[str, Case] = {
         body(without(one(parameters={"shared_memory_region": "r"}), "data")),
         404,
         "Unable to find shared memory region: 'r'",
-        mesh=SHARED_MEMORY,
     ),
-    "output in shared memory": Case(
-        asking(shared_memory_region="r"), 404, "Unable to find shared memory region: 'r'", mesh=SHARED_MEMORY
-    ),
+    "output in shared memory": Case(asking(shared_memory_region="r"), 404, "Unable to find shared memory region: 'r'"),
     "classes in shared memory": Case(
         asking(shared_memory_region="r", classification=1),
         400,
@@ -482,6 +476,8 @@ ROUTES: list[tuple[str, str, tuple[int, str | None]]] = [
     ("GET", "/v2/models/stateless/versions/1/trace/setting", NOT_FOUND),
     ("GET", "/v2/systemsharedmemory/status", (200, None)),
     ("GET", "/v2/cudasharedmemory/status", (200, None)),
+    ("POST", "/v2/systemsharedmemory/unregister", (200, None)),
+    ("POST", "/v2/cudasharedmemory/unregister", (200, None)),
     ("GET", "/v2/systemsharedmemory/region/r/status", (404, "Unable to find system shared memory region: 'r'")),
     ("GET", "/v2/cudasharedmemory/region/r/status", (404, "Unable to find cuda shared memory region: 'r'")),
     ("POST", "/v2/systemsharedmemory/status", NOT_ALLOWED),
@@ -505,10 +501,10 @@ async def test_what_is_not_served_is_refused_by_name(http: aiohttp.ClientSession
     for path, reason in (
         ("/v2/models/stateless/generate", "the generate extension is not supported"),
         ("/v2/models/stateless/generate_stream", "the generate extension is not supported"),
-        ("/v2/systemsharedmemory/region/r/register", "shared memory is not supported"),
-        ("/v2/systemsharedmemory/unregister", "shared memory is not supported"),
-        ("/v2/cudasharedmemory/region/r/register", "shared memory is not supported"),
-        ("/v2/cudasharedmemory/region/r/unregister", "shared memory is not supported"),
+        (
+            "/v2/cudasharedmemory/region/r/register",
+            "failed to register CUDA shared memory region: 'r', GPUs not supported",
+        ),
     ):
         status, _, content = await ask(http, "POST", path, {})
 

@@ -43,7 +43,7 @@ WAYS = {
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchmarkMesh]:
     repository = tmp_path_factory.mktemp("models")
     build_models(repository)
-    with running_mesh(repository, executors=2) as mesh:
+    with running_mesh(repository, executors=2, settings={"SEQMESH_ALLOW_CLIENT_SHM": "true"}) as mesh:
         yield mesh
 
 
@@ -79,6 +79,24 @@ def test_every_answer_to_perf_analyzer_is_the_running_sum(
     requests = requests_of(profile)
     assert len(requests) >= 200
     assert wrong_sums(requests) == []
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S + 120)
+@pytest.mark.parametrize("way", ["http", "grpc, asynchronous", "stream"])
+def test_perf_analyzer_places_inputs_and_outputs_in_shared_memory(
+    mesh: BenchmarkMesh, data: Path, way: str, tmp_path: Path
+) -> None:
+    """The tool records nothing of outputs in shared memory; a request that is refused fails its run."""
+    profile = tmp_path / "profile.json"
+    address = mesh.address.http.removeprefix("http://") if "http" in way else mesh.address.grpc
+    command = [PERF_ANALYZER, "-m", "accumulate", "-u", address, *WAYS[way], f"--input-data={data}"]
+    command += ["--shared-memory=system", "--output-shared-memory-size=1024", "--concurrency-range=8"]
+    command += ["--measurement-mode=count_windows", "--measurement-request-count=200"]
+    command += ["--max-trials=3", "--stability-percentage=999", f"--profile-export-file={profile}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(requests_of(profile)) >= 200
 
 
 def requests_of(profile: Path) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ CASES = [
     *rules.BATCH_IO,
     *rules.METRICS,
     *rules.WARMUP,
+    *rules.ENSEMBLES,
     *((f"{rules.IO} dynamic_batching {{ {body} }}", message) for body, message in rules.DYNAMIC),
     *(
         (f"{rules.IO} {text}", f"model 'm' sets '{path}', which is not supported: {why}")

@@ -19,18 +19,18 @@ from shared.traces.context import sequence_trace_id
 def test_the_help_names_every_command() -> None:
     text = CliRunner().invoke(cli.main, ["--help"]).output
 
-    for command in ("up", "gateway", "scheduler", "executor", "drain", "move", "chaos", "demo", "trace", "version"):
+    for command in ("up", "gateway", "scheduler", "executor", "drain", "seq", "chaos", "demo", "trace", "version"):
         assert f"\n  {command} " in text
 
 
-@pytest.mark.parametrize("command", ["drain", "move", "chaos"])
+@pytest.mark.parametrize("command", ["drain", "seq ls", "seq move", "seq end", "chaos"])
 def test_the_help_of_what_operates_a_mesh_shows_an_example_on_a_line_of_its_own(command: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", command, "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "deploy.cli", *command.split(), "--help"], capture_output=True, text=True, check=True
     )
 
     assert "\\b" not in result.stdout
-    assert re.search(r"^ +(seqmesh \w+ \S+|--pids \S+)", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +(seqmesh \w+( \w+)? \S+|--pids \S+)", result.stdout, re.MULTILINE)
 
 
 def test_the_help_of_up_shows_every_setting() -> None:

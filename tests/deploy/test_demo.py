@@ -119,7 +119,7 @@ def test_without_a_terminal_every_line_is_plain_and_the_last_piece_is_told() -> 
     out = io.StringIO()
     view = TextView(5, "Down the rabbit-hole", "s and down", 5, "executor-1")
 
-    Screen([view], out).answered(0)
+    Screen([view], out).plain(view.plain_line(1))
 
     assert "  text 1 on executor-1, 5/5: ...Down the rabbit-hole[s and down]\n" == out.getvalue()
 

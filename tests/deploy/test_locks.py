@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("gateway", "scheduler", "executor", "local", "docs", "dev")
+EXTRAS = ("gateway", "scheduler", "executor", "local", "vad", "docs", "dev")
 
 
 def locked(name: str) -> dict[str, str]:

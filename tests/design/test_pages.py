@@ -94,10 +94,10 @@ def test_every_kind_of_key_is_listed_with_its_type() -> None:
 
 def test_every_script_is_called_by_the_services_that_are_said_to() -> None:
     listed = {
-        service: (*words(of_sequences), *words(of_work))
+        service.split()[0]: (*words(of_sequences), *words(of_work))
         for service, of_sequences, of_work in rows_below(DESIGN / "architecture.md", "## Who calls which script")
     }
-    through_shared = (ROOT / "shared" / "store" / "totals.py").read_text()
+    through_shared = "".join((ROOT / "shared" / "store" / name).read_text() for name in ("totals.py", "sequences.py"))
     uncalled = [
         (service, script)
         for service, called in listed.items()
@@ -159,7 +159,9 @@ def test_every_decision_has_its_parts_and_a_line_in_the_index() -> None:
     index = (DECISIONS / "index.md").read_text()
     pages = sorted(DECISIONS.glob("[0-9]*.md"))
 
-    assert [f"{number:04}" for number in range(1, len(pages) + 1)] == [page.name[:4] for page in pages]
+    numbers = [page.name[:4] for page in pages]
+    # Numbers are given before pages are written, so there may be gaps.
+    assert len(numbers) == len({*numbers})
     for page in pages:
         text = page.read_text()
         parts = re.findall(r"^## (.+)$", text, re.MULTILINE)

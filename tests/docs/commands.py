@@ -26,7 +26,8 @@ from benchmarks.soak import soak
 from deploy import cli
 from deploy.chaos.command import chaos
 from deploy.demo.command import demo
-from deploy.operate import drain, move, reshard, runtime_settings
+from deploy.demo.vad.command import vad
+from deploy.operate import drain, reshard, runtime_settings, sequences
 from executor.settings import ExecutorSettings
 from gateway.settings import GatewaySettings
 from scheduler.settings import SchedulerSettings
@@ -58,10 +59,11 @@ SEQMESH: Mapping[str, click.Command] = {
     "trace": cli.main.commands["trace"],
     "version": cli.main.commands["version"],
     "drain": drain.command,
-    "move": move.command,
+    "seq": sequences.command,
     "reshard": reshard.command,
     "settings": runtime_settings.command,
     "demo": demo,
+    "demo vad": vad,
     "chaos": chaos,
 }
 MODULES: Mapping[str, click.Command] = {"benchmarks.memory": memory, "benchmarks.scripts": scripts}
@@ -114,7 +116,8 @@ def check(line: Line) -> None:
         case "make":
             check_make(line.arguments)
         case "seqmesh":
-            check_click(SEQMESH[line.arguments[0]], line.arguments[1:])
+            words = 2 if " ".join(line.arguments[:2]) in SEQMESH else 1
+            check_click(SEQMESH[" ".join(line.arguments[:words])], line.arguments[words:])
         case "docker":
             check_docker(line.arguments)
         case "export":
@@ -146,6 +149,9 @@ def is_known(name: str) -> bool:
 
 def check_click(command: click.Command, arguments: Sequence[str]) -> None:
     """Raises for an option that the command does not have, or a value that it does not take."""
+    if isinstance(command, click.Group):
+        check_click(command.commands[arguments[0]], arguments[1:])
+        return
     try:
         command.make_context(command.name or "", list(arguments))
     except click.BadParameter as wrong:
@@ -214,7 +220,8 @@ def check_docker(arguments: Sequence[str]) -> None:
 
 def every_option() -> set[str]:
     """Every option of every program of the project, with pytest's own that the Makefile and the pages name."""
-    commands = (*SEQMESH.values(), *MODULES.values(), *(one for one in MAKE_VARIABLES.values()))
+    behind = [one for group in SEQMESH.values() if isinstance(group, click.Group) for one in group.commands.values()]
+    commands = (*SEQMESH.values(), *behind, *MODULES.values(), *MAKE_VARIABLES.values())
     options = {"--help", "--device", "--upgrade"}
     for command in commands:
         if isinstance(command, str):

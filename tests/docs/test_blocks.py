@@ -33,7 +33,9 @@ PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)
 FOREIGN_OPTIONS = {
     # of Triton, on the pages that compare with it
     *("--model-repository", "--response-cache-byte-size", "--trace-config", "--log-verbose"),
-    *("--rate-limit", "--allow-client-shm"),
+    "--rate-limit",
+    # of its load tool
+    "--shared-memory",
     # of pip, docker and pytest
     *("--require-hashes", "--build", "--wait", "--scale", "--extra-index-url"),
 }

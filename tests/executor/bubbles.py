@@ -65,7 +65,7 @@ class Device:
 class Callers:
     """In the committer's place: everything is final at once, and the caller of a step sends the next one."""
 
-    has_room = True
+    is_below_bounds = True
 
     def __init__(self) -> None:
         self.steps = 0
@@ -85,8 +85,8 @@ class Callers:
         self.steps += len(steps)
         return self.steps
 
-    async def room(self) -> None:
-        """As `Committer.room`."""
+    async def below_bounds(self) -> None:
+        """As `Committer.below_bounds`."""
 
     def _send(self, model: SequenceModel, sequence: SequenceId, number: int) -> None:
         slot = int(sequence.rpartition("i")[2])

@@ -14,4 +14,4 @@ async def test_a_broken_configuration_is_refused_with_a_reason(tmp_path: Path) -
 
     assert [] == found.failures
     assert 1500 == found.inputs
-    assert configurations.accepted > 100, "hardly anything was accepted: the mutations have become too rough"
+    assert configurations.accepted > 50, "hardly anything was accepted: the mutations have become too rough"

@@ -167,19 +167,39 @@ class FakeExecutor:
             moved = 0
             if self.paused.is_set():
                 self.resting.set()
-            else:
+            elif full := await self._full():
                 for model in self.models:
-                    if model.sequence_batching is None:
+                    if model.sequence_batching is not None:
+                        moved += await self._assign(model, full)
+                    elif self.keys.work_queue(model.name, "1").queue in full:
                         moved += await self._work(model)
-                    else:
-                        moved += await self._assign(model)
                 moved += await self._steps()
             await asyncio.sleep(0 if moved else 0.002)
 
-    async def _assign(self, model: ModelConfig) -> int:
+    async def _full(self) -> set[str]:
+        """Streams and queues with entries. One round trip: it is asked hundreds of times a second, mostly in vain."""
+        shards = self.keys.shard_ids()
+        streams = [self.keys.inbox(shard, self.executor) for shard in shards]
+        queues: list[str] = []
+        for model in self.models:
+            if model.sequence_batching is None:
+                queues.append(self.keys.work_queue(model.name, "1").queue)
+            else:
+                streams += [self.keys.starts(shard, model.name) for shard in shards]
+        async with self.redis.pipeline(transaction=False) as pipe:
+            for stream in streams:
+                pipe.execute_command("XLEN", stream)
+            for queue in queues:
+                pipe.zcard(queue)
+            sizes = await pipe.execute()
+        return {key for key, size in zip([*streams, *queues], sizes, strict=True) if size}
+
+    async def _assign(self, model: ModelConfig, full: set[str]) -> int:
         moved = 0
         for shard in self.keys.shard_ids():
-            entries = await self.commands.xrange(self.keys.starts(shard, model.name))
+            if (starts := self.keys.starts(shard, model.name)) not in full:
+                continue
+            entries = await self.commands.xrange(starts)
             if entries:
                 places = [
                     Assignment(

@@ -66,6 +66,12 @@ def test_code_from_callers_is_taken_on_loopback_or_with_the_operators_word(
     assert takes == tuple(map(exposure.takes_overrides, (settings.http_restrictions, settings.grpc_restrictions)))
 
 
+def test_sequences_are_shown_on_loopback_or_to_those_who_know_a_secret() -> None:
+    restricted = dataclasses.replace(SETTINGS, restricted_api=("sequences:a=b",))
+    for settings, is_loopback, shown in ((SETTINGS, True, True), (SETTINGS, False, False), (restricted, False, True)):
+        assert shown is Exposure(settings, is_loopback).shows_sequences(settings.http_restrictions)
+
+
 def test_open_parts_are_warned_of_beyond_loopback(caplog: pytest.LogCaptureFixture) -> None:
     for settings, is_loopback in ((SETTINGS, True), (CLOSED, False)):
         Exposure(settings, is_loopback).warn()
@@ -75,6 +81,8 @@ def test_open_parts_are_warned_of_beyond_loopback(caplog: pytest.LogCaptureFixtu
     Exposure(half, is_loopback=False).warn()
     assert ["OPEN TO EVERYBODY WHO REACHES THIS GATEWAY"] == warnings_of(caplog)
     assert "model-repository,logging" == vars(caplog.records[-1])["fields"]["parts"]
+    Exposure(dataclasses.replace(CLOSED, allow_client_shm=True), is_loopback=False).warn()
+    assert "shared-memory" == vars(caplog.records[-1])["fields"]["parts"]
 
 
 @pytest.mark.parametrize(("is_loopback", "code"), [(True, ", AND RUN CODE IN THE EXECUTORS"), (False, "")])

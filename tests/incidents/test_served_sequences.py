@@ -178,7 +178,7 @@ async def calls_within(mesh: RunningMesh, seconds: float) -> float:
     """Script calls per second, over about that time."""
 
     def calls() -> int:
-        return int(mesh.redis.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+        return int(mesh.redis.info("commandstats").get("cmdstat_fcall", {}).get("calls", 0))
 
     first, began = calls(), time.monotonic()
     await asyncio.sleep(seconds)

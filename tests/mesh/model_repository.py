@@ -101,6 +101,20 @@ class TritonPythonModel(Sample):
                 ctypes.PyDLL(None).sleep(600)
         return super().execute(requests)
 '''
+ENDLESS_MODEL = '''
+
+
+class Endless(TritonPythonModel):
+    """Never comes back from one number, and only computes meanwhile."""
+
+    def execute(self, requests):
+        while any({number} in pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy() for request in requests):
+            pass
+        return super().execute(requests)
+
+
+TritonPythonModel = Endless
+'''
 LOST_GPU_MODEL = '''
 from pathlib import Path
 import triton_python_backend_utils as pb_utils
@@ -190,6 +204,16 @@ def add_hanging_models(repository: Path, sleeper: str) -> None:
         version = repository / name / "1"
         (version / "model.py").rename(version / "sample_model.py")
         (version / "model.py").write_text(HANGING_MODEL.format(input=tensor, number=HANGS, sleeper=sleeper))
+
+
+def add_endless_model(repository: Path) -> str:
+    """Puts a running sum into a repository that does nothing but compute, without an end when it is given `HANGS`;
+    returns its name.
+    """
+    name = add_sum_model(repository, idle_us=300_000_000)
+    with (repository / name / "1" / "model.py").open("a") as model:
+        model.write(ENDLESS_MODEL.format(number=HANGS))
+    return name
 
 
 def add_model_that_loses_its_gpu(repository: Path, once: Path) -> str:

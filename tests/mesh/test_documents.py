@@ -36,7 +36,7 @@ from tests.mesh.conftest import remember
 from tests.mesh.running_mesh import RunningMesh, running_mesh, wait
 
 TIMEOUT_S = 100
-OPERATING = {"drain", "move", "settings", "trace", "version"}
+OPERATING = {"drain", "seq", "settings", "trace", "version"}
 """Commands of `seqmesh` that stories carry out. The others run for ever or for long, and have tests of their own."""
 PROGRAMS = [
     block
@@ -163,7 +163,7 @@ class Story:
             case "make", ("run", options):
                 self.run_mesh(options.removeprefix("UP=").split())
             case "seqmesh", (name, *_) if name in OPERATING:
-                if name == "move":
+                if line.arguments[:2] == ("seq", "move"):
                     wait(self.every_executor_serves, "an executor that was drained before serves again")
                 self.keep(line, [sys.executable, "-m", "deploy.cli", *line.arguments])
             case "python", (file, *arguments):

@@ -13,11 +13,14 @@ from tritonclient.utils import InferenceServerException
 
 from shared.contract.limits import LOST_EXECUTORS_MAX, LOST_OWNERS_MAX
 from tests.mesh.conftest import MakeMesh, wait_until_equal
-from tests.mesh.model_repository import HANGS, add_hanging_models
+from tests.mesh.model_repository import HANGS, add_endless_model, add_hanging_models
 from tests.mesh.running_mesh import eventually
 from tests.mesh.traffic import Callers, Step, Traffic, make_plans
 
 LIMIT_S = 0.5
+SHORT_BATCHES = 400
+"""After which the next one runs on the event loop."""
+ATTEMPTS = 4
 
 
 async def add(client: Any, value: int) -> float:
@@ -60,6 +63,30 @@ async def test_what_hangs_its_executors_is_given_up_and_everything_beside_it_goe
     assert "model hangs, giving the lease up" in mesh.log("executor-1")
     assert "model.py:" in mesh.log("executor-1"), "where it hangs"
     assert "Timeout (" in mesh.log("executor-2")
+
+
+@pytest.mark.timeout(240)
+async def test_a_batch_without_an_end_on_the_event_loop_ends_the_process_and_its_step_is_given_up(
+    make_mesh: MakeMesh, tmp_path: Any
+) -> None:
+    """The loop itself stands still, so nobody looks; a timer ends the process."""
+    model = add_endless_model(tmp_path / "models")
+    mesh = make_mesh(models=[tmp_path / "models"], executors=1, environment={"SEQMESH_BATCH_LIMIT_S": str(LIMIT_S)})
+    async with Callers(mesh) as callers:
+        # One batch that took long for a moment's reason, and the next ones run on the thread.
+        for attempt in range(ATTEMPTS):
+            name, before = f"short {attempt}", len(mesh.log("executor-1"))
+            assert 0 == await callers[0](model, Step(name, 0, start=True))
+            for _ in range(SHORT_BATCHES):
+                await callers[0](model, Step(name, 1))
+
+            assert f"given up: {LOST_OWNERS_MAX} executors" in await refused(callers[0](model, Step(name, HANGS)))
+            assert 7 == await callers[0](model, Step("after", 7, start=True))
+            log = mesh.log("executor-1")[before:]
+            assert "Timeout (" in log
+            if "_timed" in log[log.index("Timeout (") :].partition("model hangs")[0]:
+                return
+    pytest.fail("no batch ran on the loop")
 
 
 async def refused(answer: Any) -> str:

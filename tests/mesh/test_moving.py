@@ -205,20 +205,20 @@ async def test_one_sequence_is_moved_where_an_operator_wants_it(mesh: RunningMes
         owner = mesh.record(sequence_id("running_sum", "", "42"))["ow"]
         (other,) = [one for one in mesh.alive() if one.executor != owner]
 
-        said = await seqmesh(mesh, "move", "running_sum", "42", "--string")
+        said = await seqmesh(mesh, "seq", "move", "running_sum", "42", "--string")
         assert said == f"moved from {owner} to {other.executor}\n"
         assert 3 == await caller("running_sum", Step("42", 2))
         assert owner != mesh.record(sequence_id("running_sum", "", "42"))["ow"]
-        back = await seqmesh(mesh, "move", "running_sum", "42", "--string", "--to", owner)
+        back = await seqmesh(mesh, "seq", "move", "running_sum", "42", "--string", "--to", owner)
         assert f"to {owner}" in back
-        there = await seqmesh(mesh, "move", "running_sum", "42", "--string", "--to", owner, code=1)
+        there = await seqmesh(mesh, "seq", "move", "running_sum", "42", "--string", "--to", owner, code=1)
         assert f"the sequence is on {owner} already" in there
         assert 4 == await caller("running_sum", Step("42", 1, end=True))
 
-        refused = await seqmesh(mesh, "move", "forgetful_sum", "42", "--string", code=1)
+        refused = await seqmesh(mesh, "seq", "move", "forgetful_sum", "42", "--string", code=1)
         assert "only its model knows the sequence's state" in refused
-        assert "no such live sequence" in await seqmesh(mesh, "move", "running_sum", "43", code=1)
-        nobody = await seqmesh(mesh, "move", "running_sum", "42", "--to", "nobody", code=1)
+        assert "no such live sequence" in await seqmesh(mesh, "seq", "move", "running_sum", "43", code=1)
+        nobody = await seqmesh(mesh, "seq", "move", "running_sum", "42", "--to", "nobody", code=1)
         assert "no executor 'nobody' serves 'running_sum'; it is served by: executor-1, executor-2" in nobody
         assert 5 == await caller("running_sum", Step(42, 0, end=True))
         bound = mesh.record(sequence_id("forgetful_sum", "", "42"))["ow"]

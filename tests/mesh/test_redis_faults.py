@@ -43,9 +43,9 @@ class Broken:
     proxy: RedisProxy
     server: EmbeddedRedis
 
-    def digest(self, script: str) -> bytes:
+    def function(self, script: str) -> bytes:
         """What a script is called by."""
-        return Scripts(connect(self.server.url), Keyspace()).digest(script).encode()
+        return Scripts(connect(self.server.url), Keyspace()).function(script).encode()
 
     @property
     def direct(self) -> Redis:
@@ -111,7 +111,7 @@ async def test_sums_are_right_though_single_calls_are_lost_on_their_way_or_their
     broken: Broken, chance: random.Random, loss: Loss
 ) -> None:
     traps = [
-        broken.proxy.trap(broken.digest(script), loss, times=times)
+        broken.proxy.trap(broken.function(script), loss, times=times)
         for script, times in (("submit", 6), ("assign", 2), ("commit", 6))
     ]
     async with under_load(broken, chance):

@@ -60,8 +60,8 @@ async def test_an_idle_sequence_makes_room_and_comes_back_to_its_state(victim: R
     for number, name in list(enumerate(names))[1:]:
         assert number + 2 == await caller("paged_sum", Step(name, 1, end=True))
     # An operator hears where it is, and can have it wherever there is a slot.
-    assert "it gets a slot with its next step" in await seqmesh(victim, "move", "paged_sum", names[0])
-    placed = await seqmesh(victim, "move", "paged_sum", names[0], "--to", "executor-2")
+    assert "it gets a slot with its next step" in await seqmesh(victim, "seq", "move", "paged_sum", names[0])
+    placed = await seqmesh(victim, "seq", "move", "paged_sum", names[0], "--to", "executor-2")
     assert "the sequence held no slot; it has one on executor-2-" in placed
     assert "l" == victim.record(sequence_id("paged_sum", "", names[0]))["st"]
     assert 2 == await caller("paged_sum", Step(names[0], 1, end=True))

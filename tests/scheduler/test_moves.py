@@ -76,4 +76,4 @@ async def test_a_paged_sequence_gets_a_slot_where_it_is_wished_and_nowhere_else(
 async def is_pursued(scheduler: Scheduler, sequence: SequenceId) -> bool:
     leader = scheduler.leaders.get(MODEL)
     known = leader.state.sequences.get(sequence) if leader else None
-    return known is not None and known.times_kept > 0
+    return known is not None and known.times_stayed > 0

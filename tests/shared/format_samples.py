@@ -57,7 +57,14 @@ from shared.store.keyspace import SCHEMA_VERSION
 from shared.stored_settings import ChangedSettings, changed_settings_of
 
 FILE = Path(__file__).parents[1] / "fixtures" / "formats" / str(SCHEMA_VERSION) / "recorded.json"
-ADDED: Mapping[str, int] = {}
+ADDED: Mapping[str, int] = {
+    "DynamicBatching.own_timeouts": 1,
+    "ModelConfig.ensemble": 1,
+    "EnsembleStep.model": 1,
+    "EnsembleStep.version": 1,
+    "EnsembleStep.inputs": 1,
+    "EnsembleStep.outputs": 1,
+}
 """`Class.field` of what came after format 1.0 -> the revision (`shared.store.release.REVISION`) that brought it."""
 
 TENSOR = Tensor("X", "INT32", (1, 2), bytes(range(8)))

@@ -82,11 +82,11 @@ class Ledger:
 
     # -- what is sent, and what the store makes of it ---------------------------------------------------------------
 
-    def run(self, store: Store, source: bytes, keys: Args, args: Args) -> Reply:
+    def run(self, store: Store, source: bytes, name: bytes, keys: Args, args: Args) -> Reply:
         """Runs a script for the store, and looks at it."""
         seen = self._calls.get((tuple(keys), tuple(args)))
         before = seen.before() if seen else None
-        reply = run_script(store, source, keys, args)
+        reply = run_script(store, source, name, keys, args)
         if seen:
             seen.after(before, seen.read(reply))
         return reply

@@ -1,13 +1,13 @@
 """Runs the mesh's own Lua files on the twin, as Redis does: Lua 5.1 with `redis`, `bit` and `cmsgpack`.
 
-One Lua state serves every store of the process: scripts keep nothing between two runs. Replies cross the border by the
-rules of Redis: nil becomes false, a status a table with `ok`; on the way back a number loses its fraction and an array
-ends at its first nil.
+One Lua state serves every store of the process: a function keeps nothing of a call for the next one. Replies cross the
+border by the rules of Redis: nil becomes false, a status a table with `ok`; on the way back a number loses its fraction
+and an array ends at its first nil.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -21,13 +21,17 @@ lua: Any = cast("Any", lupa).LuaRuntime(encoding=None, unpack_returned_tuples=Tr
 _running: list[Store] = []
 
 
-def run_script(store: Store, source: bytes, keys: Args, args: Args) -> Reply:
-    """Runs a script to its end; what it has written by then stays, also when it fails. Raises StoreError."""
-    names = lua.globals()
-    names[b"KEYS"], names[b"ARGV"] = lua.table_from(keys), lua.table_from(args)
+_loaded: dict[bytes, Any] = {}
+"""Functions by name, of the library that is being loaded."""
+
+
+def run_script(store: Store, source: bytes, name: bytes, keys: Args, args: Args) -> Reply:
+    """Runs a library's function to its end; what it has written by then stays, also when it fails. Raises
+    StoreError.
+    """
     _running.append(store)
     try:
-        return _from_lua(_compiled(source)())
+        return _from_lua(_functions(source)[name](lua.table_from(keys), lua.table_from(args)))
     except lupa.LuaError as error:
         raise StoreError(f"ERR {error}") from error
     finally:
@@ -35,9 +39,24 @@ def run_script(store: Store, source: bytes, keys: Args, args: Args) -> Reply:
 
 
 @cache
-def _compiled(source: bytes) -> Any:
-    # What stands behind #! is for Redis alone; the line's end stays, for the line numbers of errors.
-    return lua.compile(source[source.index(b"\n") :] if source.startswith(b"#!") else source)
+def _functions(source: bytes) -> Mapping[bytes, Any]:
+    """The functions of a library, by name. While it is loaded it sees of Redis only what it registers with."""
+    names = lua.globals()
+    whole, names[b"redis"] = names[b"redis"], lua.table_from({b"register_function": _register})
+    try:
+        # What stands behind #! is for Redis alone; the line's end stays, for the line numbers of errors.
+        lua.execute(source[source.index(b"\n") :])
+        return dict(_loaded)
+    finally:
+        names[b"redis"] = whole
+        _loaded.clear()
+
+
+def _register(function: Any, callback: Any = None) -> None:
+    if callback is None:
+        _loaded[function[b"function_name"]] = function[b"callback"]
+    else:
+        _loaded[function] = callback
 
 
 def _call(name: bytes, *args: bytes | float) -> Any:

@@ -7,6 +7,7 @@ the executor's own code.
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from executor.models.fingerprints import Fingerprint
 from executor.models.repository import LoadedModel, ModelRepository, ServedVersion
 from executor.reporting.statistics import StatisticsRecorder
 from executor.workers.devices import Devices
-from executor.workers.worker import EngineWorker
+from executor.workers.worker import EngineWorker, Pace
 from shared.contract.errors import Code
 from shared.contract.ids import InstanceIndex
 from shared.contract.messages import ModelRecord
@@ -61,6 +62,7 @@ class Shape:
     declared  the mesh holds its state; otherwise only the engine does
     virtual   its sequences give up their slots while others wait, if the mesh holds their state
     spare     slots of each instance that are kept free for others, if they do
+    computes  it does nothing but compute: some of its batches run on the event loop (`ChancePace`)
     """
 
     slots: int = 2
@@ -71,6 +73,7 @@ class Shape:
     declared: bool = True
     virtual: bool = True
     spare: int = 0
+    computes: bool = False
     idle_s: float = 8.0
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -98,7 +101,8 @@ class Shape:
 class FoldEngine:
     """One instance of it (an `executor.engine.base.Engine`). It fails on negative inputs; its state stays then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_computes: bool = False) -> None:
+        self.only_computes = only_computes
         self._states: dict[int, int] = {}
 
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
@@ -131,6 +135,14 @@ class FoldEngine:
         self._states.clear()
 
 
+class ChancePace(Pace):
+    """A pace that changes with every batch."""
+
+    @property
+    def is_short(self) -> bool:
+        return random.random() < 0.5
+
+
 class FoldRepository(ModelRepository):
     """A model repository that holds this model alone."""
 
@@ -145,7 +157,7 @@ class FoldRepository(ModelRepository):
         config = self._shape.config()
         load = ModelLoad(NAME, "1", "0")
         workers = [
-            EngineWorker(FoldEngine(), NAME, f"{NAME}_{index}", InstanceIndex(index))
+            EngineWorker(FoldEngine(only_computes=self._shape.computes), NAME, f"{NAME}_{index}", InstanceIndex(index))
             for index in range(self._shape.instances)
         ]
         served = ServedVersion(

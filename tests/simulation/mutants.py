@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "epoch",
         "an owner that lost its sequence still commits",
-        (Edit("commit", r"if number\(got\[2\]\) ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),),
+        (Edit("commit", r"if epoch ~= step.epoch or got\[5\] ~= EXECUTOR then", "if false then"),),
     ),
     Mutant(
         "committed",
@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         "stale state",
         "a new owner goes on from an older state than the last one",
-        (Edit("commit", r"if #step.checkpoint > 0 then", "if #step.checkpoint > 0 and step.n % 2 == 1 then"),),
+        (Edit("commit", r"(if step.checkpoint <= step.checkpoint_end) then", r"\1 and step.n % 2 == 1 then"),),
     ),
     Mutant(
         "kept slot",

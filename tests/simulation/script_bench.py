@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-import shared.store.scripts
 from shared.contract.ids import sequence_id
 from shared.store.commands import Redis
 from shared.store.keyspace import Keyspace
@@ -46,12 +45,11 @@ class Bench:
     def run(self, call: Call[T]) -> T:
         """One call. Raises Fenced."""
         self.calls += 1
-        digest = self.scripts.digest(call.script).encode()
-        if digest not in self._loaded:
-            self._loaded.add(
-                self.store.execute([b"SCRIPT", b"LOAD", shared.store.scripts.script_source(call.script).encode()])
-            )
-        command = [b"EVALSHA", digest, _wire(len(call.keys)), *map(_wire, call.keys), *map(_wire, call.args)]
+        function = self.scripts.function(call.script).encode()
+        if function not in self._loaded:
+            self._loaded.add(function)
+            self.store.execute([b"FUNCTION", b"LOAD", b"REPLACE", self.scripts.library(call.script).encode()])
+        command = [b"FCALL", function, _wire(len(call.keys)), *map(_wire, call.keys), *map(_wire, call.args)]
         try:
             return call.read(self.store.execute(command))
         except StoreError as error:

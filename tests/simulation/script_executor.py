@@ -26,7 +26,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
-    StepFinal,
+    StepsFinal,
     SuspectTried,
 )
 from executor.core.recovery import Change, Checkpoints, KeptSteps, Nothing
@@ -139,7 +139,7 @@ class Executor:
 
     def attempt(self) -> None:
         """A suspected sequence has its turn."""
-        if held := self.state.held:
+        if held := self.state.suspects:
             owned = held[0]
             if self.bench.run(self.bench.scripts.attempt(owned.sequence, owned.epoch)):
                 self.take(SuspectTried(owned))
@@ -267,7 +267,7 @@ class Executor:
             codes = self.commit(first)
         for done, code in zip(first.done, codes, strict=True):
             if code in (CommitCode.COMMITTED, CommitCode.BEFORE):
-                self.take(StepFinal(done.sequence, Epoch(done.epoch), StepNumber(done.step)))
+                self.take(StepsFinal([(done.sequence, Epoch(done.epoch), StepNumber(done.step))]))
             else:
                 self.take(OwnershipOver(done.sequence, Epoch(done.epoch)))
 

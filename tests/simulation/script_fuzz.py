@@ -21,11 +21,14 @@ import msgspec
 from executor.core.recovery import Checkpoints
 from shared.contract.ids import Epoch, ExecutorId, GatewayId, InstanceIndex, SequenceId, SlotIndex, Term
 from shared.contract.messages import StepFlag
+from shared.contract.record import CANCELLED
+from shared.store.exported import ExportedSequence
 from shared.store.scripts import (
     Assignment,
     Call,
     CancelCode,
     Cancellation,
+    Ending,
     Orphan,
     Rejection,
     Submission,
@@ -39,6 +42,7 @@ from tests.simulation.script_bench import BEGIN_US, Bench, Fenced, pairs
 from tests.simulation.script_executor import IDLE_MS, LOAD, TOMBSTONE_MS, Executor
 from tests.simulation.script_truth import MODEL, SHARD, VERSION, Caller
 from tests.simulation.store import StoreError
+from tests.simulation.values import HashValue
 from tests.simulation.world import Result
 
 MOVES = 120
@@ -109,7 +113,7 @@ class Fuzz:
         choices: list[Callable[[], None]] = (
             [self.submit] * 8
             + [self.ask_again] * 3
-            + [self.send_again, self.cancel, self.orphan]
+            + [self.send_again, self.cancel, self.orphan, self.end, self.fork]
             + [self.executor_moves] * 30
             + [self.lead] * 16
             + [self.older_leader_moves]
@@ -245,6 +249,35 @@ class Fuzz:
             left = Orphan(one.sequence, one.token, GRACE_MS)
             (changed,) = self.run(self.scripts.orphan([left], gateway=one.gateway))
             self.tell(f"a connection of {one.gateway} to {one.sequence} is gone: {changed}")
+
+    def end(self) -> None:
+        """An operator ends a sequence."""
+        sequence, reply = self.chance.choice(self.sequences), b"ended %d" % self.bench.calls
+        was = self.truth.record(sequence).get(b"st", b"")
+        (code,) = self.run(self.scripts.end([Ending(sequence)], tombstone=CANCELLED, reply=reply))
+        self.tell(f"an operator ends {sequence}: {code.name}")
+        if was == b"w":
+            self.truth.refused(sequence, reply, None)
+        else:
+            self.truth.ended(sequence, code)
+
+    def fork(self) -> None:
+        """An operator opens a copy of a sequence whose state is in its checkpoint, under any id."""
+        origin, copy = self.chance.choice(self.sequences), self.chance.choice(self.sequences)
+        record, life = self.truth.record(origin), self.truth.current(origin)
+        checkpoint = self.store.value(self.keys.sequence(origin).checkpoint.encode())
+        is_whole = record.get(b"nx") == record.get(b"cm") == record.get(b"ck") and record.get(b"du") == b"1"
+        if life is None or life.over or not is_whole or not isinstance(checkpoint, HashValue):
+            return
+        states = {name.decode(): value for name, value in dict(checkpoint).items() if name != b"n"}
+        exported = ExportedSequence(
+            MODEL, VERSION, 1, int(record[b"cm"]), int(record[b"sn"]), {}, states, self.bench.now_us // 1000, ""
+        )
+        pageable = self.chance.random() < 0.6
+        call = self.scripts.reopen(copy, exported, idle_ms=IDLE_MS, live_max=10, pageable=pageable)
+        code = self.run(call)
+        self.tell(f"an operator copies {origin} to {copy}: {code.name}")
+        self.truth.imported(life, copy, code, pageable=pageable)
 
     # -- executors ----------------------------------------------------------------------------------------------------
 
@@ -534,7 +567,7 @@ class Fuzz:
         sums = self.run(self.scripts.total([LOAD], shard=SHARD, at_most=100_000)).sums[0]
         if sums.get("batch:1:count", 0) != self.truth.executions:
             self.truth.violate(f"{sums.get('batch:1:count', 0)} executions counted, not {self.truth.executions}")
-        committed = sum(life.committed for life in self.truth.lives.values())
+        committed = sum(life.committed - life.copied for life in self.truth.lives.values())
         if sums.get("success_count", 0) != committed:
             self.truth.violate(f"{sums.get('success_count', 0)} steps counted, not {committed}")
 

@@ -21,7 +21,7 @@ from shared.contract.ids import Epoch, ExecutorId, SequenceId, ShardId
 from shared.contract.limits import LOST_OWNERS_MAX
 from shared.contract.messages import StepFlag
 from shared.store.keyspace import Keyspace
-from shared.store.scripts import CommitCode, StepOutcome, Submission, SubmitCode, Submitted
+from shared.store.scripts import CommitCode, EndCode, ReopenCode, StepOutcome, Submission, SubmitCode, Submitted
 from tests.simulation.store import Store
 from tests.simulation.values import HashValue, SetValue, SortedSet, Stream
 
@@ -45,8 +45,11 @@ class Step:
 
 @dataclass
 class Life:
-    """A sequence from its birth to its end. start: the latest accepted START; state: None when there is none; pageable:
-    it may give up its slot before its end."""
+    """A sequence from its birth to its end.
+
+    start: the latest accepted START; state: None when there is none; pageable: it may give up its slot before its end;
+    closed_after: the newest step when an operator ended it, 0 if none did; copied: steps that another sequence ran
+    """
 
     sequence: SequenceId
     durable: bool
@@ -57,11 +60,18 @@ class Life:
     state: State | None = None
     owner: tuple[ExecutorId, int] | None = None
     over: bool = False
+    closed_after: int = 0
+    copied: int = 0
 
     @property
     def accepted(self) -> int:
         """The newest step."""
         return max(self.steps)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether an operator ended the present run."""
+        return self.closed_after >= self.start
 
     @property
     def is_idle(self) -> bool:
@@ -112,6 +122,8 @@ class Truth:
             )
             if life.over or outcome.step != len(life.steps) + 1:
                 self.violate(f"{sequence}: {outcome.step} steps accepted after {len(life.steps)}")
+            if life.is_closed and StepFlag.START not in flags:
+                self.violate(f"{sequence}: a step was accepted after an operator ended it")
             begins = StepFlag.START in submission.flags
             life.steps[outcome.step] = Step(request, submission.flags & (StepFlag.START | StepFlag.END), {caller})
             if begins:
@@ -178,6 +190,26 @@ class Truth:
             self.violate(f"{sequence}: expired too early")
         if life is not None:
             life.over, life.owner = True, None
+
+    def ended(self, sequence: SequenceId, code: EndCode) -> None:
+        """An operator wanted the end of a sequence that does not wait for its first slot."""
+        life = self.current(sequence)
+        if code is not (EndCode.NOTHING if life is None or life.over else EndCode.CLOSED):
+            self.violate(f"{sequence}: {code.name} at the wish to end it")
+        if life is not None and not life.over:
+            life.closed_after = max(life.closed_after, life.accepted)
+
+    def imported(self, origin: Life, copy: SequenceId, code: ReopenCode, *, pageable: bool) -> None:
+        """An operator wanted a copy of a sequence."""
+        present = self.current(copy)
+        if code is not (ReopenCode.DONE if present is None or present.over else ReopenCode.EXISTS):
+            self.violate(f"{copy}: {code.name} as a copy of {origin.sequence}")
+        if code is not ReopenCode.DONE:
+            return
+        life = Life(copy, durable=True, pageable=pageable, start=origin.start, state=origin.state)
+        life.committed = life.copied = origin.committed
+        life.steps = {n: Step(0, step.flags, set(), reply=b"another's") for n, step in origin.steps.items()}
+        self.lives[copy, self.record(copy)[b"bn"]] = life
 
     def refused(self, sequence: SequenceId, reply: bytes, steps: int | None) -> None:
         """A waiting sequence was ended with all of its steps; how many were answered, if that is known."""
@@ -288,6 +320,8 @@ class Truth:
         marker = self._store.ttl_ms(own.idle.encode())
         deadlines = self._store.value(self._keys.deadlines(SHARD, MODEL).encode())
         is_due = isinstance(deadlines, SortedSet) and sequence.encode() in deadlines.scores
+        if life.is_closed and (marker > 1 or (not life.is_idle and record[b"cl"] != b"1")):
+            self.violate(f"{sequence}: goes on, although an operator ended it (marker {marker})")
         if life.is_idle and not (is_due and marker != -1):
             self.violate(f"{sequence}: is idle and would never expire (marker {marker}, looked at: {is_due})")
         if not life.is_idle and marker != -1:

@@ -9,12 +9,12 @@ A command that the mesh begins to use and that is missing here fails with an err
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from random import Random
 from typing import Any, TypeVar
 
+from shared.store.scripts import LIBRARIES
 from tests.simulation.values import (
     FIRST,
     LAST,
@@ -62,21 +62,21 @@ class Store:
 
     clock_us  its time, microseconds since 1970
     chance    what SPOP takes
-    run       runs a script: (source, keys, arguments) -> reply; None where there are no scripts
+    run       runs a function: (its library, its name, keys, arguments) -> reply; None where there are no scripts
     """
 
     def __init__(
         self,
         clock_us: Callable[[], int],
         chance: Random,
-        run: Callable[[Store, bytes, Args, Args], Reply] | None = None,
+        run: Callable[[Store, bytes, bytes, Args, Args], Reply] | None = None,
     ) -> None:
         self.clock_us = clock_us
         self.chance = chance
         self._run = run
         self._values: dict[bytes, Value] = {}
         self._deadlines: dict[bytes, int] = {}
-        self._scripts: dict[bytes, bytes] = {}
+        self._libraries: dict[bytes, bytes] = {}
         self._frozen_us: int | None = None
         self.run_id = b"%040x" % chance.getrandbits(160)
         self.grown: list[bytes] = []
@@ -90,8 +90,10 @@ class Store:
         return method(self, command[1:])
 
     def restart(self) -> None:
-        """The server ends and comes back with everything that it held, but for what it never writes down."""
-        self._scripts.clear()
+        """The server ends and comes back with all of its data, but without its libraries, as if it had been set up anew
+        for the data: the scripts must be loaded again.
+        """
+        self._libraries.clear()
         self.run_id = b"%040x" % self.chance.getrandbits(160)
 
     # -- time and keys ----------------------------------------------------------------------------------------------
@@ -510,27 +512,34 @@ class Store:
 
     # -- scripts ----------------------------------------------------------------------------------------------------
 
-    def cmd_script(self, args: Args) -> Reply:
-        match args[0].upper():
-            case b"LOAD":
-                digest = hashlib.sha1(args[1]).hexdigest().encode()
-                self._scripts[digest] = args[1]
-                return digest
-            case b"FLUSH":
-                self._scripts.clear()
+    def cmd_function(self, args: Args) -> Reply:
+        match args[0].upper(), *args[1:]:
+            case b"LOAD", b"REPLACE", source:
+                name = source.partition(b"\n")[0].partition(b" name=")[2]
+                self._libraries[name] = source
+                return name
+            case b"LIST", b"LIBRARYNAME", pattern:
+                found = [name for name in self._libraries if fnmatch.fnmatchcase(name.decode(), pattern.decode())]
+                return [[b"library_name", name] for name in found]
+            case b"DELETE", name if name in self._libraries:
+                del self._libraries[name]
+                return OK
+            case b"FLUSH", *_:
+                self._libraries.clear()
                 return OK
             case other:
-                raise StoreError(f"ERR the twin does not know SCRIPT {other.decode()}")
+                raise StoreError(f"ERR the twin does not know FUNCTION {other}")
 
-    def cmd_evalsha(self, args: Args) -> Reply:
-        source = self._scripts.get(args[0].lower())
+    def cmd_fcall(self, args: Args) -> Reply:
+        """A library here has one function, and the library's name ends with the function's, as in the mesh."""
+        source = self._libraries.get(LIBRARIES.encode() + args[0])
         if source is None:
-            raise StoreError("NOSCRIPT No matching script. Please use EVAL.")
+            raise StoreError("ERR Function not found")
         assert self._run is not None
         count = _integer(args[1])
         self._frozen_us = self.clock_us()
         try:
-            return self._run(self, source, args[2 : 2 + count], args[2 + count :])
+            return self._run(self, source, args[0], args[2 : 2 + count], args[2 + count :])
         finally:
             self._frozen_us = None
 

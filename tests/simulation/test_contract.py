@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 from shared.store.commands import Redis
 from shared.store.link import Link
 from shared.store.redis_client import connect
+from shared.store.scripts import LIBRARIES
 from tests.simulation.connections import Server, direct_client, loop_timer
 from tests.simulation.store import Store
 
@@ -190,11 +191,14 @@ SCRIPTS = (
 
 
 async def test_what_crosses_the_border_of_lua_is_the_same(pair: Pair, key_prefix: str) -> None:
-    for source in SCRIPTS:
-        (digest,) = await pair.same([["SCRIPT", "LOAD", source]])
-        await pair.same([["EVALSHA", digest, 1, f"{key_prefix}:k", "one", b"\xff\x00"]])
+    for at, source in enumerate(SCRIPTS):
+        name = f"border_{at}"
+        body = f"redis.register_function('{name}', function(KEYS, ARGV) {source} end)"
+        await pair.same([["FUNCTION", "LOAD", "REPLACE", f"#!lua name={LIBRARIES}{name}\n{body}"]])
+        await pair.same([["FCALL", name, 1, f"{key_prefix}:k", "one", b"\xff\x00"]])
         await pair.same([["GET", f"{key_prefix}:k"], ["DEL", f"{key_prefix}:k"]])
-    assert ["error NoScriptError "] == await pair.same([["EVALSHA", "0" * 40, 0]])
+        await pair.same([["FUNCTION", "DELETE", LIBRARIES + name]])
+        assert ["error ResponseError "] == await pair.same([["FCALL", name, 0]])
 
 
 async def test_transactions_are_the_same(pair: Pair, key_prefix: str) -> None:

@@ -173,10 +173,22 @@ class VirtualThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._open = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """See there."""
+        return self._open == 0
 
     def start(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> asyncio.Future[Any]:
         """See there."""
-        return asyncio.get_running_loop().run_in_executor(cast("Any", self), partial(call, *arguments, **named))
+        future = asyncio.get_running_loop().run_in_executor(cast("Any", self), partial(call, *arguments, **named))
+        self._open += 1
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: asyncio.Future[Any]) -> None:
+        self._open -= 1
 
     def run(self, call: Callable[[], None]) -> None:
         """See there."""

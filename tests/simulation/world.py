@@ -41,7 +41,7 @@ from tests.simulation.clients import Client, Door, Habit, LostError, Style
 from tests.simulation.connections import Server, TwinConnection
 from tests.simulation.ledger import Ledger
 from tests.simulation.leftovers import leftovers
-from tests.simulation.model import FoldRepository, Shape
+from tests.simulation.model import ChancePace, FoldRepository, Shape
 from tests.simulation.network import Network, Trouble
 from tests.simulation.store import Store
 from tests.simulation.story import Story, StoryHandler
@@ -101,6 +101,7 @@ def plan_of(seed: int) -> Plan:
         # Drawn by itself, so that a seed goes on to mean what it meant in everything else.
         virtual=random.Random(f"slots {seed}").random() < VIRTUAL,
         spare=random.Random(f"spare {seed}").choice([0, 1]),
+        computes=random.Random(f"computes {seed}").random() < 0.5,
     )
     if not shape.direct or (shape.declared and shape.virtual):
         shape = replace(shape, rows=random.Random(f"rows {seed}").randint(1, shape.slots))
@@ -510,6 +511,7 @@ async def _run(make: Callable[[], World]) -> World:
         patch("executor.service.ModelRepository", repository),
         patch("executor.sequences.sequence_model.spare_slots", spare_slots),
         patch("executor.workers.worker.EngineThread", VirtualThread),
+        patch("executor.workers.worker.Pace", ChancePace),
         patch("gateway.service._serve_ports", world.serve_ports),
     ):
         await world.run()

@@ -44,6 +44,7 @@ from executor.engine.python.model import (
     model_dir_known,
     model_path,
 )
+from executor.engine.python.model_code import only_computes
 from executor.engine.python.model_release import GivenSequences, has_release
 from executor.engine.python.model_state import ModelState, has_methods
 from executor.engine.python.slot_states import SlotStates, States
@@ -108,6 +109,8 @@ class PythonEngine:
             batched=self._batched,
         )
         path = model_path(request.model_dir / request.version, config.default_model_filename)
+        self.only_computes = only_computes(path.read_bytes())
+        """See `base.OnlyComputes`."""
         self._model_dir = str(path.parent)
         self._model_class = import_model_class(path)
         keep_importable(path.parent)

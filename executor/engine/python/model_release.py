@@ -5,7 +5,7 @@
 A model that keeps something by correlation id learns of a sequence's END from its flags. It does not learn from them
 that a sequence has expired, was cancelled, has failed, gave up its slot, or goes on at another executor. So `release`
 is called for every sequence that the model was given, by START or by `restore`, when that sequence leaves this instance
-for any reason, END included. It is called on the thread that runs `execute`, before anything comes under the same id
+for any reason, END included. It is called on the model's thread, before anything comes under the same id
 again. It is not called for a START that begins an open sequence again, nor for sequences that are open when the model
 is finalized.
 

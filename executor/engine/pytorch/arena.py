@@ -108,16 +108,29 @@ class StateArena:
     """All states of an engine, in the order of the configuration."""
 
     def __init__(
-        self, specs: Sequence[StateSpec], slots: int, model_dir: Path, device: torch.device, bytes_max: int
+        self,
+        specs: Sequence[StateSpec],
+        slots: int,
+        model_dir: Path,
+        device: torch.device,
+        bytes_max: int,
+        firsts: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """bytes_max: largest state of one sequence. Raises LoadError if a file of initial state cannot be used, or a
-        state is larger.
+        """bytes_max: largest state of one sequence. firsts: first content, by input name, of states that do not begin
+        as the configuration says. Raises LoadError if a file of initial state cannot be used, or a state is larger.
         """
         self._places = FIRST_SLOT + min(slots, SLOTS_AT_FIRST)
         self._places_max = FIRST_SLOT + slots
         self.device = device
         self.states: list[ImplicitState] = [
-            _state(spec, self._places, initial_state(model_dir, spec, bytes_max), device, bytes_max) for spec in specs
+            _state(
+                spec,
+                self._places,
+                (firsts or {}).get(spec.input_name) or initial_state(model_dir, spec, bytes_max),
+                device,
+                bytes_max,
+            )
+            for spec in specs
         ]
         self.varies = any(not isinstance(state, FixedState) for state in self.states)
 

@@ -17,9 +17,9 @@ class PytorchBackend:
 
     def auto_complete(self, config_json: str, version_dir: Path) -> str:
         """Fills in inputs, outputs and states from the model's own signature. Raises ConfigError."""
-        from executor.engine.pytorch import signature  # noqa: PLC0415 - torch comes in with the first model that needs it
+        from executor.engine.pytorch import completion  # noqa: PLC0415 - torch comes in with the first model that needs it
 
-        return signature.completed(config_json, version_dir)
+        return completion.completed(config_json, version_dir)
 
     def load(self, request: LoadRequest) -> Engine:
         """Loads the model onto its device. Raises LoadError with the reason."""

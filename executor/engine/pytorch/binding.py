@@ -1,17 +1,25 @@
 """Binds the configuration's tensors to forward's arguments, and its outputs to forward's returned values.
 
-Decided once, at load. An argument is found by its own name, or by Triton's convention `NAME__INDEX` (its position
-among forward's arguments). A returned dict is read by key. A returned tensor, tuple or list is read by `NAME__INDEX`
-or, for other names, by the order of declaration: outputs first, then the states that are not outputs as well.
+Decided once, at load, by Triton's rules. Inputs are found by the names of forward's arguments, if all of them are such
+names; else by their positions, if all are named `NAME__INDEX`; else in the order of the configuration. A forward with
+one dictionary of tensors gets all of them by name. Controls and states are found by argument or by `NAME__INDEX`, each
+for itself: there Triton asks for `NAME__INDEX`.
+
+A returned dict is read by key. A returned tensor, tuple or list is read by `NAME__INDEX` if all outputs have such
+names, else in the order of the configuration: outputs first, then the states that are not outputs as well.
+
+Source: Triton pytorch_backend, model_instance_state.cc (GetNamingConvention, AddInputToMap); its README.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from executor.engine.pytorch.signature import argument_names
 from shared.contract.errors import LoadError
@@ -20,7 +28,7 @@ from shared.contract.model_config import BatchInput, ControlSpec, ModelConfig, S
 Source = TensorSpec | ControlSpec | StateSpec | BatchInput
 """Where an argument's value comes from."""
 
-_INDEXED = re.compile(r".+__(\d+)\Z")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,13 @@ class Argument:
 
     position  None if it can be given by name only
     required  it has no default: it is given None for an absent optional input
+    is_dictionary  of tensors by name
     """
 
     name: str
     position: int | None
     required: bool
+    is_dictionary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,7 @@ def script_arguments(module: torch.jit.ScriptModule) -> list[Argument]:
             argument.name,
             None if argument.kwarg_only else position,
             not argument.has_default_value(),
+            argument.type.annotation_str == "Dict[str, Tensor]",
         )
         for position, argument in enumerate(schema.arguments[1:])
     ]
@@ -67,15 +78,47 @@ def program_arguments(program: torch.export.ExportedProgram) -> list[Argument]:
     ]
 
 
-def bind_arguments(config: ModelConfig, arguments: Sequence[Argument]) -> tuple[Binding, ...]:
+class DictionaryForward(nn.Module):
+    """Gives a module that takes one dictionary of tensors the arguments of its call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **named: torch.Tensor) -> Any:
+        return self.module(named)
+
+
+def takes_dictionary(arguments: Sequence[Argument]) -> bool:
+    """Whether forward takes all of its tensors as one dictionary."""
+    return len(arguments) == 1 and arguments[0].is_dictionary
+
+
+def bind_arguments(
+    config: ModelConfig, arguments: Sequence[Argument], kept: Collection[str] = ()
+) -> tuple[Binding, ...]:
     """A tensor of the configuration for each of forward's arguments, in their order.
+
+    kept  states that are attributes of the module: they are given by name, as arguments that forward does not have
 
     Optional arguments that the configuration does not name are left to their defaults. Raises LoadError for a
     tensor that fits no argument, for two that fit the same, and for a required argument that nothing fits.
     """
+    sources = argument_sources(config)
+    own = tuple(Binding(Argument(name, None, required=True), name, source) for name, source in sources if name in kept)
+    given = [(name, source) for name, source in sources if name not in kept]
+    if takes_dictionary(arguments):
+        return (*(Binding(Argument(name, None, required=True), name, source) for name, source in given), *own)
+    return (*_bound_by_place(config, given, arguments), *own)
+
+
+def _bound_by_place(
+    config: ModelConfig, sources: Sequence[tuple[str, Source]], arguments: Sequence[Argument]
+) -> Sequence[Binding]:
     bound: dict[int, Binding] = {}
-    for name, source in argument_sources(config):
-        position = _argument_position(config, name, arguments)
+    ordered = _ordered_inputs(config, arguments)
+    for name, source in sources:
+        position = ordered[name] if name in ordered else _argument_position(config, name, arguments)
         if position in bound:
             raise LoadError(
                 f"model '{config.name}': '{name}' and '{bound[position].name}' are both argument "
@@ -88,20 +131,53 @@ def bind_arguments(config: ModelConfig, arguments: Sequence[Argument]) -> tuple[
             f"model '{config.name}': nothing in the configuration is argument {_quoted(missing)} of forward; "
             f"its arguments are {_quoted([argument.name for argument in arguments])}"
         )
-    return tuple(bound[position] for position in sorted(bound))
+    return [bound[position] for position in sorted(bound)]
 
 
-def bind_outputs(config: ModelConfig) -> dict[str, int]:
+def _ordered_inputs(config: ModelConfig, arguments: Sequence[Argument]) -> dict[str, int]:
+    """The inputs that are found by their order in the configuration, with their positions; {} if none is."""
+    known = {argument.name for argument in arguments}
+    names = [spec.name for spec in config.inputs]
+    if all(name in known for name in names) or all(_index(name) is not None for name in names):
+        return {}
+    names += [name for spec in config.batch_inputs for name in spec.names]
+    if len(names) > len(arguments):
+        raise LoadError(
+            f"model '{config.name}': its inputs {_quoted(names)} are neither arguments of forward nor named "
+            f"NAME__INDEX, and there are more of them than arguments, which are "
+            f"{_quoted([argument.name for argument in arguments])}"
+        )
+    log.warning(
+        "model '%s': its inputs %s are not all arguments of forward (%s), nor all named NAME__INDEX: they are given in "
+        "the order of the configuration",
+        config.name,
+        _quoted(names),
+        _quoted([argument.name for argument in arguments]),
+    )
+    return {name: position for position, name in enumerate(names)}
+
+
+def _index(name: str) -> int | None:
+    """The position that a name of the form NAME__INDEX tells; None for other names."""
+    _, found, index = name.partition("__")
+    return int(index) if found and index.isascii() and index.isdigit() else None
+
+
+def bind_outputs(config: ModelConfig, kept: Collection[str] = ()) -> dict[str, int]:
     """Outputs, then states that are no outputs -> their place in a returned tuple.
 
-    Raises LoadError when two names mean the same place.
+    kept    states that are attributes of the module, which are not returned
+    raises  LoadError when two names mean the same place
     """
     states = config.sequence_batching.states if config.sequence_batching else ()
     names = list(dict.fromkeys([spec.name for spec in config.outputs] + [state.output_name for state in states]))
+    names = [name for name in names if name not in kept]
+    by_order = any(_index(spec.name) is None for spec in config.outputs if spec.name not in kept)
+    outputs = {spec.name for spec in config.outputs}
     places: dict[int, str] = {}
     for order, name in enumerate(names):
-        match = _INDEXED.match(name)
-        place = int(match[1]) if match else order
+        index = None if by_order and name in outputs else _index(name)
+        place = order if index is None else index
         if place in places:
             raise LoadError(
                 f"model '{config.name}': outputs '{places[place]}' and '{name}' both mean value {place} of what "
@@ -125,9 +201,9 @@ def _argument_position(config: ModelConfig, name: str, arguments: Sequence[Argum
     for position, argument in enumerate(arguments):
         if argument.name == name:
             return position
-    match = _INDEXED.match(name)
-    if match and int(match[1]) < len(arguments):
-        return int(match[1])
+    index = _index(name)
+    if index is not None and index < len(arguments):
+        return index
     raise LoadError(
         f"model '{config.name}': '{name}' is no argument of forward, nor does it follow the convention NAME__INDEX; "
         f"the arguments are {_quoted([argument.name for argument in arguments])}"

@@ -8,8 +8,8 @@ one flat tensor for the whole batch (`ragged`, `batch_tensors`). With the direct
 slot, null rows stand for the rows of the other groups, as in Triton.
 
 When a batch fails, each of its rows runs alone, so that only the row that causes the failure fails. State is written
-only when a row's results are complete, so a retried row begins from the same state. A module that keeps state of its
-own in attributes (not in declared states) must expect to see such rows twice.
+only when a row's results are complete, so a retried row begins from the same state. A module that keeps state in
+attributes is given it anew, and what it left in them before the failure is forgotten (`kept_state`).
 
 With `fixed_shape` every call of the module has the same shape, and its inputs begin at aligned addresses: batches are
 filled up with null rows at the end, or each row runs alone (`fixed_shape`, `executor.models.fixed_shape`).
@@ -22,7 +22,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -38,6 +39,7 @@ from executor.engine.pytorch.datatypes import tensor_of
 from executor.engine.pytorch.outputs import Outputs
 from executor.engine.pytorch.recurrent import RecurrentLayers
 from executor.engine.pytorch.relocation import relocated
+from executor.engine.pytorch.switches import Switches
 from executor.engine.pytorch.threads import use_threads
 from executor.engine.ragged import RaggedInputs, flat_parts, request_shapes
 from executor.engine.row_shapes import InputShapes, RowShapes, Verdict
@@ -69,10 +71,11 @@ class TorchEngine:
         arena: StateArena,
         *,
         fixed_threads: int = 0,
+        switches: Switches | None = None,
         failure: str = "PyTorch execute failure",
     ) -> None:
-        """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without. failure: begins the error of a
-        call that fails
+        """fixed_threads: with `fixed_shape`, threads that compute one tensor; 0 without. switches: how a torch module
+        is run. failure: begins the error of a call that fails
         """
         self._config = config
         self._forward: Forward | None = forward
@@ -93,6 +96,9 @@ class TorchEngine:
         }
         self._states_by_input = {state.spec.input_name: state for state in arena.states}
         self._fixed_threads = fixed_threads
+        chosen = switches or Switches()
+        self._switches = replace(chosen, optimized=chosen.optimized and not fixed_threads)
+        self._mode = torch.inference_mode if chosen.inference_mode else torch.no_grad
         self._failure = failure
         # Watches the first batch on a GPU only.
         self._layers = RecurrentLayers() if self._device.type == "cuda" else None
@@ -111,22 +117,24 @@ class TorchEngine:
             for weight in (*self._forward.parameters(), *self._forward.buffers()):
                 weight.data = relocated(weight.data, offset_bytes)
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[Row], want_state: Sequence[bool]) -> BatchResult:
         if self._fixed_threads:
             use_threads(self._fixed_threads)
         results: list[RowResult | RowError | None] = [None] * len(rows)
         clock = _StepClock()
-        for key, members in self._groups(rows, results).items():
-            self._run_members(rows, members, key[0], want_state, results, clock)
+        with self._mode():
+            for key, members in self._groups(rows, results).items():
+                self._run_members(rows, members, key[0], want_state, results, clock)
+        if self._switches.cache_cleaning and self._device.type == "cuda":
+            torch.cuda.empty_cache()
         return BatchResult(results, clock.timings())
 
-    # As `run`: a tensor that was made in inference mode, as the arena is once it has grown there, cannot be written to
-    # outside of it.
-    @torch.inference_mode()
     def load_states(self, slots: Sequence[int], states: Sequence[Mapping[str, Tensor]]) -> None:
         """See `base.Engine.load_states`. Raises ModelError when a state is missing or does not fit; then none moves."""
-        self._arena.load(slots, states)
+        # As `run`: a tensor that was made in inference mode, as the arena is once it has grown there, cannot be written
+        # to outside of it.
+        with self._mode():
+            self._arena.load(slots, states)
 
     def describe_state(self, slot: int) -> str:
         return self._arena.describe(slot)
@@ -357,7 +365,7 @@ class TorchEngine:
         assert self._forward is not None, "the engine is closed"
         layers, self._layers = self._layers, None
         try:
-            with cast("Any", torch.jit).optimized_execution(not self._fixed_threads), layers or nullcontext():
+            with self._switches.applied(), layers or nullcontext():
                 returned = self._forward(*positional, **named)
             if layers is not None:
                 layers.join_weights()

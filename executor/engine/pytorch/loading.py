@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.export.passes import move_to_device_pass
 
 from executor.engine.base import LoadRequest
 from executor.engine.batch_tensors import check_batch_tensors
 from executor.engine.pytorch.arena import StateArena
-from executor.engine.pytorch.binding import bind_arguments, bind_outputs, program_arguments, script_arguments
-from executor.engine.pytorch.engine import Forward, TorchEngine
-from executor.engine.pytorch.signature import is_fixed, load_program, model_file, script_deprecation_ignored
+from executor.engine.pytorch.attributes import Changes, program_changes, script_changes
+from executor.engine.pytorch.batch_trial import settle_batches
+from executor.engine.pytorch.binding import (
+    Argument,
+    DictionaryForward,
+    bind_arguments,
+    bind_outputs,
+    program_arguments,
+    script_arguments,
+    takes_dictionary,
+)
+from executor.engine.pytorch.engine import TorchEngine
+from executor.engine.pytorch.kept_state import KeptForward, first_states, kept_forms
+from executor.engine.pytorch.signature import is_fixed, load_program, load_script, model_file
+from executor.engine.pytorch.switches import note_without_effect, switches_of, use_inter_op_threads
+from executor.engine.pytorch.weights import share_weights
 from shared.contract.errors import LoadError
 from shared.contract.model_config import FixedShape, ModelConfig
+
+log = logging.getLogger(__name__)
 
 
 def load(request: LoadRequest) -> TorchEngine:
@@ -30,25 +48,74 @@ def load(request: LoadRequest) -> TorchEngine:
         _choose_deterministic_kernels()
     elif threads:
         torch.set_num_threads(threads)
+    use_inter_op_threads(config)
     path = model_file(request.model_dir / request.version, config.default_model_filename)
-    if path.suffix == ".pt2":
-        program = load_program(path)
-        _check_batch_dimension(config, program)
-        if device.type != "cpu":
-            program = move_to_device_pass(program, device)
-        forward: Forward = cast("Forward", program.module())
-        arguments = program_arguments(program)
-    else:
-        script = _load_script(path, device)
-        forward, arguments = script, script_arguments(script)
+    module, arguments, changes = _load_module(config, path, device)
+    switches = switches_of(config)
+    note_without_effect(config, is_script=path.suffix != ".pt2", on_gpu=device.type == "cuda")
+    if switches.weight_sharing:
+        share_weights(module, path, device, {leaf.name for each in changes.attributes for leaf in each.leaves})
     states = config.sequence_batching.states if config.sequence_batching else ()
-    return TorchEngine(
+    keeps_apart = config.sequence_batching is None or config.sequence_recovery is not None
+    forms = {} if keeps_apart else kept_forms(config, changes)
+    firsts = first_states(config, changes, forms) if forms else {}
+    places = bind_outputs(config, forms)
+    bindings = bind_arguments(config, arguments, forms)
+    if takes_dictionary(arguments):
+        module = DictionaryForward(module)
+    kept = KeptForward(module, config, changes.attributes, forms, places) if forms else None
+    engine = TorchEngine(
         config,
-        forward,
-        bind_arguments(config, arguments),
-        bind_outputs(config),
-        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max),
+        kept or module,
+        bindings,
+        places,
+        StateArena(states, request.slots, request.model_dir, device, request.state_value_bytes_max, firsts),
         fixed_threads=fixed_threads,
+        switches=switches,
+    )
+    if kept is not None:
+        if kept.alone_because:
+            engine.run_rows_alone(kept.alone_because)
+        settle_batches(engine, kept, config, request.slots)
+        _tell_kept(request, kept, engine)
+    elif changes.attributes or changes.problems:
+        _warn_of_shared(config, changes)
+    return engine
+
+
+def _load_module(config: ModelConfig, path: Path, device: torch.device) -> tuple[nn.Module, list[Argument], Changes]:
+    """The module of a file on its device, the arguments of its forward, and what its forward changes in it."""
+    if path.suffix != ".pt2":
+        script = load_script(path, device)
+        return script, script_arguments(script), script_changes(script)
+    program = load_program(path)
+    _check_batch_dimension(config, program)
+    if device.type != "cpu":
+        program = move_to_device_pass(program, device)
+    module = cast("nn.Module", program.module())
+    return module, program_arguments(program), program_changes(program, module)
+
+
+def _tell_kept(request: LoadRequest, kept: KeptForward, engine: TorchEngine) -> None:
+    log.info(
+        "model '%s', instance %s: each sequence has its own %s of the module; %s",
+        request.config.name,
+        request.instance_name,
+        ", ".join(f"'{name}'" for name in kept.forms),
+        f"each row is a call of its own, because {engine.alone_because}"
+        if engine.alone_because
+        else "rows share calls",
+    )
+
+
+def _warn_of_shared(config: ModelConfig, changes: Changes) -> None:
+    names = [f"'{leaf.name}'" for attribute in changes.attributes for leaf in attribute.leaves]
+    log.warning(
+        "model '%s' %s, and its forward changes the module: what it keeps is shared by all requests to an "
+        "instance (%s)",
+        config.name,
+        "says that it keeps its sequences apart" if config.sequence_batching else "has no sequences",
+        "; ".join([*([", ".join(names)] if names else []), *changes.problems]),
     )
 
 
@@ -80,16 +147,6 @@ def _choose_deterministic_kernels() -> None:
     # Otherwise every new tensor is filled before it is written: on a GPU, forty kernels per batch of an LSTM.
     cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
-
-
-def _load_script(path: object, device: torch.device) -> torch.jit.ScriptModule:
-    try:
-        with script_deprecation_ignored():
-            module = cast("torch.jit.ScriptModule", torch.jit.load(str(path), map_location=device))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise LoadError(f"failed to load model '{path}': {error}") from error
-    module.eval()
-    return module
 
 
 def _check_batch_dimension(config: ModelConfig, program: torch.export.ExportedProgram) -> None:

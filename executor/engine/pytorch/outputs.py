@@ -63,7 +63,7 @@ class Outputs:
             if name not in by_key:
                 raise self._wrong(name, "a value under that key", f"keys {', '.join(map(str, by_key))}")
             return by_key[name]
-        values = _several(returned)
+        values = several(returned)
         position = self._places[name]
         if position >= len(values):
             raise self._wrong(name, f"a value at position {position}", f"{len(values)} values")
@@ -161,7 +161,7 @@ def _spans(counts: Iterable[int]) -> Iterable[tuple[int, int]]:
     return itertools.pairwise(itertools.accumulate(counts, initial=0))
 
 
-def _several(returned: Any) -> Sequence[Any]:
+def several(returned: Any) -> Sequence[Any]:
     """What forward returned as a sequence of values; one tensor, or one list of strings, is one value."""
     if isinstance(returned, tuple):
         return cast("tuple[Any, ...]", returned)

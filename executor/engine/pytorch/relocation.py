@@ -16,8 +16,8 @@ def relocated(tensor: torch.Tensor, offset_bytes: int) -> torch.Tensor:
     """
     if tensor.is_sparse or tensor.is_quantized or tensor.untyped_storage().nbytes() != tensor.nbytes:
         return tensor
-    room = np.empty(tensor.nbytes + 2 * mmap.PAGESIZE, np.uint8)
-    begin = -room.ctypes.data % mmap.PAGESIZE + offset_bytes
+    buffer = np.empty(tensor.nbytes + 2 * mmap.PAGESIZE, np.uint8)
+    begin = -buffer.ctypes.data % mmap.PAGESIZE + offset_bytes
     # Through numpy the storage is this part alone, so that a moved tensor can be moved again.
-    flat = torch.from_numpy(room[begin : begin + tensor.nbytes]).view(tensor.dtype)
+    flat = torch.from_numpy(buffer[begin : begin + tensor.nbytes]).view(tensor.dtype)
     return flat.as_strided(tensor.size(), tensor.stride()).copy_(tensor)

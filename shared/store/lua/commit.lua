@@ -28,7 +28,7 @@
 
 -- Three times what a gateway waits for Redis to come back.
 local RESENT_WITHIN_MS = 30000
-local EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
+local EXECUTOR, REPLIES, REPLY_BYTES, MARK
 -- Why the sequence is void (field vk), by the outcome of the step that lost the state; outcomes 1 and 2 of a START
 -- only.
 local VOID_KINDS = { 'f', 'f', 'c', 'o', 'o' }
@@ -40,7 +40,7 @@ local function answer_all(keys, step)
     for gateway, token in string.gmatch(step.joined, '(%S+) (%S+);') do
       answer(gateway, token, step.reply)
     end
-    redis.call('HDEL', keys.record, 'j:' .. step.n, 'a:' .. step.n)
+    redis.call('HDEL', keys.record, 'j:' .. step.name, 'a:' .. step.name)
   end
 end
 
@@ -57,10 +57,9 @@ local function keep_reply(keys, step, list, change)
     list, count, bytes = rest, count - 1, bytes - size
   end
   if #gone > 0 then redis.call('HDEL', keys.record, unpack(gone)) end
-  local entry = step.n .. ':' .. #step.reply
-  for _, word in ipairs({ 'rk', list == '' and entry or list .. ' ' .. entry, 'p:' .. step.n, step.reply }) do
-    change[#change + 1] = word
-  end
+  local entry = step.name .. ':' .. #step.reply
+  append(change, 'rk', list == '' and entry or list .. ' ' .. entry)
+  append(change, 'p:' .. step.name, step.reply)
 end
 
 -- Only cancelled steps that are still to come are remembered.
@@ -87,19 +86,23 @@ end
 
 -- What the steps of this call have in common is written at its end, for all of them at once: the inbox entries that are
 -- removed, and the deadlines (score and sequence) that are set unless an older one stands.
-local removed, deadlines = {}, {}
+local removed, deadlines
+
+local function remove_entries(step)
+  for at = step.entries, step.entries_end do removed[#removed + 1] = ARGV[at] end
+end
 
 -- Notes from which step a takeover replays, which steps failed, and whether a takeover finds the state; removes the
 -- inbox entries that no replay needs. change: as above
 local function advance(keys, step, failed, change)
   if step.base > 0 then
-    change[#change + 1], change[#change + 2] = 'ck', step.base
+    append(change, 'ck', step.base)
     if failed then redis.call('HDEL', keys.record, 'fl') end
   elseif step.outcome == 1 then
-    change[#change + 1], change[#change + 2] = 'fl', append_failed(failed, step.n)
+    append(change, 'fl', append_failed(failed, step.n))
   end
-  if step.recoverable ~= '' then change[#change + 1], change[#change + 2] = 'du', step.recoverable end
-  for _, entry in ipairs(step.entries) do removed[#removed + 1] = entry end
+  if step.recoverable ~= '' then append(change, 'du', step.recoverable) end
+  remove_entries(step)
 end
 
 -- How long the tombstone stays. If the gateway made the sequence's id for one request, no client asks for it again.
@@ -118,11 +121,11 @@ local function begin_idle_time(keys, sid, idle_ms, grace_ms)
     redis.call('ZADD', keys.deadlines, 'LT', clock_ms() + idle_ms, sid)
   end
   redis.call('SET', keys.idle, '1', 'PX', idle_ms)
-  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = clock_ms() + idle_ms, sid
+  append(deadlines, clock_ms() + idle_ms, sid)
 end
 
 -- Number of slots that the leader wants freed; each sequence that is paged takes one from it.
-local wanted = nil
+local wanted
 
 local function is_slot_wanted(key)
   wanted = wanted or number(string.match(redis.call('GET', key) or '', '^%d+$'))
@@ -136,31 +139,32 @@ local function is_checkpointed(keys, step)
   return (step.base > 0 and step.base or number(redis.call('HGET', keys.record, 'ck'))) == step.n
 end
 
-local refused = 0
+-- How many steps were refused.
+local refused
 -- Whether this call makes any step final, and whether a call before it did so with one of the same steps.
-local commits, has_committed = false, false
+local commits, has_committed
 
 -- Whether the record is damaged, so that the sequence must be ended as lost.
-local function is_unreadable(keys, step, got)
+local function is_unreadable(keys, step, got, epoch, accepted, committed, start)
   -- No record, but the owner's set names the sequence: the record was removed without an end of the sequence.
   if not got[1] then return redis.call('SREM', keys.owned, step.sid) == 1 end
-  if not is_sound(got[1], tonumber(got[3]), tonumber(got[4]), tonumber(got[6]), got[8]) then return true end
+  if not is_sound(got[1], accepted, committed, start, got[8]) then return true end
   -- A record with another owner or a lower epoch than the caller's, while the caller's set still names the sequence:
   -- both change together, and epochs only grow, so the record is wrong.
-  if got[1] ~= 'l' or got[5] == EXECUTOR and (tonumber(got[2]) or -1) >= step.epoch then return false end
+  if got[1] ~= 'l' or got[5] == EXECUTOR and (epoch or -1) >= step.epoch then return false end
   return redis.call('SISMEMBER', keys.owned, step.sid) == 1
 end
 
 local function commit(keys, step)
-  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. step.n, 'ca', 'fl',
+  local got = redis.call('HMGET', keys.record, 'st', 'ep', 'nx', 'cm', 'ow', 'sn', 'vd', 'vr', 'j:' .. step.name, 'ca', 'fl',
     'pg', 'og', step.keep and 'rk' or 'st')
-  local accepted, committed = number(got[3]), number(got[4])
-  if is_unreadable(keys, step, got) then error(NOT_SOUND) end
+  local epoch, accepted, committed, start = tonumber(got[2]), tonumber(got[3]), tonumber(got[4]), tonumber(got[6])
+  if is_unreadable(keys, step, got, epoch, accepted, committed, start) then error(NOT_SOUND) end
   -- Only the owner of an epoch commits in it, so what is committed in this epoch was committed by this executor. The
   -- record of a one-request sequence may be removed as soon as it is over.
-  local before = number(got[2]) == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
+  local before = epoch == step.epoch and step.n <= committed or not got[1] and has(step.flags, ALONE)
   has_committed = has_committed or before
-  if number(got[2]) ~= step.epoch or got[5] ~= EXECUTOR then
+  if epoch ~= step.epoch or got[5] ~= EXECUTOR then
     -- A commit that ended the sequence and was sent again is no commit of a former owner.
     if not before then refused = refused + 1 end
     return -1
@@ -177,15 +181,15 @@ local function commit(keys, step)
   step.joined = got[9]
   forget_cancelled(keys, got[10], step.n)
 
-  if #step.checkpoint > 0 then
+  if step.checkpoint <= step.checkpoint_end then
     -- The step's number lies with the state: a new owner sees which step the state follows.
-    redis.call('HSET', keys.checkpoint, 'n', step.n, unpack(step.checkpoint))
+    redis.call('HSET', keys.checkpoint, 'n', step.name, unpack(ARGV, step.checkpoint, step.checkpoint_end))
   end
-  local change = { 'cm', step.n }
+  local change = { 'cm', step.name }
   advance(keys, step, got[11], change)
   if step.keep then keep_reply(keys, step, got[14] or '', change) end
   if MARK ~= '' and step.outcome == 0 and has(step.flags, START) then
-    change[#change + 1], change[#change + 2] = 'mk', MARK
+    append(change, 'mk', MARK)
   end
   redis.call('HSET', keys.record, unpack(change))
   answer_all(keys, step)
@@ -194,7 +198,7 @@ local function commit(keys, step)
   local void, kind = got[7], nil
   if step.outcome >= 3 or step.outcome ~= 0 and has(step.flags, START) then
     void, kind = step.n, VOID_KINDS[step.outcome]
-    lose_state(keys.record, void, kind, number(got[6]))
+    lose_state(keys.record, void, kind, start)
   elseif void and step.outcome == 0 and has(step.flags, START) then
     redis.call('HDEL', keys.record, 'vd', 'vk')
     void = nil
@@ -215,43 +219,47 @@ local function commit(keys, step)
   return 3
 end
 
-local a = 8
--- The values behind ARGV[a], which says how many there are; a moves to the last of them.
+-- Where the reading of ARGV has come to.
+local a
+
+-- ARGV[a] says how many values follow: the places of the first and the last of them. a moves to the next argument.
 local function counted()
-  local values, count = {}, tonumber(ARGV[a])
-  for i = 1, count do values[i] = ARGV[a + i] end
-  a = a + count
-  return values
+  local first = a + 1
+  a = first + ARGV[a]
+  return first, a - 1
 end
 
-local executions = counted()
+-- each call
+EXECUTOR, REPLIES, REPLY_BYTES, MARK = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[7]
+removed, deadlines, wanted, refused, commits, has_committed, a = {}, {}, nil, 0, false, false, 8
+local executed, executed_end = counted()
 local results = {}
 for i = 1, (#KEYS - 7) / 4 do
   local k = 8 + (i - 1) * 4
   local keys = { record = KEYS[k], idle = KEYS[k + 1], parked = KEYS[k + 2], checkpoint = KEYS[k + 3], inbox = KEYS[1],
     owned = KEYS[2], deadlines = KEYS[3], feed = KEYS[4] }
-  local step = { sid = ARGV[a + 1], epoch = tonumber(ARGV[a + 2]), n = tonumber(ARGV[a + 3]),
-    flags = tonumber(ARGV[a + 4]), outcome = tonumber(ARGV[a + 5]), gateway = ARGV[a + 6], token = ARGV[a + 7],
-    reply = ARGV[a + 8], keep = ARGV[a + 9] == '1', counts = ARGV[a + 10], base = tonumber(ARGV[a + 11]),
-    recoverable = ARGV[a + 12], entries = nil, checkpoint = nil, joined = nil }
-  a = a + 13
-  step.entries = counted()
-  a = a + 1
-  step.checkpoint = counted()
+  local step = { sid = ARGV[a], epoch = tonumber(ARGV[a + 1]), n = tonumber(ARGV[a + 2]), name = ARGV[a + 2],
+    flags = tonumber(ARGV[a + 3]), outcome = tonumber(ARGV[a + 4]), gateway = ARGV[a + 5], token = ARGV[a + 6],
+    reply = ARGV[a + 7], keep = ARGV[a + 8] == '1', counts = ARGV[a + 9], base = tonumber(ARGV[a + 10]),
+    recoverable = ARGV[a + 11],
+    entries = nil, entries_end = nil, checkpoint = nil, checkpoint_end = nil, joined = nil }
+  a = a + 12
+  step.entries, step.entries_end = counted()
+  step.checkpoint, step.checkpoint_end = counted()
   local done, result = for_one(keys.record, commit, keys, step)
   -- The sequence was lost because its record cannot be read. Its caller is told, unless `lose` knew it from the record.
   if not done then
     redis.call('SREM', keys.owned, step.sid)
     if not result[step.gateway .. ' ' .. step.token] then
-      answer(step.gateway ~= '' and step.gateway, step.token, LOST_REPLY)
+      answer(step.gateway ~= '' and step.gateway, step.token, lost_reply())
     end
-    for _, entry in ipairs(step.entries) do removed[#removed + 1] = entry end
+    remove_entries(step)
   end
   results[i] = done and result or -1
 end
 -- A call that is sent again repeats at least one committed step: then the executions were counted by the first call.
 if commits and not has_committed then
-  for _, packed in ipairs(executions) do tally(KEYS[5], packed) end
+  for at = executed, executed_end do tally(KEYS[5], ARGV[at]) end
 end
 for entries, from, to in pieces(removed) do redis.call('XDEL', KEYS[1], unpack(entries, from, to)) end
 -- NX: an older deadline may stay, as `expire` looks at the marker and sets the deadline again.

@@ -1,4 +1,7 @@
--- Prelude of every script: what more than one of them needs. shared/store/scripts.py puts it before each script.
+-- Prelude of every script: what more than one of them needs. shared/store/scripts.py makes a function library of each
+-- script, with its preludes before it. What stands above a file's line `-- each call` is defined once, when Redis loads
+-- the library: no call pays the dozen us that the sixty functions of `submit` take. So nothing above that line may keep
+-- anything of a call, unless what stands below makes it new.
 --
 -- What each field of a sequence's record means, which script writes it and when it is absent: docs/reference/keys.md.
 -- States: w waiting for its first slot, l live, m moving to another owner, p paged; tombstones: e ended, x expired, f
@@ -11,14 +14,18 @@
 
 local START, END, IMPLICIT, DURABLE, ALONE, PAGEABLE = 1, 2, 4, 8, 16, 32
 
-local server = redis
-local redis = setmetatable({}, { __index = server })
+-- Of the present call: its keys and arguments; what Redis offers (a library sees it in calls only); the beginning of
+-- every key of its shard. Keys that a script builds from a record begin with BASE too, so they carry the hash tag of the
+-- declared keys.
+local KEYS, ARGV, server, BASE
+
+local function offered() return redis end
+local redis = {}
+
+function redis.error_reply(text) return { err = text } end
+
 -- Called with every key that was removed because it cannot be read. A script that can rebuild such a key sets it.
 local on_removed = nil
-
--- The beginning of every key of this shard. Keys that a script builds from a record begin with it too, so they carry
--- the hash tag of the declared keys.
-local BASE = string.match(KEYS[1], '^(.-}:)')
 
 -- The four keys of a sequence, of which the first is KEYS[k].
 local function sequence_keys(k)
@@ -55,7 +62,7 @@ local function remove_unreadable(err, command, key, field)
 end
 
 -- Every command of a script goes through here. One that fails because of an unreadable value is run again without it.
-local try = server.pcall
+local try
 function redis.call(command, ...)
   local reply = try(command, ...)
   if type(reply) ~= 'table' or not reply.err then return reply end
@@ -71,6 +78,12 @@ end
 local function number(value)
   local n = tonumber(value or '0') or 0
   return n % 1 == 0 and n > -9007199254740992 and n < 9007199254740992 and n or 0
+end
+
+-- Appends a pair: a field and its value, a token and its reply.
+local function append(list, first, second)
+  local size = #list
+  list[size + 1], list[size + 2] = first, second
 end
 
 -- Whether a list of numbers, separated by spaces, holds the number n.
@@ -119,7 +132,7 @@ local ENTRY_BYTES = 4194304
 
 -- Answers are collected while a script runs. The answers for one gateway leave in one entry (as far as they fit), and
 -- only if the gateway's reply stream exists, that is, if the gateway lives.
-local outgoing, gateways = {}, {}
+local outgoing, gateways
 
 local function answer(gateway, token, reply)
   if not (gateway and token) then return end
@@ -129,8 +142,7 @@ local function answer(gateway, token, reply)
     outgoing[gateway] = fields
     gateways[#gateways + 1] = gateway
   end
-  fields[#fields + 1] = token
-  fields[#fields + 1] = reply
+  append(fields, token, reply)
 end
 
 -- Index of the last field of the entry that begins at `from`: few enough fields for `unpack`, and not too many bytes.
@@ -157,13 +169,24 @@ end
 
 -- The replies for a sequence, and for a stateless request, that cannot be read, packed as a ReplyMessage of
 -- shared/contract/messages.py is.
-local LOST_REPLY = cmsgpack.pack({ '', {}, 'INVALID_ARG', 'what the mesh held of the sequence cannot be read: the next ' ..
-  'request must specify the START flag', 'lost' })
-local UNREADABLE_REPLY = cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it ' ..
-  'was not run' })
+local function lost_reply()
+  return cmsgpack.pack({ '', {}, 'INVALID_ARG', 'what the mesh held of the sequence cannot be read: the next request ' ..
+    'must specify the START flag', 'lost' })
+end
+local function unreadable_reply()
+  return cmsgpack.pack({ '', {}, 'INTERNAL', 'the request cannot be read where the mesh stored it: it was not run' })
+end
 local UNREADABLE_TOMBSTONE_MS = 600000
 local NOT_SOUND = 'the record of a sequence cannot be read'
+local TOMBSTONES = { e = true, x = true, f = true, o = true, c = true }
 local STATES = { w = true, l = true, m = true, p = true, e = true, x = true, f = true, o = true, c = true }
+
+-- The state of the tombstone that `end` has chosen for the present run of a sequence; nil if that was not ended.
+-- ended: the record's field en; start: the step with its latest START
+local function ended_as(ended, start)
+  local n, kind = string.match(ended or '', '^(%d+) (%l)$')
+  return n and tonumber(n) >= start and TOMBSTONES[kind] and kind
+end
 
 -- A stream entry's fields as a table.
 local function fields_of(entry)
@@ -195,7 +218,7 @@ local function tell_lost(record, parked)
   local function tell(gateway, token)
     if gateway and token and not told[gateway .. ' ' .. token] then
       told[gateway .. ' ' .. token] = true
-      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, LOST_REPLY)
+      redis.call('XADD', BASE .. 'replies:' .. gateway, 'NOMKSTREAM', '*', token, lost_reply())
     end
   end
   local got = redis.call('HGETALL', record)
@@ -308,7 +331,14 @@ local function release(keys, sid, kind, epoch, tombstone_ms)
     redis.call('SREM', keys.owned, sid)
     redis.call('XADD', keys.feed, '*', 'q', sid, 'e', epoch, 'k', kind)
   end
-  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk')
+  redis.call('HDEL', keys.record, 'ow', 'in', 'sl', 'vd', 'vk', 'be', 'du', 'pg', 'ca', 'tk', 'tr', 'gu', 'fl', 'og', 'mk',
+    'en')
   redis.call('HSET', keys.record, 'st', kind, 'cl', '1')
   redis.call('PEXPIRE', keys.record, tombstone_ms)
 end
+
+-- each call
+KEYS, ARGV, server = keys, args, offered()
+try, BASE = server.pcall, string.match(KEYS[1], '^(.-}:)')
+on_removed, now_ms = nil, nil
+outgoing, gateways = {}, {}

@@ -5,8 +5,9 @@
 -- reply  per sequence: 1 expired, 0 not (its deadline was set to another time, or removed until its next commit)
 
 local function expire(keys, sid)
-  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be')
+  local got = redis.call('HMGET', keys.record, 'st', 'ow', 'ep', 'nx', 'cm', 'vr', 'be', 'en', 'sn')
   local state = got[1]
+  local kind = ended_as(got[8], number(got[9])) or 'x'
   if not is_sound(state, tonumber(got[4]), tonumber(got[5]), 0, got[6])
     or state == 'l' and redis.call('SISMEMBER', owned_by(got[2] or '', MODEL), sid) == 0 then
     error(NOT_SOUND)
@@ -25,13 +26,13 @@ local function expire(keys, sid)
   elseif state == 'm' then
     -- Between two owners: no step waits with it. The leader may have it in its line, so it is told.
     redis.call('XDEL', STARTS, got[7])
-    redis.call('XADD', FEED, '*', 'q', sid, 'e', 0, 'k', 'x', 'b', got[7])
+    redis.call('XADD', FEED, '*', 'q', sid, 'e', 0, 'k', kind, 'b', got[7])
   else
     keys.owned, keys.feed = owned_by(got[2], MODEL), FEED
     redis.call('XADD', BASE .. 'inbox:' .. got[2], '*', 'k', 'expired', 'q', sid, 'e', got[3])
   end
   keys.deadlines = DEADLINES
-  release(keys, sid, 'x', got[3], ARGV[2])
+  release(keys, sid, kind, got[3], ARGV[2])
   return 1
 end
 

@@ -13,8 +13,10 @@
 --                  gateway, token (hexadecimal; each gateway counts its tokens upwards in the order in which it sends),
 --                  timeout us, message, when it was first sent (Redis clock, ms) if the gateway sends it again without
 --                  knowing what became of it, else -1
--- reply  per step {code, step, extra}. For a refusal, step is the last accepted step (since START): it does not depend
---        on how far the owner has come with the accepted ones.
+-- reply  per step {code, step, extra, run}. For a refusal, step is the last accepted step (since START): it does not
+--        depend on how far the owner has come with the accepted ones.
+--        run names what began with a START: the record's birth, a dot, the number of its latest START. No other run of
+--        any sequence has this name. '' for a refusal
 --         0 accepted, delivered to the owner; extra is the sequence's birth
 --         1 accepted, waits for a slot; extra is the birth
 --         2 repeated; extra is the stored reply
@@ -27,8 +29,7 @@
 --       -13 the sequence exists, and is beyond its first step
 -- atomic each step's number, its place in the inbox and the record change together.
 
-local WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local LIVE_MAX, JOINED_MAX, GAVE_WAY = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+local WAITING_MAX, OPEN_MAX, REMEMBERED, LIVE_MAX, JOINED_MAX, GAVE_WAY
 
 -- The reply codes, by their names in `SubmitCode` (shared/store/scripts.py). -10 means nothing.
 local DELIVERED, WAITING, REPEATED, JOINED = 0, 1, 2, 3
@@ -147,14 +148,16 @@ end
 -- Answers a retry of step n, which was accepted before: with the stored reply, or with a place beside the caller that
 -- waits for it. unkept: the code if the reply is not kept any more
 local function repeated(step, n, record, unkept)
-  if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth } end
+  -- A step before the latest START belongs to an earlier run, whose name is not known any more.
+  local run = n < record.start and '' or record.birth .. '.' .. record.start
+  if n > record.committed and is_latest(step, record.latest) then return { JOINED, n, record.birth, run } end
   use_again(step, record)
   if n > record.committed then
     join(step, n, record)
-    return { JOINED, n, record.birth }
+    return { JOINED, n, record.birth, run }
   end
   local reply = redis.call('HGET', step.record, 'p:' .. n)
-  if reply then return { REPEATED, n, reply } end
+  if reply then return { REPEATED, n, reply, run } end
   return { unkept, record.last_step, '' }
 end
 
@@ -225,8 +228,12 @@ local function remembers_all_since(step, record)
   return step.digest ~= '' and record.accepted <= REMEMBERED and born_ms and born_ms < step.since
 end
 
+-- The time of this call as text: Lua takes long to write a number.
+local now_text
+
 local function accepted_now(step)
-  return clock_ms() .. ' ' .. step.gateway .. ' ' .. step.token
+  now_text = now_text or clock_ms() .. ' '
+  return now_text .. step.gateway .. ' ' .. step.token
 end
 
 local function patience_ms(step)
@@ -265,7 +272,7 @@ local function create(step, flags, last_step)
   if step.digest ~= '' then redis.call('HSET', step.record, 'rd', step.digest .. four_bytes(1)) end
   redis.call('SET', step.idle, '1')
   park(step, 1, bit.bor(flags, START), step.version)
-  return { WAITING, 1, entry }
+  return { WAITING, 1, entry, entry .. '.1' }
 end
 
 -- A paged sequence wants a slot again. It takes its turn in the same line as new sequences.
@@ -279,10 +286,10 @@ end
 -- most, because Redis looks for it in the whole record.
 local NEEDED = { 'st', 'ow', 'in', 'sl', 'ep', 'nx', 'cm', 'cl', 'sn', 'vr', 'bn', 'la', 'og', 'rd', 'ro' }
 
--- Why an open record accepts nothing but a START: its state is void, or its END was accepted.
+-- Why an open record accepts nothing but a START: its state is void, it was ended (`end`), or its END was accepted.
 local function cause_of_close(step, start)
-  local got = redis.call('HMGET', step.record, 'vd', 'vk')
-  return number(got[1]) >= start and got[2] or 'e'
+  local got = redis.call('HMGET', step.record, 'vd', 'vk', 'en')
+  return number(got[1]) >= start and got[2] or ended_as(got[3], start) or 'e'
 end
 
 local function submit(step, flags)
@@ -319,6 +326,7 @@ local function submit(step, flags)
     if begins or has(flags, IMPLICIT) then return create(step, flags, last_step) end
     return { GONE[state], last_step, '' }
   end
+  if record.closed and not (begins or has(flags, IMPLICIT)) then return { GONE[record.cause], last_step, '' } end
   if record.accepted - record.committed >= OPEN_MAX then return { BUSY, last_step, '' } end
   -- With an open step a sequence is not idle, so its marker gets no end until `commit` sets it again.
   if record.accepted == record.committed and redis.call('PERSIST', step.idle) == 0 then
@@ -328,38 +336,37 @@ local function submit(step, flags)
     flags, begins = bit.bor(flags, START), true
     redis.call('SET', step.idle, '1')
   end
-  if record.closed and not begins then
-    if not has(flags, IMPLICIT) then return { GONE[record.cause], last_step, '' } end
-    flags, begins = bit.bor(flags, START), true
-  end
+  if record.closed and not begins then flags, begins = bit.bor(flags, START), true end
   local n = record.accepted + 1
   local change = { 'nx', n, 'la', accepted_now(step) }
-  local function set(field, value)
-    change[#change + 1] = field
-    change[#change + 1] = value
-  end
-  if begins then set('sn', n) end
-  if has(flags, END) then set('cl', 1) elseif begins then set('cl', 0) end
+  if begins then append(change, 'sn', n) end
+  if has(flags, END) then append(change, 'cl', 1) elseif begins then append(change, 'cl', 0) end
   if step.digest ~= '' then
     if #recent >= RECENT * ENTRY then
-      set('ro', with_recent(record.ids, n, record.committed))
+      append(change, 'ro', with_recent(record.ids, n, record.committed))
       recent = ''
     end
-    set('rd', recent .. step.digest .. four_bytes(n))
+    append(change, 'rd', recent .. step.digest .. four_bytes(n))
   end
   redis.call('HSET', step.record, unpack(change))
   if record.orphaned then redis.call('HDEL', step.record, 'og') end
+  local run = record.birth .. '.' .. (begins and n or record.start)
   if state == 'l' then
     deliver(step, record, n, flags)
-    return { DELIVERED, n, record.birth }
+    return { DELIVERED, n, record.birth, run }
   end
   if state == 'p' then return_to_line(step, record) end
   park(step, n, flags, record.version)
   if state == 'w' and tonumber(step.timeout) > 0 then lower_deadline(step, record) end
-  return { WAITING, n, record.birth }
+  return { WAITING, n, record.birth, run }
 end
 
 local FIELDS = 10
+
+-- each call
+WAITING_MAX, OPEN_MAX, REMEMBERED = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+LIVE_MAX, JOINED_MAX, GAVE_WAY = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
+now_text = nil
 local replies = {}
 for i = 1, #KEYS / 4 do
   local k, a = (i - 1) * 4, 6 + (i - 1) * FIELDS

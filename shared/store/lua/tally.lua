@@ -6,7 +6,8 @@
 
 local TALLY_TTL_MS = 86400000
 
-local tallies, tally_keys = {}, {}
+-- Packed counts by key, and the keys in their order.
+local tallies, tally_keys
 
 -- Collects the counts of one request, or of one execution of the model. '' counts nothing.
 local function tally(key, packed)
@@ -61,3 +62,6 @@ local function tally_all()
     end
   end
 end
+
+-- each call
+tallies, tally_keys = {}, {}

@@ -79,7 +79,7 @@ local function send_ordered(keys)
   while true do
     local first = redis.call('ZRANGE', keys.order, 0, 0)[1]
     local reply = first and redis.call('HGET', keys.early, first)
-    if first and not reply and redis.call('HEXISTS', keys.meta, first) == 0 then reply = UNREADABLE_REPLY end
+    if first and not reply and redis.call('HEXISTS', keys.meta, first) == 0 then reply = unreadable_reply() end
     if not reply then return end
     send(first, reply)
     redis.call('ZREM', keys.order, first)
@@ -106,7 +106,7 @@ local function give_up_unreadable(keys, id, member)
   if member then redis.call('ZREM', keys.queue, member) end
   for _, key in ipairs({ keys.deadlines, keys.order }) do redis.call('ZREM', key, id) end
   for _, key in ipairs({ keys.meta, keys.messages, keys.held, keys.early }) do redis.call('HDEL', key, id) end
-  send(id, UNREADABLE_REPLY)
+  send(id, unreadable_reply())
   send_ordered(keys)
 end
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from deploy.cli import LAZY_COMMANDS, main
+from deploy.demo.vad.command import vad
 from shared.settings import SettingOption
 from tests.docs.reference.markdown import code, help_text, page, table, text
 from tests.docs.reference.settings import ORDER
@@ -30,7 +31,11 @@ HTTP: `/v2/health/live` and `/v2/health/ready`.
 
 def commands() -> str:
     """The page."""
-    parts = [section(name, command) for name, command in main.commands.items()]
+    parts: list[str] = []
+    for name, command in main.commands.items():
+        parts.append(section(name, command))
+        if name == "demo":
+            parts.append(of_click("demo vad", vad, ""))
     return page("Commands", INTRO, "## `seqmesh`", *parts, HEALTH, make())
 
 
@@ -41,6 +46,15 @@ def section(name: str, command: click.Command) -> str:
     found = behind(name) or (None if name in LAZY_COMMANDS else command)
     if found is None:
         return f"{title}\n\n{summary} Its flags: [settings](settings.md#seqmesh-{name})."
+    if isinstance(found, click.Group):
+        own = [of_click(f"{name} {each}", command, command.help or "") for each, command in found.commands.items()]
+        return "\n\n".join([title, help_text(found.help or summary), *own])
+    return of_click(name, found, summary)
+
+
+def of_click(name: str, found: click.Command, summary: str) -> str:
+    """One click command: how it is called, its help, and its options."""
+    title = f"### `seqmesh {name}`"
     context = click.Context(found, info_name=f"seqmesh {name}", **found.context_settings)
     usage = found.get_usage(context).removeprefix("Usage: ")
     parts = [title, f"```text\n{usage}\n```", help_text(found.help or summary)]

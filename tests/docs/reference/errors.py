@@ -61,6 +61,7 @@ EXITS = (
     ("`seqmesh drain`, `move`, `settings`", 1, "It could not be done; the message says what to do instead."),
     ("`... healthcheck`", 1, "The process of that name does not live."),
     ("`seqmesh demo`", 1, "The answers of both runs differ."),
+    ("`seqmesh demo vad`", 1, "The segments differ from those that onnxruntime finds alone."),
     ("`seqmesh chaos`", EXIT_FAILED_CHECK, "A promise was broken."),
     ("`seqmesh chaos`", 3, "Nothing was broken, but the run ended too soon."),
 )

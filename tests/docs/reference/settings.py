@@ -14,7 +14,7 @@ from tests.docs.reference.markdown import code, page, table, text
 
 HEAD = ("Flag and variable", "Type", "Unit", "Default", "Bounds", "Meaning")
 ORDER = ("gateway", "scheduler", "executor", "up")
-OPERATING = ("drain", "move", "settings")
+OPERATING = ("drain", "seq", "settings")
 INTRO = """
 A setting `http_port` is the flag `--http-port` and the environment variable `SEQMESH_HTTP_PORT`. The flag wins over the
 variable, the variable over the default. A variable that begins with `SEQMESH_` and belongs to no service is refused.

@@ -165,6 +165,33 @@ def test_late_stateless_requests_are_delayed_or_rejected_as_the_dialect_says(loa
     assert (4,) == complete.dynamic_batching.preferred_batch_sizes
 
 
+def test_a_timeout_action_is_that_of_every_level_and_lets_requests_bring_timeouts(load_text: LoadText) -> None:
+    levels = """priority_levels: 2 default_priority_level: 1 priority_queue_policy {{ key: 2 value {{
+        timeout_action: {action} default_timeout_microseconds: 9 }} }}"""
+    complete = load_text(
+        f"{IO} dynamic_batching {{ timeout_action: TIMEOUT_COMPLETE {levels.format(action='REJECT')} }}"
+    ).config.dynamic_batching
+    silent = load_text(f"{IO} dynamic_batching {{ {levels.format(action='DELAY')} }}").config.dynamic_batching
+
+    assert complete is not None
+    assert silent is not None
+    assert [TimeoutAction.DELAY] * 2 == [
+        policy.timeout_action for policy in (complete.default_queue_policy, complete.priority_queue_policies[2])
+    ]
+    assert (True, False) == (complete.own_timeouts, silent.own_timeouts)
+    with pytest.raises(ConfigError, match=r"priority_queue_policy\[2\]\.timeout_action' contradict"):
+        load_text(f"{IO} dynamic_batching {{ timeout_action: TIMEOUT_REJECT {levels.format(action='DELAY')} }}")
+    with pytest.raises(ConfigError, match="can not have DELAY as timeout action when 'preserve_ordering' is true"):
+        load_text(f"{IO} dynamic_batching {{ timeout_action: TIMEOUT_COMPLETE preserve_ordering: true }}")
+
+
+def test_the_timeout_action_of_a_lent_batcher_counts_where_the_sequence_batcher_has_none(load_text: LoadText) -> None:
+    lent = "dynamic_batching { timeout_action: TIMEOUT_COMPLETE }"
+    own = [load_text(f"{IO} {lent} sequence_batching {{ {own} }}") for own in ("", "timeout_action: TIMEOUT_REJECT")]
+
+    assert [TimeoutAction.DELAY, TimeoutAction.REJECT] == [sequence_of(each).timeout_action for each in own]
+
+
 @pytest.mark.parametrize(
     ("action", "expected", "late"),
     [

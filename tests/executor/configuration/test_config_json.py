@@ -27,6 +27,7 @@ from executor.configuration.canonical import to_json
 from executor.configuration.load import LoadedConfig
 from executor.configuration.normalise import fill_identity, normalise
 from executor.configuration.validate import validate
+from shared.configuration.lenient_json import as_strict_json
 from shared.configuration.parse import parse_json, parse_text
 from shared.configuration.proto import config_proto
 from shared.configuration.schema import CONFIG_DESCRIPTOR, is_dialect
@@ -128,6 +129,57 @@ def test_load_request_may_bring_its_own_configuration(load_text: LoadText) -> No
     assert {"Key": "Value"} == config.parameters
     assert config.dynamic_batching is not None
     assert "DELAY" == config.dynamic_batching.priority_queue_policies[1].timeout_action
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{max_batch_size: 3, input: [{name: "O", data_type: "TYPE_FP32", dims: [5]}]}',
+        """{'max_batch_size': 3, 'input': [{'name': 'O', 'data_type': 'TYPE_FP32', 'dims': [5]}]}""",
+        '{"max_batch_size": 3, "input": [{"name": "O", "data_type": "TYPE_FP32", "dims": [5,],},],}',
+        """ {max_batch_size:3,\n'input':[{name:"O",data_type:'TYPE_FP32',dims:['5',],}],}\n""",
+    ],
+)
+def test_an_override_may_be_written_as_loosely_as_triton_reads_it(text: str) -> None:
+    """Bare keys, single quotes, trailing commas: protobuf's C++ parser takes them."""
+    config = parse_json(text)
+
+    assert (3, "O", [5]) == (config.max_batch_size, config.input[0].name, list(config.input[0].dims))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"""{parameters: {a: {string_value: 'it\'s "so"'}}}""", 'it\'s "so"'),
+        (r"""{parameters: {a: {string_value: "it's \"so\""}}}""", 'it\'s "so"'),
+        (r"""{parameters: {a: {string_value: 'tab\t \v \q \u00e9'}}}""", "tab\t \v q \u00e9"),
+        ("{parameters: {a: {string_value: 'two\nlines {a: 1,}, \"b\": [2,]'}}}", 'two\nlines {a: 1,}, "b": [2,]'),
+    ],
+)
+def test_strings_of_a_loose_configuration_keep_their_content(text: str, value: str) -> None:
+    (parameter,) = parse_json(text).parameters.values()
+
+    assert value == parameter.string_value
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
+        max_leaves=12,
+    )
+)
+def test_json_itself_is_read_the_same_by_the_loose_rules(document: Any) -> None:
+    for text in (json.dumps(document), json.dumps(document, ensure_ascii=False, indent=1)):
+        assert document == json.loads(as_strict_json(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["{,}", "[,]", "[1,,]", "{a 1}", "{'a: 1}", "{a: b}", "{a: 1}}", "{1: 2}", "{a: #}", "{true: 1}"]
+)
+def test_what_triton_does_not_read_either_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="failed to parse"):
+        parse_json(text)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,6 @@ def test_backend_is_told_from_the_models_name(load_text: LoadText, name: str, ba
                 "pytorch_libtorch)"
             ),
         ),
-        ('platform: "ensemble"', [], "model 'm' has platform 'ensemble'; the mesh does not serve ensembles"),
     ],
 )
 def test_model_without_an_installed_backend_is_refused(

@@ -302,8 +302,67 @@ RETRY_PARAMETERS = [
     for value in values
 ]
 
+ENSEMBLE = f'platform: "ensemble" {IO}'
+
+
+def step(model: str, given: str, made: str) -> str:
+    """A step of an ensemble; maps as `A=x B=y`."""
+
+    def entries(kind: str, pairs: str) -> str:
+        named = (pair.split("=") for pair in pairs.split())
+        return " ".join(f'{kind} {{ key: "{key}" value: "{value}" }}' for key, value in named)
+
+    return f'step {{ model_name: "{model}" {entries("input_map", given)} {entries("output_map", made)} }}'
+
+
+def ensemble(*steps: str, more: str = "") -> str:
+    return f"{ENSEMBLE} {more} ensemble_scheduling {{ {' '.join(steps)} }}"
+
+
+PASS = step("a", "I=X", "O=Y")
+ENSEMBLES = [
+    (
+        f"{IO} ensemble_scheduling {{ {PASS} }}",
+        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+    ),
+    (ensemble(), "must specify 'step' for ensemble 'm'"),
+    (ENSEMBLE, "must specify 'step' for ensemble 'm'"),
+    (ensemble(PASS, more="instance_group { count: 1 }"), "instance group should not be specified for ensemble 'm'"),
+    (ensemble(PASS, more="optimization { }"), "optimization should not be specified for ensemble 'm'"),
+    (
+        ensemble(PASS, more="model_warmup { name: 'w' }"),
+        "model_warmup can not be specified for ensemble 'm'",
+    ),
+    (ensemble(PASS, more='backend: "python"'), "ensemble 'm' must not specify 'backend', which is 'python'"),
+    (ensemble(step("", "I=X", "O=Y")), "must specify 'model_name' in step 0 of ensemble 'm'"),
+    (ensemble(step("a", "", "O=Y")), "must specify 'input_map' in step 0 of ensemble 'm'"),
+    (ensemble(step("a", "I=X", "")), "must specify 'output_map' in step 0 of ensemble 'm'"),
+    (
+        ensemble(PASS, step("b", "I=X", "O=Y")),
+        "ensemble tensor 'Y' can appear in an output map only once for ensemble 'm' step 1",
+    ),
+    (ensemble(step("a", "I=other", "O=Y")), "ensemble input 'X' for ensemble m is not used"),
+    (ensemble(step("a", "I=X", "O=other")), "ensemble output 'Y' for ensemble m is not used"),
+    (
+        ensemble(step("a", "I=X J=later", "O=Y"), step("b", "I=Y", "O=later")),
+        "output 'Y' for ensemble 'm' is not written",
+    ),
+    (ensemble(PASS, step("b", "I=X", "O=idle")), "ensemble tensor 'idle' is unused in ensemble 'm'"),
+    (
+        ensemble(PASS, step("b", "I=round", "O=about"), step("b", "I=about", "O=round")),
+        "ensemble tensor 'about' is unused in ensemble 'm'",
+    ),
+    (
+        ensemble(PASS, step("b", "I=Y", "O=X")),
+        "ensemble input 'X' for ensemble 'm' is written by one of its steps",
+    ),
+    (
+        ensemble(step("a", "I=X", "O=t0"), *(step("a", f"I=t{n}", f"O=t{n + 1}") for n in range(256))),
+        "ensemble 'm' has 257 steps, more than 256",
+    ),
+]
+
 NOT_SERVED = [
-    ("ensemble_scheduling { step { model_name: 'a' } }", "ensemble_scheduling", "the mesh does not serve ensembles"),
     (
         "model_transaction_policy { decoupled: true }",
         "model_transaction_policy.decoupled",
@@ -445,6 +504,7 @@ WARMUP = [
         *BATCH_IO,
         *METRICS,
         *WARMUP,
+        *ENSEMBLES,
         *CONTROLS,
         *SEQUENCES,
         *STATES,

@@ -48,7 +48,8 @@ def said_by_triton(config: ModelConfig) -> ModelConfig:
     batching = config.sequence_batching
     if batching is not None:
         batching = replace(batching, implicit_start=False, describe_on_expiry=False)
-    return replace(config, sequence_batching=batching, notes=())
+    dynamic = config.dynamic_batching and replace(config.dynamic_batching, own_timeouts=False)
+    return replace(config, sequence_batching=batching, dynamic_batching=dynamic, notes=())
 
 
 @pytest.mark.parametrize("heading", CONFIGURATIONS)

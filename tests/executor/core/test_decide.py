@@ -15,7 +15,7 @@ from executor.core.events import (
     OwnershipOver,
     RowEnd,
     StateLoaded,
-    StepFinal,
+    StepsFinal,
     SuspectTried,
 )
 from executor.core.recovery import Checkpoints
@@ -243,7 +243,7 @@ class TestLeaving:
             flags = StepFlag.NONE if last else StepFlag.START
             owner.take(step(last + 1, flags=flags, committed=last, sequence=name, slot=number))
             owner.run()
-            owner.take(StepFinal(name, Epoch(1), StepNumber(last + 1)))
+            owner.take(StepsFinal([(name, Epoch(1), StepNumber(last + 1))]))
 
     @staticmethod
     def crowded() -> Owner:
@@ -485,7 +485,7 @@ class TestEntries:
         owner.run()
         assert ["1-3"] == owner.commits[-1].answers[0].change.entries
 
-        owner.take(StepFinal(SEQUENCE, Epoch(1), StepNumber(5)))
+        owner.take(StepsFinal([(SEQUENCE, Epoch(1), StepNumber(5))]))
         owner.take(step(4, committed=4))
 
         assert ["1-4"] == owner.removed
@@ -511,7 +511,7 @@ class TestSuspects:
         owner = Owner()
         owner.take(step(1, flags=START, suspicion=2))
         owner.take(step(5, sequence=OTHER, slot=1, committed=4, suspicion=2))
-        assert ([], [], 2) == (owner.run(), owner.state.next_fetches(9, 9), len(owner.state.held))
+        assert ([], [], 2) == (owner.run(), owner.state.next_fetches(9, 9), len(owner.state.suspects))
 
         owner.take(SuspectTried(owner.owned()))
         assert [1] == owner.run_all()

@@ -383,16 +383,51 @@ def test_arguments_and_results_are_found_by_name_and_by_index_together(workshop:
     config = sequence_config(
         "indexed",
         "pytorch",
-        inputs=[TensorSpec("IN__1", "FP32", (1,)), TensorSpec("first", "FP32", (1,))],
+        inputs=[TensorSpec("second", "FP32", (1,)), TensorSpec("first", "FP32", (1,))],
         outputs=[TensorSpec("OUT__0", "FP32", (1,))],
         states=[StateSpec("STATE__2", "NEXT__1", "FP32", (1,))],
     )
-    inputs = {"IN__1": wire("IN__1", [[2]]), "first": wire("first", [[10]])}
+    inputs = {"second": wire("second", [[2]]), "first": wire("first", [[10]])}
 
     (result,) = results(workshop.load(config), [Row(inputs, slot=0, start=True)])
 
     assert 8 == array(result, "OUT__0").item()
     assert 10 == to_numpy(result.states["STATE__2"]).item()
+
+
+def test_inputs_of_other_names_are_given_in_the_order_of_the_configuration(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`first` is an argument, but not the only name: as in Triton, the order decides for all."""
+    workshop.script("indexed", torch_modules.Indexed())
+    names = ("minuend", "first", "added")
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec(name, "FP32", (1,)) for name in names],
+        outputs=[TensorSpec("difference", "FP32", (1,)), TensorSpec("sum", "FP32", (1,))],
+    )
+    inputs = {name: wire(name, [[value]]) for name, value in zip(names, (10, 4, 1), strict=True)}
+
+    (result,) = results(workshop.load(config), [Row(inputs)])
+
+    assert [6, 11] == [array(result, name).item() for name in ("difference", "sum")]
+    assert "they are given in the order of the configuration" in caplog.text
+
+
+def test_outputs_of_which_one_has_another_name_are_read_in_order(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec(f"IN__{index}", "FP32", (1,)) for index in range(3)],
+        outputs=[TensorSpec("OUT__1", "FP32", (1,)), TensorSpec("sum", "FP32", (1,))],
+    )
+    inputs = {f"IN__{index}": wire(f"IN__{index}", [[value]]) for index, value in enumerate((10, 4, 1))}
+
+    (result,) = results(workshop.load(config), [Row(inputs)])
+
+    assert [6, 11] == [array(result, name).item() for name in ("OUT__1", "sum")]
 
 
 def test_a_state_listed_among_the_outputs_is_given_to_the_caller_too(workshop: Workshop) -> None:
@@ -605,15 +640,27 @@ def bad_load(workshop: Workshop, config: ModelConfig, text: str) -> None:
 
 def test_a_name_that_fits_no_argument_is_refused_with_the_arguments_names(workshop: Workshop) -> None:
     workshop.script("indexed", torch_modules.Indexed())
-    names = ["first", "second", "nobody"]
-    config = plain_config(
+    config = sequence_config(
         "indexed",
         "pytorch",
-        inputs=[TensorSpec(name, "FP32", (1,)) for name in names],
+        inputs=[TensorSpec("first", "FP32", (1,)), TensorSpec("second", "FP32", (1,))],
         outputs=[TensorSpec("a", "FP32", (1,))],
+        states=[StateSpec("nobody", "b", "FP32", (1,))],
     )
 
     bad_load(workshop, config, "'nobody' is no argument of forward.*the arguments are 'first', 'second', 'third'")
+
+
+def test_more_inputs_than_arguments_are_refused_with_the_arguments_names(workshop: Workshop) -> None:
+    workshop.script("indexed", torch_modules.Indexed())
+    config = plain_config(
+        "indexed",
+        "pytorch",
+        inputs=[TensorSpec(name, "FP32", (1,)) for name in ("first", "second", "third", "nobody")],
+        outputs=[TensorSpec("a", "FP32", (1,))],
+    )
+
+    bad_load(workshop, config, "there are more of them than arguments, which are 'first', 'second', 'third'")
 
 
 def test_an_argument_that_nothing_fits_is_refused(workshop: Workshop) -> None:
@@ -633,11 +680,11 @@ def test_two_names_of_one_argument_are_refused(workshop: Workshop) -> None:
     config = plain_config(
         "doubled",
         "pytorch",
-        inputs=[TensorSpec("x", "FP32", (1,)), TensorSpec("IN__0", "FP32", (1,))],
+        inputs=[TensorSpec("IN__0", "FP32", (1,)), TensorSpec("ALSO__0", "FP32", (1,))],
         outputs=[TensorSpec("y", "FP32", (1,))],
     )
 
-    bad_load(workshop, config, "'IN__0' and 'x' are both argument 'x' of forward")
+    bad_load(workshop, config, "'ALSO__0' and 'IN__0' are both argument 'x' of forward")
 
 
 def test_two_outputs_of_one_place_are_refused(workshop: Workshop) -> None:
@@ -646,10 +693,10 @@ def test_two_outputs_of_one_place_are_refused(workshop: Workshop) -> None:
         "doubled",
         "pytorch",
         inputs=[TensorSpec("x", "FP32", (1,))],
-        outputs=[TensorSpec("y", "FP32", (1,)), TensorSpec("OUT__0", "FP32", (1,))],
+        outputs=[TensorSpec("y__0", "FP32", (1,)), TensorSpec("OUT__0", "FP32", (1,))],
     )
 
-    bad_load(workshop, config, "outputs 'y' and 'OUT__0' both mean value 0")
+    bad_load(workshop, config, "outputs 'y__0' and 'OUT__0' both mean value 0")
 
 
 def test_a_damaged_model_file_is_a_load_error(workshop: Workshop) -> None:

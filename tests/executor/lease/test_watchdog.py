@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from executor.engine.base import BatchResult, Row, Timings
-from executor.lease.watchdog import REMEDY, Watchdog, held_by
+from executor.lease.watchdog import REMEDY, Watchdog, blocking_instances
 from executor.workers.worker import EngineWorker
 from shared.contract.ids import InstanceIndex
 
@@ -75,4 +75,4 @@ async def test_a_call_that_keeps_the_interpreter_is_named_with_the_remedy(caplog
 def test_a_process_that_was_frozen_or_whose_models_were_quick_was_held_up_by_none(
     cpu_s: float, calls_s: list[float], expected: list[str]
 ) -> None:
-    assert expected == held_by([worker(call_s) for call_s in calls_s], cpu_s, limit_s=3.0)
+    assert expected == blocking_instances([worker(call_s) for call_s in calls_s], cpu_s, limit_s=3.0)

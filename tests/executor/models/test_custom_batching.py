@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from executor.models.custom_batching import HOOKS, PATH_PARAMETER, BatchStrategy, find_strategy
+from executor.models.custom_batching import HOOKS, PATH_PARAMETER, BatchRequest, BatchStrategy, find_strategy
 from shared.contract.errors import LoadError
 from shared.contract.model_config import Direct, DynamicBatching, ModelConfig, SequenceBatching
+from shared.contract.tensors import Tensor
+from tests.markdown_pages import ROOT, blocks_of, rows_below
 
 WHOLE = "\n".join(f"def {hook}(*arguments): return __file__" for hook in HOOKS)
 PLAIN = ModelConfig("m", "python", "", 4, (), (), dynamic_batching=DynamicBatching())
@@ -100,6 +103,30 @@ def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, reason: s
         BatchStrategy(put(tmp_path / "own.py", text), PLAIN)
 
     assert reason in caught.value.message
+
+
+def test_the_strategy_of_the_guide_bounds_a_batch_by_its_bytes(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guides" / "batch-strategies.md"
+    text = next(block.text for block in blocks_of(page) if block.language == "python")
+    config = ModelConfig("m", "python", "", 4, (), (), parameters={"MAX_BYTES": "10"})
+    module = vars(BatchStrategy(put(tmp_path / "batchstrategy.py", text), config))["_hooks"]
+    batch = module["model_batch_initialize"](module["model_batcher_initialize"](config))
+    joined = [
+        module["model_batch_include_request"](
+            BatchRequest("", 1, {"TEXT": Tensor("TEXT", "BYTES", (1,), bytes(size))}, 0, 0, 0, {}), batch
+        )
+        for size in (6, 4, 1)
+    ]
+
+    assert [True, True, False] == joined
+
+
+def test_the_guide_names_every_hook_in_both_languages() -> None:
+    rows = rows_below(ROOT / "docs" / "guides" / "batch-strategies.md", "## The five functions")
+
+    assert list(HOOKS) == [re.findall(r"\w+", python)[0] for _, python, _ in rows]
+    for c, python, _ in rows:
+        assert c.strip("`").removeprefix("TRITONBACKEND_").lower() == re.findall(r"\w+", python)[0].replace("_", "")
 
 
 def test_one_that_is_not_there_says_so(tmp_path: Path) -> None:

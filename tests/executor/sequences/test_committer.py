@@ -140,9 +140,9 @@ async def test_computing_waits_while_what_waits_for_redis_has_too_many_bytes(
     made = Committer(Scripts(mesh.redis, mesh.keys), Link(mesh.redis), mesh.keys, EXECUTOR, 60_000)
 
     made.put(owner, [step_commit(mesh.sequence(7), epoch, 1, "0-1", bytes(99))])
-    await made.room()
+    await made.below_bounds()
     made.put(owner, [step_commit(mesh.sequence(7), epoch, 2, "0-2", bytes(1))])
-    waiting = asyncio.create_task(made.room())
+    waiting = asyncio.create_task(made.below_bounds())
     await asyncio.sleep(0)
     assert not waiting.done()
 

@@ -35,7 +35,7 @@ class Held:
         self.changed = asyncio.Event()
 
     @property
-    def held_bytes(self) -> int:
+    def queued_bytes(self) -> int:
         return sum(self.sizes)
 
     def tell(self, entry: InboxExpired) -> Sequence[str]:

@@ -90,7 +90,7 @@ class HeldEngine:
 class RecordedCommits:
     """In the committer's place: everything is final at once. settled: cleared, its commits seem to be on their way."""
 
-    has_room = True
+    is_below_bounds = True
 
     def __init__(self) -> None:
         self.steps: list[StepCommit] = []
@@ -109,7 +109,7 @@ class RecordedCommits:
         if count:
             await self.settled.wait()
 
-    async def room(self) -> None: ...
+    async def below_bounds(self) -> None: ...
     async def drained(self) -> None: ...
 
     def outcome(self, step: int, correlation_id: CorrelationId = 7) -> StepOutcome | None:
@@ -874,7 +874,7 @@ class TestStaging:
 
     async def test_nothing_is_staged_while_too_many_commits_are_open(self) -> None:
         async with stage(config(Oldest(64))) as on:
-            on.commits.has_room = False
+            on.commits.is_below_bounds = False
             await self.two_full(on)
 
             assert 4 == len(on.model.state.ready[0])

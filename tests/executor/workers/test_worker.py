@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from executor.engine.base import BatchResult, Row, RowError, Timings
 from executor.engine.pytorch import devices
 from executor.workers.devices import DeviceLostError, Devices
-from executor.workers.worker import EngineWorker, SavedState
+from executor.workers.worker import SHORT_US, EngineWorker, Pace, SavedState
 from shared.contract.errors import ModelError
 from shared.contract.ids import InstanceIndex, SlotIndex
 from shared.contract.tensors import Tensor
@@ -149,3 +152,85 @@ async def test_a_checkpoint_that_meets_a_lost_gpu_is_not_unusable(monkeypatch: p
     with pytest.raises(DeviceLostError):
         await worker.load([saved(0), saved(1)])
     await worker.close()
+
+
+class Threads:
+    """An engine that notes on which threads its batches run. busy_s: CPU time of a batch"""
+
+    def __init__(self, *, only_computes: bool = True) -> None:
+        self.only_computes = only_computes
+        self.names: list[str] = []
+        self.busy_s = 0.0
+
+    def run(self, rows: Any, want_state: Any) -> BatchResult:
+        self.names.append(threading.current_thread().name)
+        end_s = time.thread_time() + self.busy_s
+        while time.thread_time() < end_s:
+            pass
+        return BatchResult([None], Timings(0, 0, 0))
+
+    def load_states(self, slots: Any, states: Any) -> None:
+        self.names.append("load")
+
+    def close(self) -> None: ...
+
+
+SETTLED = 400
+"""Short batches after which the next one runs on the loop."""
+
+
+async def run(worker: EngineWorker, times: int) -> None:
+    for _ in range(times):
+        await worker.run([Row(inputs={}, null=True)], [False])
+
+
+async def test_short_batches_of_a_model_that_only_computes_run_on_the_loop_until_one_is_long() -> None:
+    engine: Any = Threads()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+
+    await run(worker, SETTLED)
+    assert ("sum_0_0", "MainThread") == (engine.names[0], engine.names[-1])
+
+    engine.busy_s = 20 * SHORT_US / 1e6
+    await run(worker, 1)
+    engine.busy_s = 0.0
+    await run(worker, 10)
+    assert ["sum_0_0"] * 10 == engine.names[-10:]
+    await worker.close()
+
+
+async def test_a_model_that_may_wait_keeps_its_thread() -> None:
+    engine: Any = Threads(only_computes=False)
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+
+    await run(worker, SETTLED)
+
+    assert {"sum_0_0"} == set(engine.names)
+    await worker.close()
+
+
+async def test_a_batch_never_overtakes_a_call_that_the_thread_was_given() -> None:
+    engine: Any = Threads()
+    worker = EngineWorker(engine, "sum", "sum_0_0", InstanceIndex(0))
+    await run(worker, SETTLED)
+    engine.names.clear()
+
+    await asyncio.gather(worker.load([saved(0)]), worker.run([Row(inputs={}, null=True)], [False]))
+    await run(worker, 1)
+
+    assert ["load", "sum_0_0", "MainThread"] == engine.names
+    await worker.close()
+
+
+def test_one_long_batch_is_forgotten_slowly() -> None:
+    pace = Pace()
+    assert not pace.is_short
+
+    for _ in range(SETTLED):
+        pace.took(20)
+    assert pace.is_short
+
+    pace.took(10_000)
+    for _ in range(150):
+        pace.took(20)
+    assert not pace.is_short

@@ -19,7 +19,7 @@ from tests.gateway.gateway_process import GatewayProcess, gateway_process
 from tests.gateway.hostile import INFER, LIVE, request
 
 CLIENTS = 50
-ATTACK_S = 10.0
+ATTACK_S = 4.0
 MEMORY_MAX = 512 << 20
 SLACK = 64 << 20
 """What arrives, and is decoded, between two looks at the memory."""

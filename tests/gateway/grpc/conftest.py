@@ -132,7 +132,7 @@ class RepositoryTwin(RepositoryControl):
             raise LoadError("failed to load 'broken', failed to poll from model repository", Code.INTERNAL)
         self.done.append(("load", model, config_json, dict(files or {})))
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
         self.done.append(("unload", model))
 
 

@@ -16,7 +16,7 @@ from gateway.grpc.codec import (
     encode_answer,
     encode_stream_answer,
     encode_stream_error,
-    requested_classes,
+    requested_forms,
     write_parameters,
 )
 from gateway.grpc.metadata import CallMetadata
@@ -260,13 +260,14 @@ def test_a_datatype_that_does_not_exist_is_carried_by_no_field() -> None:
 
 
 @pytest.mark.parametrize("where", ["inputs", "outputs"])
-def test_tensors_in_shared_memory_are_refused_with_the_reason(where: str) -> None:
+def test_tensors_in_shared_memory_are_refused_where_it_is_off(where: str) -> None:
     made = request()
     tensor = getattr(made, where).add(name="A")
     tensor.parameters["shared_memory_region"].string_param = "region"
+    tensor.parameters["shared_memory_byte_size"].int64_param = 4
 
-    with pytest.raises(RequestError, match="need not be on one machine") as caught:
-        (decode_request if where == "inputs" else requested_classes)(made)
+    with pytest.raises(RequestError, match="Client shared memory is disabled") as caught:
+        (decode_request if where == "inputs" else requested_forms)(made)
 
     assert caught.value.code is Code.UNSUPPORTED
 
@@ -293,7 +294,7 @@ def test_an_output_may_be_asked_for_as_classes() -> None:
     made.outputs.add(name="PLAIN")
     made.outputs.add(name="CLASSES").parameters["classification"].int64_param = 3
 
-    assert {"CLASSES": 3} == requested_classes(made)
+    assert {"CLASSES": 3} == requested_forms(made)
     assert ("PLAIN", "CLASSES") == decode_request(made).outputs
 
 
@@ -311,7 +312,7 @@ def test_a_number_of_classes_is_a_positive_int64(choice: dict[str, Any], message
     made.outputs.add(name="A").parameters["classification"].CopyFrom(pb.InferParameter(**choice))
 
     with pytest.raises(RequestError) as caught:
-        requested_classes(made)
+        requested_forms(made)
 
     assert message == caught.value.message
 

@@ -388,8 +388,8 @@ async def test_there_is_no_region_of_shared_memory_and_none_to_unregister(stub: 
 @pytest.mark.parametrize(
     ("rpc", "reason"),
     [
-        ("SystemSharedMemoryRegister", "need not be on one machine"),
-        ("CudaSharedMemoryRegister", "need not be on one machine"),
+        ("SystemSharedMemoryRegister", "Client shared memory is disabled"),
+        ("CudaSharedMemoryRegister", "GPUs not supported"),
     ],
 )
 async def test_rpcs_without_a_meaning_in_a_mesh_say_why(stub: Any, rpc: str, reason: str) -> None:

@@ -22,7 +22,7 @@ def test_the_connection_that_has_waited_for_longest_makes_room() -> None:
     for name, client in (("first", "a"), ("second", "b"), ("third", "c")):
         seat = taken(share, client)
         assert seat is not None
-        seat.make_room = lambda name=name: gone.append(name)
+        seat.end = lambda name=name: gone.append(name)
         seats.append(seat)
     seats[0].work()
     seats[1].work()
@@ -54,7 +54,7 @@ def test_a_client_makes_room_for_itself_alone() -> None:
     share = Share(10, 2)
     others = taken(share, "a")
     assert others is not None
-    others.make_room = lambda: pytest.fail("another client's connection was closed")
+    others.end = lambda: pytest.fail("another client's connection was closed")
     own = [taken(share, "b", 0.1), taken(share, "b", 0.2)]
 
     assert taken(share, "b", LATER) is not None

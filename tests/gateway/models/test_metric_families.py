@@ -191,6 +191,8 @@ def test_rows_are_counted_without_null_rows_beside_those_that_batches_had_room_f
     plain = (("model", "plain"), ("version", "3"))
     for name, value in (("seqmesh_batch_rows", 14), ("seqmesh_batch_rows_possible", 24)):
         assert ("counter", {(name, LABELS): value, (name, plain): 0}) == read[name]
+    name = "seqmesh_batch_fill_ratio"
+    assert ("gauge", {(name, LABELS): 14 / 24, (name, plain): 0}) == read[name]
 
 
 def test_takeovers_and_refused_commits_are_counted_of_sequence_models() -> None:

@@ -130,6 +130,23 @@ def test_session_id_in_digits_serves_a_model_with_integer_ids():
     assert made.flags == StepFlag.START | StepFlag.IMPLICIT
 
 
+def test_any_session_serves_a_model_with_wide_integer_ids_without_a_start():
+    """The header names a sequence of any sequence model, canonical ones too."""
+    wide = [admitted(call(session_id=name), model(controls=corrid("UINT64"))) for name in ("ann", "ann", "bob")]
+
+    first, again, other = [each.message.correlation_id for each in wide]
+    assert first == again != other
+    assert isinstance(first, int)
+    assert 0 < first < 1 << 63
+    assert {StepFlag.IMPLICIT} == {each.flags for each in wide}
+    assert "data-type is 'BYTES'" in refused(call(session_id="ann"), model(controls=corrid("INT32")))
+
+
+def test_start_and_end_need_an_id_even_where_sequences_start_by_themselves():
+    for flags in ({"start": True}, {"end": True}):
+        assert refused(call(**flags), model(implicit_start=True)).endswith("non-zero or non-empty correlation ID")
+
+
 def test_a_sequence_may_be_named_twice_by_the_same_name_only():
     twice = admitted(call(correlation_id=17, session_id="17"), model(controls=corrid("UINT64")))
 
@@ -222,6 +239,14 @@ def test_a_request_may_only_lower_its_levels_timeout(default: int, may_lower: bo
     entered = admitted(call(timeout_us=asked), stateless(dynamic_batching=DynamicBatching(default_queue_policy=policy)))
 
     assert timeout == entered.queueing.timeout_us
+
+
+@pytest.mark.parametrize(("default", "asked", "timeout"), [(0, 5, 5), (0, 0, 0), (9, 5, 5), (9, 12, 9)])
+def test_in_the_dialect_a_requests_own_timeout_counts_in_every_level(default: int, asked: int, timeout: int):
+    policy = QueuePolicy(default_timeout_us=default)
+    batching = DynamicBatching(default_queue_policy=policy, own_timeouts=True)
+
+    assert timeout == admitted(call(timeout_us=asked), stateless(dynamic_batching=batching)).queueing.timeout_us
 
 
 @pytest.mark.parametrize("action", TimeoutAction)

@@ -142,7 +142,7 @@ def total(answer: Any) -> int:
 
 
 def is_submit(chunk: bytes) -> bool:
-    return b"EVALSHA" in chunk and b"running_sum|" in chunk
+    return b"FCALL" in chunk and b"running_sum|" in chunk
 
 
 @pytest.mark.parametrize("identity", [{"request_id": "r"}, {"expected_step": 2}], ids=["request id", "step number"])
@@ -469,7 +469,7 @@ async def test_stateless_request_whose_caller_leaves_while_its_fate_is_unknown_i
     leaving: list[asyncio.Future[Any]] = []
 
     def leave_and_cut(chunk: bytes) -> bool:
-        if b"EVALSHA" not in chunk or b"INPUT0" not in chunk:
+        if b"FCALL" not in chunk or b"INPUT0" not in chunk:
             return False
         leaving[0].cancel()
         proxy.refuses = True

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.requests.admission import Admitted
-from gateway.requests.response_cache import lookup_of, marked
+from gateway.requests.response_cache import lookup_of, with_cache_key
 from shared.contract.messages import InferMessage, ModelRecord
 from shared.contract.model_config import ModelConfig
 
@@ -19,13 +19,13 @@ ADMITTED = Admitted(InferMessage("m", "2", "id", 0, (), arrived_ns=7))
 
 def name(admitted: Admitted = ADMITTED, record: ModelRecord = RECORD) -> str:
     """What the request's answer is looked for under."""
-    lookup = lookup_of(marked(admitted, record, 100).message, record)
+    lookup = lookup_of(with_cache_key(admitted, record, 100).message, record)
     assert lookup is not None
     return lookup.name
 
 
 def test_a_request_is_marked_with_what_its_answer_may_be_stored_for() -> None:
-    found = marked(ADMITTED, RECORD, 100)
+    found = with_cache_key(ADMITTED, RECORD, 100)
 
     lookup = lookup_of(found.message, RECORD)
     assert lookup is not None
@@ -42,6 +42,6 @@ def test_what_another_load_or_other_files_answered_is_not_found(change: dict[str
 
 
 def test_without_a_cache_or_where_the_model_has_it_not_enabled_nothing_is_looked_up() -> None:
-    assert ADMITTED is marked(ADMITTED, RECORD, 0)
-    assert ADMITTED is marked(ADMITTED, msgspec.structs.replace(RECORD, cache_scopes={}), 100)
+    assert ADMITTED is with_cache_key(ADMITTED, RECORD, 0)
+    assert ADMITTED is with_cache_key(ADMITTED, msgspec.structs.replace(RECORD, cache_scopes={}), 100)
     assert lookup_of(ADMITTED.message, RECORD) is None

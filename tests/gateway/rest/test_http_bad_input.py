@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.requests.regions import DISABLED
 from gateway.settings import GatewaySettings
 from tests.gateway.fake_executor import FakeExecutor, RunningGateway, gateway_running
 
@@ -105,7 +106,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
         400,
         "Output can't set both 'shared_memory_region' and 'binary_data'",
     ),
-    ("output in shared memory", ECHO, output(shared_memory_region="r"), 501, "shared memory is not supported"),
+    ("output in shared memory", ECHO, output(shared_memory_region="r", shared_memory_byte_size=4), 501, DISABLED),
     ("deep nesting", ECHO, b'{"inputs":' + b"[" * 200 + b"]" * 200 + b"}", 400, "maximum allowed limit (100)"),
     ("very deep nesting", ECHO, b"[" * 5000, 400, ""),
     ("half floats", "/v2/models/echo_half/infer", body(one("INPUT0", "FP16")), 400, "receiving FP16 data via JSON"),
@@ -174,7 +175,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
         ECHO,
         body({"name": "INPUT0", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}),
         501,
-        "shared memory is not supported",
+        DISABLED,
     ),
     ("reserved", ECHO, body(one("INPUT0", "FP32"), parameters={"triton_x": 1}), 400, "reserved for Triton usage"),
     ("parameter type", ECHO, body(one("INPUT0", "FP32"), parameters={"x": [1]}), 400, "parameter 'x' has invalid type"),

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from gateway.access.origins import Origins
-from gateway.models.metadata import SHARED_MEMORY_REFUSAL
 from gateway.rest.infer import GENERATE_REFUSAL
 from gateway.rest.reply import RouteEndpoint
 from gateway.rest.server import ServerRoutes
@@ -74,8 +73,15 @@ async def session(gateway: RunningGateway):
             "Unable to find cuda shared memory region: 'r'",
         ),
         ("POST", "/v2/systemsharedmemory/status", 405, "Method Not Allowed"),
-        ("POST", "/v2/systemsharedmemory/unregister", 501, SHARED_MEMORY_REFUSAL),
-        ("POST", "/v2/cudasharedmemory/region/r/register", 501, SHARED_MEMORY_REFUSAL),
+        ("POST", "/v2/systemsharedmemory/unregister", 200, None),
+        ("POST", "/v2/systemsharedmemory/region/r/unregister", 200, None),
+        ("POST", "/v2/cudasharedmemory/unregister", 200, None),
+        (
+            "POST",
+            "/v2/cudasharedmemory/region/r/register",
+            501,
+            "failed to register CUDA shared memory region: 'r', GPUs not supported",
+        ),
         ("POST", "/v2/repository/other/models/echo/load", 501, "'repository_name' specification is not supported"),
     ],
 )

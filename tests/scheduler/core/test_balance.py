@@ -201,6 +201,6 @@ def test_what_is_never_between_two_steps_is_asked_for_less_and_less_often() -> N
     world.join("e1")
     world.run(seconds=600)
 
-    asked = [one.times_kept for one in world.state.sequences.values()]
+    asked = [one.times_stayed for one in world.state.sequences.values()]
     assert 0 == world.moved.total()
     assert all(1 < times < 100 for times in asked)

@@ -478,6 +478,8 @@ class CoreAgainstTwin(RuleBasedStateMachine):
                 self.twin.commit(sequence, record)
             self.hear_everything()
             self.leader_ticks()
+            # What a tick has moved out comes back.
+            self.hear_everything()
         assert [] == [record for record in self.twin.records.values() if record.in_line]
 
     def compare_pictures(self) -> None:

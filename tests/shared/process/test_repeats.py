@@ -19,7 +19,7 @@ def test_intervals_double_up_to_the_longest_and_every_repeat_is_counted() -> Non
 
     for second in range(400):
         clock.now_s = second
-        held = repeats.held_back("redis away")
+        held = repeats.suppressed("redis away")
         if held is not None:
             said.append((second, held))
 
@@ -30,16 +30,16 @@ def test_intervals_double_up_to_the_longest_and_every_repeat_is_counted() -> Non
 def test_what_has_not_come_for_a_while_is_news_again() -> None:
     clock = Clock()
     repeats = Repeats(clock)
-    assert [0, None] == [repeats.held_back("x"), repeats.held_back("x")]
+    assert [0, None] == [repeats.suppressed("x"), repeats.suppressed("x")]
 
     clock.now_s = LONGEST_INTERVAL_S + 1
 
-    assert [1, None] == [repeats.held_back("x"), repeats.held_back("x")]
+    assert [1, None] == [repeats.suppressed("x"), repeats.suppressed("x")]
 
 
 def test_only_so_many_are_remembered() -> None:
     repeats = Repeats(Clock())
     for number in range(KNOWN_MAX + 1):
-        assert 0 == repeats.held_back(number)
+        assert 0 == repeats.suppressed(number)
 
-    assert [0, None] == [repeats.held_back(0), repeats.held_back(KNOWN_MAX)]
+    assert [0, None] == [repeats.suppressed(0), repeats.suppressed(KNOWN_MAX)]

@@ -17,7 +17,8 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError, ResponseError
 
 from shared.store import commands
 from shared.store.redis_client import connect
-from shared.store.redis_py import BoundedConnection, RepeatablePipeline, new_connection
+from shared.store.redis_py import BoundedConnection, RedisTimeoutError, RepeatablePipeline, Silence, new_connection
+from tests.simulation.virtual import virtual_world
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERNALS = re.compile(
@@ -45,7 +46,7 @@ def test_no_other_module_uses_the_insides_of_redis_py() -> None:
     assert {"mending.py"} == set(typed), "everybody else takes the client's type from shared.store.commands"
 
 
-@pytest.mark.parametrize("method", ["connect", "disconnect", "can_read", "send_command", "on_connect", "_connect"])
+@pytest.mark.parametrize("method", ["connect", "disconnect", "send_command", "on_connect", "_connect"])
 def test_a_connection_has_the_coroutine(method: str) -> None:
     assert inspect.iscoroutinefunction(getattr(AbstractConnection, method, None)), f"redis-py's connection: {method}"
 
@@ -85,7 +86,8 @@ async def test_a_connections_streams_are_asyncios_and_it_dials_by_connect(redis_
     assert ["_connect", "redis_connect_func"] == called
     assert isinstance(connection._reader, asyncio.StreamReader)
     assert isinstance(connection._writer, asyncio.StreamWriter)
-    assert not await connection.can_read(), "nothing has come that was not asked for"
+    buffered: Any = vars(connection._reader)["_buffer"]
+    assert b"" == buffered, "what has come that was not asked for"
     await connection.disconnect(nowait=True)
     assert not connection.is_connected
 
@@ -128,3 +130,33 @@ def test_redis_py_has_every_command_that_is_annotated_and_its_named_arguments(ou
         accepted = inspect.signature(getattr(theirs, name)).parameters.values()
         named = {one.name for one in inspect.signature(method).parameters.values() if one.kind is one.KEYWORD_ONLY}
         assert named <= {one.name for one in accepted}, name
+
+
+def test_a_wait_ends_when_its_own_limit_is_over_whatever_the_waits_before_were_allowed() -> None:
+    """On virtual time, so the times are exact."""
+
+    async def waited_s(*limits_s: float) -> float:
+        loop, stream = asyncio.get_running_loop(), asyncio.StreamReader()
+        silence = Silence(stream)
+        for limit_s in limits_s[:-1]:
+            silence.begin(limit_s)
+            await asyncio.sleep(0.25)
+            silence.end()
+        silence.begin(limits_s[-1])
+        began_s = loop.time()
+        with pytest.raises(RedisTimeoutError, match="no answer within"):
+            await stream.read(1)
+        return loop.time() - began_s
+
+    async def not_cut_short() -> None:
+        silence = Silence(asyncio.StreamReader())
+        silence.begin(1)
+        silence.end()
+        await asyncio.sleep(2)
+        assert silence.stream.exception() is None, "nobody waits"
+
+    with virtual_world(1, compute_s=lambda _: 0.0) as runner:
+        assert 10 == runner.run(waited_s(10))
+        assert 10 == runner.run(waited_s(1, 1, 1, 10))
+        assert 1 == runner.run(waited_s(10, 10, 1))
+        runner.run(not_cut_short())

@@ -26,6 +26,7 @@ from shared.contract.messages import (
     encode,
     inbox_entry,
 )
+from shared.contract.record import CANCELLED
 from shared.contract.tensors import from_numpy
 from shared.statistics.tally import ModelLoad
 from shared.store.commands import Redis
@@ -34,6 +35,8 @@ from shared.store.scripts import (
     Assignment,
     CancelCode,
     CommitCode,
+    EndCode,
+    Ending,
     Orphan,
     Rejection,
     StepCommit,
@@ -137,6 +140,21 @@ async def orphan(mesh: ScriptedMesh, token: str, *, correlation_id: int = 7, gra
     call = mesh.scripts.orphan([left], gateway=GATEWAY)
     (changed,) = await mesh.scripts.run(call)
     return changed
+
+
+async def end(mesh: ScriptedMesh, correlation_id: int = 7, *, run: str = "") -> EndCode:
+    """An operator ends a sequence."""
+    (code,) = await mesh.scripts.run(
+        mesh.scripts.end([Ending(mesh.sequence(correlation_id), run)], tombstone=CANCELLED, reply=REPLY)
+    )
+    return code
+
+
+async def marker_is_gone(mesh: ScriptedMesh) -> None:
+    """Waits until the idle time of sequence 7 is over."""
+    async with asyncio.timeout(60):
+        while await idle_left_ms(mesh) != -2:
+            await asyncio.sleep(0.005)
 
 
 async def idle_left_ms(mesh: ScriptedMesh, correlation_id: int = 7) -> int:
@@ -1334,9 +1352,9 @@ class TestResent:
         assert SubmitCode.JOINED is again.code
 
 
-async def test_scripts_are_loaded_again_when_the_server_has_forgotten_them(mesh: ScriptedMesh) -> None:
+async def test_scripts_are_loaded_again_when_the_server_does_not_have_them(mesh: ScriptedMesh) -> None:
     await mesh.submit(mesh.submission(7, ONE, START))
-    await mesh.redis.script_flush()
+    await mesh.redis.function_flush()
 
     outcome = await mesh.submit(mesh.submission(7, ONE))
 
@@ -1368,9 +1386,7 @@ class TestOrphan:
     async def test_it_expires_after_the_grace(self, mesh: ScriptedMesh) -> None:
         step = await start(mesh)
         assert await orphan(mesh, step.token, grace_ms=1)
-        async with asyncio.timeout(60):
-            while await idle_left_ms(mesh) != -2:
-                await asyncio.sleep(0.005)
+        await marker_is_gone(mesh)
 
         assert SubmitCode.EXPIRED is (await mesh.submit(mesh.submission(7, ONE))).code
         assert await expire(mesh, mesh.sequence(7))
@@ -1522,3 +1538,85 @@ class TestOrphan:
     async def test_an_unknown_sequence_is_nobody(self, mesh: ScriptedMesh) -> None:
         assert not await orphan(mesh, "7/1")
         assert {} == await mesh.record(7)
+
+
+class TestEnd:
+    """An operator ends a sequence."""
+
+    async def test_without_open_steps_the_leader_ends_it_at_once(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+
+        assert await end(mesh) is EndCode.CLOSED
+
+        await marker_is_gone(mesh)
+        assert await is_due(mesh, within_ms=1_000)
+        assert await expire(mesh, mesh.sequence(7))
+        assert [InboxExpired] == [type(entry) for entry in await inbox(mesh, ALICE)]
+        assert {"st": "c", "cl": "1"}.items() <= (await mesh.record(7)).items()
+        assert await end(mesh) is EndCode.NOTHING
+
+    async def test_open_steps_are_answered_first(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        await mesh.submit(mesh.submission(7, ONE))
+
+        assert await end(mesh) is EndCode.CLOSED
+
+        assert not await expire(mesh, mesh.sequence(7))
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        await marker_is_gone(mesh)
+        assert await expire(mesh, mesh.sequence(7))
+
+    async def test_it_accepts_no_step_any_more_and_says_why(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        assert await end(mesh) is EndCode.CLOSED
+
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+        await marker_is_gone(mesh)
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+        assert await expire(mesh, mesh.sequence(7))
+        assert SubmitCode.CANCELLED is (await mesh.submit(mesh.submission(7, ONE))).code
+
+    async def test_a_start_goes_on_with_its_slot_and_has_its_idle_time_back(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        assert await end(mesh) is EndCode.CLOSED
+
+        assert SubmitCode.DELIVERED is (await mesh.submit(mesh.submission(7, ONE, START))).code
+
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step) is CommitCode.COMMITTED
+        assert await idle_left_ms(mesh) > GRACE_MS
+        assert not await expire(mesh, mesh.sequence(7))
+
+    async def test_one_that_waits_for_its_first_slot_is_refused_with_its_steps(self, mesh: ScriptedMesh) -> None:
+        waiting = [mesh.submission(7, ONE, flags) for flags in (START, NONE)]
+        for submission in waiting:
+            await mesh.submit(submission)
+
+        assert await end(mesh) is EndCode.REMOVED
+
+        assert {} == await mesh.record(7)
+        assert ["1", "1"] == [(await mesh.reply(submission)).version for submission in waiting]
+        assert await end(mesh) is EndCode.NOTHING
+
+    async def test_another_run_is_left_alone(self, mesh: ScriptedMesh) -> None:
+        accepted = await mesh.submit(mesh.submission(7, ONE, START))
+        await mesh.assign(7, ALICE)
+        again = await mesh.submit(mesh.submission(7, ONE, START))
+
+        assert accepted.run != again.run
+        assert await end(mesh, run=accepted.run) is EndCode.NOTHING
+        assert await end(mesh, run=again.run) is EndCode.CLOSED
+
+    async def test_a_retry_still_gets_its_answer(self, mesh: ScriptedMesh) -> None:
+        await start(mesh)
+        await mesh.submit(named := mesh.submission(7, ONE, request_id="second"))
+        (step,) = await steps(mesh, ALICE)
+        assert await commit(mesh, ALICE, step, request_id="second") is CommitCode.COMMITTED
+
+        assert await end(mesh) is EndCode.CLOSED
+
+        assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/again"))).code
+        await marker_is_gone(mesh)
+        assert await expire(mesh, mesh.sequence(7))
+        assert SubmitCode.REPEATED is (await mesh.submit(msgspec.structs.replace(named, token="7/later"))).code

@@ -1,0 +1,1 @@
+"""`seqmesh demo vad`: speech and pauses in recordings, found by Silero VAD on a mesh."""

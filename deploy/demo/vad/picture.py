@@ -1,0 +1,67 @@
+"""The line of one recording: what was heard so far, as a strip from its beginning to its end. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import click
+
+from deploy.demo.screen import PATIENCE_S
+from deploy.demo.vad.segments import BEGINS, PIECE_S, Segmenter
+
+SPEECH, PAUSE, UNHEARD = "█", "·", " "
+PLAIN = {SPEECH: "#", PAUSE: ".", UNHEARD: " "}
+"""The same for a terminal that lacks those characters."""
+TAIL_COLUMNS = 24
+
+
+@dataclass(slots=True)
+class RecordingView:
+    """The present state of one recording.
+
+    total            pieces
+    owner            name of the executor that holds it; "" when unknown
+    waiting_since_s  when the piece under way was sent; None when none is
+    """
+
+    total: int
+    plain: bool = False
+    owner: str = ""
+    waiting_since_s: float | None = None
+    probabilities: list[float] = field(default_factory=list[float])
+    segmenter: Segmenter = field(default_factory=Segmenter)
+
+    def line(self, number: int, columns: int, now_s: float) -> str:
+        """One line of at most `columns` characters before styling: who, the strip, and what is going on."""
+        head = f"{number:>2} {self.owner:<10.10} "
+        strip = self.strip(max(10, columns - len(head) - TAIL_COLUMNS))
+        waits_s = 0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
+        tail, color = self._tail(), "cyan"
+        if waits_s > PATIENCE_S:
+            tail, color = f" waits {waits_s:.1f} s", "yellow"
+        return click.style(head, dim=True) + _painted(strip) + click.style(tail[:TAIL_COLUMNS], fg=color)
+
+    def strip(self, columns: int) -> str:
+        """The recording in so many characters: a column is speech if most of its pieces are."""
+        marks = ""
+        for column in range(columns):
+            begin, end = column * self.total // columns, max(1, (column + 1) * self.total // columns)
+            heard = self.probabilities[begin : max(end, begin + 1)]
+            speech = sum(probability >= BEGINS for probability in heard)
+            marks += UNHEARD if not heard else SPEECH if 2 * speech > len(heard) else PAUSE
+        return "".join(PLAIN[mark] for mark in marks) if self.plain else marks
+
+    def _tail(self) -> str:
+        at_s = len(self.probabilities) * PIECE_S
+        now = "done" if len(self.probabilities) == self.total else "speech" if self.segmenter.speaks else "pause"
+        return f" {at_s:5.1f} s {now:<6} {len(self.segmenter.segments):>2} found"
+
+
+def _painted(strip: str) -> str:
+    """The strip, its speech in green."""
+    parts = ("".join(marks) for _, marks in groupby(strip))
+    return "".join(
+        click.style(part, fg="green") if part[0] in (SPEECH, PLAIN[SPEECH]) else click.style(part, dim=True)
+        for part in parts
+    )

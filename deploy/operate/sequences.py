@@ -1,0 +1,318 @@
+"""`seqmesh seq`: the sequences of a running mesh, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from deploy.operate import move
+from deploy.operate.operating import NAMING, WHICH, OperatedMesh, aligned, found_mesh, named
+from deploy.operate.settings import OperatorSettings, operator_command
+from shared.contract.ids import SequenceId, correlation_id_from, correlation_id_of, sequence_id
+from shared.store.exported import ExportedSequence, ExportError, from_file, to_file
+from shared.store.redis_client import redis_now_ms
+from shared.store.scripts import EndCode
+from shared.store.sequences import OPEN_STATES, SORT_KEYS, Sequences, SequenceStatus, Wanted
+
+LIST_HELP = """Lists the sequences of a model that are not over.
+
+\b
+  seqmesh seq ls running_sum
+  seqmesh seq ls running_sum --state live --executor executor-2
+  seqmesh seq ls running_sum --sort used --limit 20      the ones that nobody used for longest
+  seqmesh seq ls running_sum --json | jq .id
+"""
+SHOW_HELP = """Shows one sequence: where it is, how far it has come, and what is kept of its state.
+
+ID is what the client calls the sequence. One that is over is shown while the mesh remembers it (--tombstone-seconds).
+"""
+END_HELP = """Ends sequences, as their idle timeout would: the model gets no END.
+
+Steps that were accepted are run and answered. A later step hears that the sequence was cancelled, unless it is a START.
+ID is what the client calls the sequence. Ending a sequence twice does no harm.
+
+\b
+  seqmesh seq end running_sum 42
+  seqmesh seq end running_sum customer-7 customer-8
+"""
+FORK_HELP = """Copies a sequence as it stands: NEW_ID goes on from the present step of ID, with a state of its own.
+
+Both go on independently. The sequence must be one whose state the mesh holds.
+
+\b
+  seqmesh seq fork running_sum 42 4200
+"""
+EXPORT_HELP = """Writes a sequence into a file: its state, its numbers and its last replies. It goes on where it is.
+
+\b
+  seqmesh seq export running_sum 42 42.sequence
+"""
+IMPORT_HELP = """Opens a sequence from a file that `seqmesh seq export` wrote, in this mesh or another one.
+
+Its next step may come through any gateway. The model must be served in the same version, with the same files.
+
+\b
+  seqmesh seq import 42.sequence
+  seqmesh seq import 42.sequence --as 4200
+"""
+NO_SUCH = f"no such sequence: {WHICH}"
+
+
+async def list_sequences(settings: OperatorSettings, model: str, *, limit: int, as_json: bool, **filters: Any) -> None:
+    """Carries `seqmesh seq ls` out. Raises click.ClickException with the remedy."""
+    states: tuple[str, ...] = filters.pop("states")
+    async with found_mesh(settings) as mesh:
+        if await mesh.membership.model(model) is None:
+            names = ", ".join(sorted(await mesh.membership.models())) or "none"
+            raise click.ClickException(f"no model '{model}' in this mesh; there are: {names}")
+        found = await sequences_of(mesh).matching(model, Wanted(states=frozenset(states), **filters))
+        now_ms = await redis_now_ms(mesh.redis)
+    shown = found[:limit]
+    if as_json:
+        for one in shown:
+            click.echo(msgspec.json.encode(one))
+        return
+    if shown:
+        click.echo(table(shown, now_ms))
+    left = len(found) - len(shown)
+    click.echo(f"{len(found)} sequence{'' if len(found) == 1 else 's'}{f', {left} of them not shown' if left else ''}")
+
+
+async def show(settings: OperatorSettings, model: str, correlation_id: str, *, as_json: bool, **naming: Any) -> None:
+    """Carries `seqmesh seq show` out. Raises click.ClickException with the remedy."""
+    sequence = named(model, correlation_id, **naming)
+    async with found_mesh(settings) as mesh:
+        (status,) = await sequences_of(mesh).statuses([sequence])
+        sizes = await sequences_of(mesh).state_bytes(sequence)
+        now_ms = await redis_now_ms(mesh.redis)
+    if status is None:
+        raise click.ClickException(NO_SUCH)
+    if as_json:
+        click.echo(msgspec.json.encode({**msgspec.to_builtins(status), "state_bytes": sizes}))
+        return
+    lines = described(status, sizes, now_ms)
+    width = max(len(name) for name, _ in lines)
+    click.echo("\n".join(f"{name.ljust(width)}  {text}" for name, text in lines))
+
+
+async def end(settings: OperatorSettings, model: str, correlation_ids: tuple[str, ...], **naming: Any) -> None:
+    """Carries `seqmesh seq end` out. Raises click.ClickException when one of the sequences is not there."""
+    async with found_mesh(settings) as mesh:
+        unknown: list[str] = []
+        for correlation_id in correlation_ids:
+            code = await sequences_of(mesh).end(named(model, correlation_id, **naming))
+            if code is EndCode.NOTHING:
+                unknown.append(correlation_id)
+            else:
+                removed = code is EndCode.REMOVED
+                click.echo(f"{correlation_id}: {'ended before it had a slot' if removed else 'ends now'}")
+    if unknown:
+        raise click.ClickException(f"{', '.join(unknown)}: {NO_SUCH}")
+
+
+async def fork(
+    settings: OperatorSettings, model: str, correlation_id: str, new_id: str, *, version: str, string: bool
+) -> None:
+    """Carries `seqmesh seq fork` out. Raises click.ClickException with the reason if it cannot be done."""
+    origin, copy = (named(model, each, version=version, string=string) for each in (correlation_id, new_id))
+    async with found_mesh(settings) as mesh:
+        exported = await exported_when_idle(sequences_of(mesh), origin)
+        await imported(sequences_of(mesh), copy, exported.without_replies())
+    click.echo(f"{new_id} goes on behind step {exported.steps} of {correlation_id}")
+
+
+async def export(settings: OperatorSettings, model: str, correlation_id: str, file: Path, **naming: Any) -> None:
+    """Carries `seqmesh seq export` out. Raises click.ClickException with the reason if it cannot be done."""
+    async with found_mesh(settings) as mesh:
+        exported = await exported_when_idle(sequences_of(mesh), named(model, correlation_id, **naming))
+    data = to_file(exported)
+    await asyncio.to_thread(write_whole, file, data)
+    click.echo(f"{file}: {exported.steps} steps of {correlation_id}, {len(data)} bytes")
+
+
+async def import_file(settings: OperatorSettings, file: Path, *, as_id: str, version: str, string: bool) -> None:
+    """Carries `seqmesh seq import` out. Raises click.ClickException with the reason if it cannot be done."""
+    data = await asyncio.to_thread(file.read_bytes)
+    try:
+        exported = from_file(data)
+    except ExportError as error:
+        raise click.ClickException(f"{file}: {error}") from error
+    correlation_id = correlation_id_from(as_id, string=string) if as_id else exported.id
+    async with found_mesh(settings) as mesh:
+        await imported(sequences_of(mesh), sequence_id(exported.model, version, correlation_id), exported)
+    click.echo(f"{correlation_id} goes on behind step {exported.steps}")
+
+
+async def exported_when_idle(sequences: Sequences, sequence: SequenceId) -> ExportedSequence:
+    """An exported sequence; for a moment it is waited for that its steps are answered."""
+    for wait_s in (0.05, 0.2, 1.0, 0.0):
+        try:
+            return await sequences.export(sequence)
+        except ExportError as error:
+            if not wait_s:
+                raise click.ClickException(f"{correlation_id_of(sequence)}: {error}") from error
+            await asyncio.sleep(wait_s)
+    raise AssertionError("the last try has no wait behind it")
+
+
+async def imported(sequences: Sequences, sequence: SequenceId, exported: ExportedSequence) -> None:
+    try:
+        await sequences.reopen(sequence, exported)
+    except ExportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Writes a file that is there whole or not at all, and that only its owner reads."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+            written.write(data)
+        beside.replace(file)
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sequences_of(mesh: OperatedMesh) -> Sequences:
+    return Sequences(mesh.redis, mesh.keys, mesh.membership)
+
+
+def table(shown: Sequence[SequenceStatus], now_ms: int) -> str:
+    """A line for each sequence."""
+    rows = [("ID", "STATE", "EXECUTOR", "STEPS", "OPEN", "USED", "IDLE LEFT", "AGE")]
+    for one in shown:
+        left = "" if one.idle_left_ms is None else duration(one.idle_left_ms)
+        state = f"{one.state}, ends" if one.closed else one.state
+        steps, open_steps = str(one.last_step), str(one.open_steps or "")
+        used, age = duration(now_ms - one.used_ms), duration(now_ms - one.begun_ms)
+        rows.append((id_text(one), state, one.executor, steps, open_steps, used, left, age))
+    return aligned(rows)
+
+
+def id_text(one: SequenceStatus) -> str:
+    """The id, with the version if the client names one. A text that looks like a number stands in quotes."""
+    text = f"'{one.id}'" if isinstance(one.id, str) and one.id.isdecimal() else str(one.id)
+    return f"{text} (version {one.requested_version})" if one.requested_version else text
+
+
+def described(one: SequenceStatus, sizes: dict[str, int], now_ms: int) -> list[tuple[str, str]]:
+    """Names and texts about one sequence."""
+    lines = [("sequence", id_text(one)), ("model", f"{one.model}, version {one.version or 'not known'}")]
+    lines.append(("state", f"{one.state}, accepts nothing but a START" if one.closed else one.state))
+    if one.executor:
+        lines.append(("executor", f"{one.executor}, instance {one.instance}, slot {one.slot}, epoch {one.epoch}"))
+    if one.last_step:
+        lines.append(("steps", f"{one.last_step} since START, {one.open_steps} of them open"))
+    if one.state in OPEN_STATES:
+        behind = f"; a takeover runs {one.behind} steps again" if one.behind else ""
+        lines.append(("state kept", f"{'by the mesh' if one.recoverable else 'by its executor alone'}{behind}"))
+    lines += [("checkpoint", f"{name.partition(':')[2] or name}, {size} bytes") for name, size in sorted(sizes.items())]
+    if one.begun_ms:
+        lines.append(("began", f"{clock(one.begun_ms)}, {duration(now_ms - one.begun_ms)} ago"))
+    if one.used_ms:
+        lines.append(("last step", f"{clock(one.used_ms)}, {duration(now_ms - one.used_ms)} ago"))
+    if one.idle_left_ms is not None:
+        lines.append(("expires", f"in {duration(one.idle_left_ms)}"))
+    return lines
+
+
+def clock(ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+
+
+def duration(ms: int) -> str:
+    """A time in its two largest units: 2d 3h, 5m 12s, 8.4s."""
+    seconds = max(0, ms) / 1000
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    at = next(index for index, (_, size) in enumerate(units) if seconds >= size)
+    (large, size), (small, part) = units[at : at + 2]
+    return f"{int(seconds // size)}{large} {int(seconds % size // part)}{small}"
+
+
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, one object a line.")
+MODEL = click.Argument(["model"])
+
+
+def _command(
+    name: str, help: str, run: Callable[..., Coroutine[Any, Any, None]], *params: click.Parameter
+) -> click.Command:
+    return operator_command(name, help, run, [MODEL, *params])
+
+
+command = click.Group(
+    "seq",
+    help="The sequences of a running mesh: list them, look at one, move it, end it, copy it.",
+    commands=[
+        _command(
+            "ls",
+            LIST_HELP,
+            list_sequences,
+            click.Option(
+                ["--state", "states"], type=click.Choice(OPEN_STATES), multiple=True, help="In this state. Repeatable."
+            ),
+            click.Option(["--executor"], default="", help="Owned by this executor: its name or id."),
+            click.Option(["--version"], default="", help="That run on this version."),
+            click.Option(["--prefix"], default="", help="Whose id begins with this."),
+            click.Option(
+                ["--sort"],
+                type=click.Choice([sign + name for name in SORT_KEYS for sign in ("", "-")]),
+                default="id",
+                show_default=True,
+                help="What to sort by; with - before it the other way round.",
+            ),
+            click.Option(["--limit"], type=click.IntRange(0), default=100, show_default=True, help="How many at most."),
+            JSON,
+        ),
+        _command("show", SHOW_HELP, show, click.Argument(["correlation_id"], metavar="ID"), *NAMING, JSON),
+        move.command,
+        _command(
+            "end",
+            END_HELP,
+            end,
+            click.Argument(["correlation_ids"], metavar="ID...", nargs=-1, required=True),
+            *NAMING,
+        ),
+        _command(
+            "fork",
+            FORK_HELP,
+            fork,
+            click.Argument(["correlation_id"], metavar="ID"),
+            click.Argument(["new_id"], metavar="NEW_ID"),
+            *NAMING,
+        ),
+        _command(
+            "export",
+            EXPORT_HELP,
+            export,
+            click.Argument(["correlation_id"], metavar="ID"),
+            click.Argument(["file"], type=click.Path(dir_okay=False, path_type=Path)),
+            *NAMING,
+        ),
+        operator_command(
+            "import",
+            IMPORT_HELP,
+            import_file,
+            [
+                click.Argument(["file"], type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+                click.Option(["--as", "as_id"], default="", metavar="ID", help="Under this id instead of its own."),
+                *NAMING,
+            ],
+        ),
+    ],
+    context_settings={"max_content_width": 110},
+)
+
+
+main = partial(command.main, prog_name="seqmesh seq")

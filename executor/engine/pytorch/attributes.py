@@ -1,0 +1,294 @@
+"""Finds what a module's forward changes in the module itself: buffers and other attributes.
+
+Such an attribute is the module's memory of what it saw. The module has one of it, so two sequences would share it. The
+mesh keeps one value per sequence instead (`kept_state`), and must therefore know every attribute that changes.
+
+TorchScript tells by its code: torch's own pass `freeze` turns every attribute that forward does not change into a
+constant, and what stays is what forward may change. The pass does not follow tensors inside of a list: for it such a
+tensor may be any other one. So the frozen code is looked at again. A tensor that is neither set nor written to, by
+whatever name, does not change (a table by which another tensor is indexed). A write to a constant, or to memory that
+two attributes may share, is a change that cannot be kept apart. An exported program lists the buffers that it changes.
+
+A traced module (`torch.jit.trace`) lost its assignments (`self.hidden = ...`) when it was traced: nothing can find
+them. Changes in place (`self.hidden.copy_(...)`) are kept by a trace.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+
+SCALARS: Mapping[str, str] = {"IntType": "INT64", "FloatType": "FP64", "BoolType": "BOOL"}
+"""Plain numbers that can be kept as tensors of one element."""
+
+
+class Owner(Protocol):
+    """The module that has an attribute."""
+
+    def getattr(self, name: str) -> Any: ...
+    def setattr(self, name: str, value: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One tensor, or one number, of an attribute: the unit that is kept.
+
+    name    the attribute's path; of a tuple, with the position behind it
+    scalar  the datatype of a plain number; "" for a tensor
+    """
+
+    name: str
+    scalar: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute that forward changes.
+
+    leaves       what it consists of
+    is_tuple     whether the value is a tuple, even of one leaf
+    is_optional  whether it may be None as a whole
+    """
+
+    owner: Owner
+    name: str
+    leaves: tuple[Leaf, ...]
+    is_tuple: bool = False
+    is_optional: bool = False
+
+    def read(self) -> list[Any]:
+        """The leaves' values; each is None if the attribute is."""
+        value = self.owner.getattr(self.name)
+        if value is None:
+            return [None] * len(self.leaves)
+        return list(value) if self.is_tuple else [value]
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Sets the leaves' values: all of them are None, or none is."""
+        missing = any(value is None for value in values)
+        whole = tuple(values) if self.is_tuple else values[0]
+        self.owner.setattr(self.name, None if missing else whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What forward changes. problems: changes that cannot be kept apart, each one a sentence that names it"""
+
+    attributes: tuple[Attribute, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def script_changes(module: torch.jit.ScriptModule) -> Changes:
+    """What the forward of a loaded TorchScript module changes. The module must be in evaluation mode."""
+    inner = cast("Any", module)._c  # noqa: SLF001 - the pass that tells has no public name
+    try:
+        frozen = cast("Any", torch)._C._freeze_module(inner, [], True, False)  # noqa: FBT003, SLF001
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "the code could not be followed"
+        return Changes(problems=(f"what forward changes in the module cannot be told: {reason}",))
+    return _Reading(inner, frozen).changes()
+
+
+def program_changes(program: torch.export.ExportedProgram, module: torch.nn.Module) -> Changes:
+    """What an exported program changes. module: the program's module, which is called"""
+    # A program tells its changes once its code has none in place. Only a copy of it is made so, and only to be read.
+    with warnings.catch_warnings():
+        # Torch warns of its own code.
+        warnings.simplefilter("ignore", FutureWarning)
+        functional = program.run_decompositions({})
+    paths = dict.fromkeys(functional.graph_signature.buffers_to_mutate.values())
+    return Changes(tuple(_buffer(module, path) for path in paths))
+
+
+def _buffer(module: torch.nn.Module, path: str) -> Attribute:
+    parent, _, name = path.rpartition(".")
+    return Attribute(_Buffers(module.get_submodule(parent)), name, (Leaf(path),))
+
+
+class _Buffers:
+    """A plain module as the owner of its buffers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def getattr(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def setattr(self, name: str, value: Any) -> None:
+        # The module's own way to set an attribute that is a buffer already: it replaces the tensor.
+        setattr(self._module, name, value)
+
+
+class _Reading:
+    """One look through a frozen module's code: attributes that are left, and values that may share memory."""
+
+    def __init__(self, module: Any, frozen: Any) -> None:
+        self._module = module
+        self._objects: dict[str, str] = {}  # name of a value that is a module -> path of that module
+        self._kept: dict[str, Any] = {}  # path of an attribute -> its type
+        self._set = set[str]()  # paths of attributes that get another value
+        self._shares: dict[str, str] = {}  # value -> another that may share its memory; a forest
+        self._written: list[tuple[str, str]] = []  # value that is written to, by which operator
+        self._constants: list[str] = []
+        self._unclear: list[str] = []
+        graph = frozen._get_method("forward").graph  # noqa: SLF001
+        self._objects[next(iter(graph.inputs())).debugName()] = ""
+        for node in _nodes(graph):
+            self._see(node)
+
+    def changes(self) -> Changes:
+        attributes: list[Attribute] = []
+        problems = list(self._unclear)
+        for path, kind in self._kept.items():
+            if self._only_reads(path, kind):
+                continue
+            found = _attribute(self._owner(path), path, kind)
+            if found is None:
+                problems.append(f"forward changes the attribute '{path}', a {kind.annotation_str} of the module")
+            else:
+                attributes.append(found)
+        return Changes(tuple(attributes), tuple(dict.fromkeys([*problems, *self._shared_writes()])))
+
+    def _only_reads(self, path: str, kind: Any) -> bool:
+        """Whether a tensor is neither set nor written to."""
+        written = {self._root(name) for name, _ in self._written}
+        return kind.kind() == "TensorType" and path not in self._set and self._root(_place(path)) not in written
+
+    def _owner(self, path: str) -> Owner:
+        owner = self._module
+        for part in path.split(".")[:-1]:
+            owner = owner.getattr(part)
+        return owner
+
+    def _shared_writes(self) -> Iterator[str]:
+        constants = {self._root(name): name for name in self._constants}
+        attributes: dict[str, list[str]] = {}
+        for path in (each for each, kind in self._kept.items() if not self._only_reads(each, kind)):
+            attributes.setdefault(self._root(_place(path)), []).append(path)
+        for name, operator in self._written:
+            root = self._root(name)
+            if root in constants:
+                called = constants[root].removeprefix("self.")
+                yield f"forward writes to '{called}' of the module in place ({operator}), where it cannot be kept"
+            if len(together := attributes.get(root, ())) > 1:
+                names = " and ".join(f"'{path}'" for path in together)
+                yield f"forward writes in place ({operator}) to memory that {names} may share"
+
+    # --- one node
+
+    def _see(self, node: Any) -> None:
+        inputs, outputs = list(node.inputs()), list(node.outputs())
+        match node.kind():
+            case "prim::GetAttr" if (owner := self._objects.get(inputs[0].debugName())) is not None:
+                self._see_read(_joined(owner, node.s("name")), outputs[0])
+            case "prim::SetAttr" if (owner := self._objects.get(inputs[0].debugName())) is not None:
+                path = _joined(owner, node.s("name"))
+                self._kept.setdefault(path, inputs[1].type())
+                self._set.add(path)
+                self._share(_place(path), inputs[1].debugName())
+            case "prim::CallMethod":
+                self._unclear.append(f"forward calls '{node.s('name')}' of an interface, whose effects cannot be told")
+            case "prim::Constant":
+                if _has_tensors(outputs[0].type()):
+                    self._constants.append(outputs[0].debugName())
+            case kind:
+                self._see_operator(node, kind, inputs, outputs)
+
+    def _see_read(self, path: str, value: Any) -> None:
+        if isinstance(self._owner(path).getattr(path.rpartition(".")[2]), _SCRIPT_MODULE):
+            self._objects[value.debugName()] = path
+            return
+        self._kept[path] = value.type()
+        self._share(_place(path), value.debugName())
+
+    def _see_operator(self, node: Any, kind: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """What the operator writes to, and which of its values may share memory."""
+        of_blocks = [block.returnNode() for block in node.blocks()]
+        linked = [*outputs, *(value for inner in of_blocks for value in inner.inputs())] if of_blocks else [*outputs]
+        if kind.startswith("prim::"):
+            # Lists, tuples, branches and loops hand values on; loops into their blocks as well.
+            handed = [value for block in node.blocks() for value in block.inputs()]
+            self._share_all([*inputs, *linked, *handed])
+            return
+        schema = _schema(node)
+        if schema is None:
+            self._share_all([*inputs, *linked])
+            return
+        pairs = list(zip(schema.arguments, inputs, strict=False))
+        for argument, value in pairs:
+            if argument.alias_info is not None and argument.alias_info.is_write and _writes_memory(kind, value):
+                self._written.append((value.debugName(), kind.removeprefix("aten::")))
+        shared = [value for argument, value in pairs if argument.alias_info is not None]
+        shared += [value for told, value in zip(schema.returns, outputs, strict=False) if told.alias_info is not None]
+        self._share_all(shared)
+
+    # --- memory that may be shared
+
+    def _share_all(self, values: Sequence[Any]) -> None:
+        names = [value.debugName() for value in values if _has_tensors(value.type())]
+        for name in names[1:]:
+            self._share(names[0], name)
+
+    def _share(self, one: str, other: str) -> None:
+        self._shares[self._root(one)] = self._root(other)
+
+    def _root(self, name: str) -> str:
+        while (above := self._shares.get(name, name)) != name:
+            name = above
+        return name
+
+
+_SCRIPT_MODULE = cast("Any", torch)._C.ScriptModule  # noqa: SLF001
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Every node of a graph, in order, those of branches and loops behind the node that has them."""
+    for node in graph.nodes():
+        yield node
+        for block in node.blocks():
+            yield from _nodes(block)
+        if node.hasAttribute("Subgraph"):
+            yield from _nodes(node.g("Subgraph"))
+
+
+def _attribute(owner: Owner, path: str, kind: Any) -> Attribute | None:
+    """The attribute as it can be kept; None if its type cannot."""
+    is_optional = kind.kind() == "OptionalType"
+    if is_optional:
+        (kind,) = kind.containedTypes()
+    is_tuple = kind.kind() == "TupleType"
+    parts = list(kind.containedTypes()) if is_tuple else [kind]
+    names = [f"{path}.{index}" for index in range(len(parts))] if is_tuple else [path]
+    leaves: list[Leaf] = []
+    for name, part in zip(names, parts, strict=True):
+        if part.kind() != "TensorType" and (part.kind() not in SCALARS or is_optional):
+            return None
+        leaves.append(Leaf(name, SCALARS.get(part.kind(), "")))
+    return Attribute(owner, path.rpartition(".")[2], tuple(leaves), is_tuple, is_optional) if leaves else None
+
+
+def _schema(node: Any) -> Any:
+    text = node.schema()
+    return cast("Any", torch)._C.parse_schema(text) if text and text != "(no schema)" else None  # noqa: SLF001
+
+
+def _writes_memory(operator: str, value: Any) -> bool:
+    """Whether a write goes to a tensor's memory. Others change a list or a dict, which is no tensor."""
+    return value.type().kind() == "TensorType" or operator.startswith("aten::_foreach")
+
+
+def _has_tensors(kind: Any) -> bool:
+    return kind.kind() == "TensorType" or any(_has_tensors(inner) for inner in kind.containedTypes())
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _place(path: str) -> str:
+    """The name of an attribute among the values: one that no value has."""
+    return f"attribute {path}"

@@ -1,0 +1,131 @@
+"""Tries whether a module that keeps its state in attributes may be given several sequences in one call.
+
+The module was written for one sequence, or for a batch: its code does not say. So made-up sequences are run alone and
+together, over several steps, in several orders. Rows share calls from then on only if every output and every state came
+out equal. A module that mixes its rows, or that fails with more than one, runs one row per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from executor.engine import shapes
+from executor.engine.base import Row, RowResult
+from executor.engine.null_rows import zeros
+from executor.engine.pytorch.engine import TorchEngine
+from executor.engine.pytorch.kept_state import KeptForward
+from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig
+from shared.contract.tensors import NUMPY_TYPE, Tensor, element_count, to_numpy
+
+ROWS = 4
+STEPS = 3
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+"""How far equal numbers may lie apart: kernels round a batch otherwise than a row, by far less than rows differ."""
+_SIZE = 5
+"""Of a variable dimension."""
+
+
+def settle_batches(engine: TorchEngine, forward: KeptForward, config: ModelConfig, slots: int) -> None:
+    """Has the engine run each row alone unless rows together give the same."""
+    rows = min(ROWS, config.max_batch_size, slots)
+    if engine.alone_because or rows <= 1:
+        return
+    table = _Table(engine, forward)
+    made = [[_row(config, slot, step) for slot in range(rows)] for step in range(STEPS)]
+    try:
+        alone = [table.results([row])[0] for step in made for row in step]
+        together = [
+            found for step, order in zip(made, _orders(rows), strict=True) for found in table.ordered(step, order)
+        ]
+        if not all(_equal(one, other) for one, other in zip(alone, together, strict=True)):
+            engine.run_rows_alone("rows that share a call change each other's results")
+    except _TrialError:
+        engine.run_rows_alone("the module fails when rows share a call, or on made-up rows")
+    finally:
+        for slot in range(rows):
+            engine.drop_state(slot)
+
+
+class _TrialError(Exception):
+    """A made-up row has no result."""
+
+
+def _orders(rows: int) -> Sequence[Sequence[int]]:
+    chance = np.random.default_rng(0)
+    return [[int(place) for place in chance.permutation(rows)] for _ in range(STEPS)]
+
+
+class _Table:
+    """Runs made-up rows, each batch by one call of the module."""
+
+    def __init__(self, engine: TorchEngine, forward: KeptForward) -> None:
+        self._engine = engine
+        self._forward = forward
+
+    def ordered(self, rows: Sequence[Row], order: Sequence[int]) -> list[RowResult]:
+        """The results of rows that share a call in another order."""
+        found = self.results([rows[place] for place in order])
+        return [found[order.index(place)] for place in range(len(rows))]
+
+    def results(self, rows: Sequence[Row]) -> list[RowResult]:
+        """The results of rows that share a call. Raises _TrialError if they needed several."""
+        before = self._forward.calls
+        found = self._engine.run(rows, [True] * len(rows)).rows
+        results = [result for result in found if isinstance(result, RowResult)]
+        if len(results) != len(rows) or self._forward.calls != before + 1:
+            raise _TrialError
+        return results
+
+
+def _equal(one: RowResult, other: RowResult) -> bool:
+    ours, theirs = [*one.outputs, *one.states.values()], [*other.outputs, *other.states.values()]
+    return all(_close(mine, given) for mine, given in zip(ours, theirs, strict=True))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.datatype != other.datatype:
+        return False
+    if one.datatype not in _FLOATS:
+        return one.raw == other.raw
+    return np.allclose(to_numpy(one), to_numpy(other), _RELATIVE, _ABSOLUTE, equal_nan=True)
+
+
+_FLOATS = ("FP16", "FP32", "FP64")
+
+
+def _row(config: ModelConfig, slot: int, step: int) -> Row:
+    """A step of a made-up sequence, other for each slot and step."""
+    chance = np.random.default_rng((slot, step))
+    inputs: dict[str, Tensor] = {}
+    for spec in config.inputs:
+        dims = tuple(_SIZE if dim == -1 else dim for dim in spec.dims)
+        inputs[spec.name] = Tensor(spec.name, spec.datatype, (1, *dims), _content(spec.datatype, dims, chance))
+    batching = config.sequence_batching
+    controls = {
+        control.name: _control(control, slot, first=step == 0) for control in (batching.controls if batching else ())
+    }
+    return Row(inputs, controls, slot=slot, start=step == 0, correlation_id=slot + 1)
+
+
+def _content(datatype: str, dims: shapes.Shape, chance: np.random.Generator) -> bytes:
+    if datatype in ("BYTES", "BF16"):
+        return zeros(datatype, dims)
+    kind = np.dtype(NUMPY_TYPE[datatype])
+    if kind.kind == "f":
+        return chance.standard_normal(element_count(dims)).astype(kind).tobytes()
+    # Small, because a number may be a word of a vocabulary.
+    return chance.integers(0, 2, element_count(dims)).astype(kind).tobytes()
+
+
+def _control(control: ControlSpec, slot: int, *, first: bool) -> Tensor:
+    if control.datatype == "BYTES":
+        return Tensor(control.name, "BYTES", (1, 1), zeros("BYTES", (1,)))
+    if control.false_true is None:
+        value: float = slot + 1
+    else:
+        value = control.false_true[
+            int(control.kind is ControlKind.READY or (first and control.kind is ControlKind.START))
+        ]
+    return Tensor(control.name, control.datatype, (1, 1), np.array([value], NUMPY_TYPE[control.datatype]).tobytes())

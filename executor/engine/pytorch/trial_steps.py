@@ -1,0 +1,240 @@
+"""Learns from trial calls of a TorchScript module what its file does not say.
+
+TorchScript knows neither datatypes nor shapes. Two things are worth a trial: the shape of an attribute that is None or
+empty until the first step, and the input and the outputs of a module whose configuration leaves them out. Every call
+begins with the attributes as the file has them.
+
+An input is found by trying datatypes and shapes, in a fixed order, until forward takes one: integers before floating
+point, because forward takes integers of a vocabulary only, while what it computes with floating point usually refuses
+integers; 32 bits before 64. A dimension is variable if two sizes work; else its size is one of the sizes of the
+module's tensors. That is a guess, so it is told in the log, and a configuration that says otherwise wins. It is made
+for modules with one argument only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from executor.engine.pytorch.attributes import Changes
+from executor.engine.pytorch.binding import Argument, bind_arguments
+from executor.engine.pytorch.datatypes import DATATYPE, TORCH_TYPE
+from executor.engine.pytorch.kept_state import is_unset
+from executor.engine.pytorch.outputs import several
+from executor.engine.pytorch.signature import Signature, TensorSignature
+from shared.contract.errors import ConfigError
+from shared.contract.model_config import (
+    ControlKind,
+    ControlSpec,
+    ModelConfig,
+    Oldest,
+    SequenceBatching,
+    StateSpec,
+    TensorSpec,
+)
+
+Fields = Mapping[str, Any]
+"""A configuration, or a part of one, as JSON."""
+
+TRIED_TYPES = ("INT32", "INT64", "FP32", "FP16", "FP64", "BOOL")
+RANK_MAX = 3
+_TWO_SIZES = (3, 5)
+_VARIABLE_SIZES = (1, 8, 64, 512)
+_SIZES_MAX = 16
+"""Sizes of the module's tensors that are tried for a dimension: the smallest ones."""
+
+
+def values_after_a_step(
+    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes
+) -> dict[str, torch.Tensor]:
+    """The leaves that are unset in the file, as the first step leaves them. The attributes are set back.
+
+    raises  ConfigError if forward takes no made-up input, or leaves None
+    """
+    pairs = [pair for each in changes.attributes for pair in zip(each.leaves, each.read(), strict=True)]
+    names = [leaf.name for leaf, value in pairs if is_unset(value)]
+    if not names:
+        return {}
+    name = str(config.get("name"))
+    failures = [_stepped(config, module, arguments, changes, size) for size in _VARIABLE_SIZES]
+    found = next((each for each in failures if isinstance(each, dict)), None)
+    if found is None:
+        raise ConfigError(
+            f"model '{name}': attribute '{names[0]}' is unset before the first step, and forward takes no made-up "
+            f"input that would tell its shape ({failures[-1]}): declare a state '{names[0]}' with its data_type, and "
+            "with -1 for each of its dims"
+        )
+    missing = [leaf for leaf in names if is_unset(found[leaf])]
+    if missing:
+        raise ConfigError(
+            f"model '{name}': attribute '{missing[0]}' is unset before the first step and after it, so its shape is "
+            f"unknown: declare a state '{missing[0]}' with its data_type, and with -1 for each of its dims"
+        )
+    return {leaf: found[leaf] for leaf in names}
+
+
+def _stepped(
+    config: Fields, module: Any, arguments: Sequence[Argument], changes: Changes, size: int
+) -> dict[str, Any] | str:
+    """Every leaf after a step of zeros; or why there was none."""
+    batch = (1,) if int(config.get("max_batch_size", 0)) else ()
+    given: dict[str, Any] = {}
+    for binding in bind_arguments(_outline(config), arguments):
+        source = binding.source
+        dims = (1,) if isinstance(source, ControlSpec) else _model_dims(source)
+        shape = (*batch, *(size if dim == -1 else dim for dim in dims))
+        count = int(torch.Size(shape).numel())
+        given[binding.argument.name] = (
+            [""] * count if source.datatype == "BYTES" else torch.zeros(shape, dtype=TORCH_TYPE[source.datatype])
+        )
+    try:
+        with _copies_given(changes), torch.inference_mode():
+            module(**given)
+            after = [attribute.read() for attribute in changes.attributes]
+    except Exception as error:  # noqa: BLE001 - the model's own code
+        return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    pairs = zip(changes.attributes, after, strict=True)
+    return {
+        leaf.name: value for attribute, values in pairs for leaf, value in zip(attribute.leaves, values, strict=True)
+    }
+
+
+@contextmanager
+def _copies_given(changes: Changes) -> Generator[None]:
+    """Lets a call change copies of the attributes, and sets them back afterwards."""
+    before = [attribute.read() for attribute in changes.attributes]
+    for attribute, values in zip(changes.attributes, before, strict=True):
+        attribute.write([value.clone() if isinstance(value, torch.Tensor) else value for value in values])
+    try:
+        yield
+    finally:
+        for attribute, values in zip(changes.attributes, before, strict=True):
+            attribute.write(values)
+
+
+def _model_dims(source: Any) -> tuple[int, ...]:
+    reshape = getattr(source, "reshape", None)
+    return tuple(source.dims if reshape is None else reshape)
+
+
+def _outline(config: Fields) -> ModelConfig:
+    """As much of a configuration as says what forward is given. Raises ConfigError for batch inputs."""
+    name = str(config.get("name"))
+    if config.get("batch_input"):
+        raise ConfigError(f"model '{name}' keeps state in its module and has batch inputs, which is not supported")
+    batching: Fields = config.get("sequence_batching") or {}
+    controls = [
+        ControlSpec(str(entry["name"]), ControlKind.READY, _control_type(control))
+        for entry in _parts(batching, "control_input")
+        for control in _parts(entry, "control")
+    ]
+    states = [
+        StateSpec(str(each["input_name"]), str(each["output_name"]), *_told(each)) for each in _parts(batching, "state")
+    ]
+    inputs = [TensorSpec(str(each["name"]), *_told(each), reshape=_reshape(each)) for each in _parts(config, "input")]
+    batch = int(config.get("max_batch_size", 0))
+    sequences = SequenceBatching(Oldest(1), 1, tuple(controls), tuple(states))
+    return ModelConfig(name, "pytorch", "", batch, tuple(inputs), (), sequence_batching=sequences)
+
+
+def _parts(whole: Fields, field: str) -> Sequence[Fields]:
+    return whole.get(field) or []
+
+
+def _dims(whole: Fields, field: str) -> tuple[int, ...]:
+    dims: Sequence[Any] = whole.get(field) or []
+    return tuple(int(dim) for dim in dims)
+
+
+def _told(declaration: Fields) -> tuple[str, tuple[int, ...]]:
+    datatype = str(declaration.get("data_type", "")).removeprefix("TYPE_")
+    return "BYTES" if datatype == "STRING" else datatype, _dims(declaration, "dims")
+
+
+def _reshape(declaration: Fields) -> tuple[int, ...] | None:
+    reshape: Fields | None = declaration.get("reshape")
+    return None if reshape is None else _dims(reshape, "shape")
+
+
+def _control_type(control: Fields) -> str:
+    for field, datatype in (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL")):
+        if control.get(field):
+            return datatype
+    return _told(control)[0]
+
+
+# --- the input and the outputs
+
+
+def tried_signature(
+    config: Fields, module: nn.Module, arguments: Sequence[Argument], changes: Changes
+) -> Signature | None:
+    """What a module takes and returns, found by trial; None if it was not found, or has not exactly one argument."""
+    required = [argument for argument in arguments if argument.required and not argument.is_dictionary]
+    if len(arguments) != 1 or len(required) != 1:
+        return None
+    batch = int(config.get("max_batch_size", 0))
+    trial = _Trial(module, changes, batched=batch > 0)
+    for datatype in TRIED_TYPES:
+        for dims in _shapes(module):
+            outputs = trial.outputs(datatype, dims)
+            if outputs is not None:
+                return Signature((TensorSignature(required[0].name, datatype, dims),), outputs, (), batch)
+    return None
+
+
+def _shapes(module: nn.Module) -> Iterator[tuple[int, ...]]:
+    """Shapes that are tried, without the batch dimension: variable ones first, then those with the sizes of tensors."""
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    sizes = [*sorted({size for tensor in tensors for size in tensor.shape if size > 1})[:_SIZES_MAX], 1]
+    for rank in range(1, RANK_MAX + 1):
+        for last in (-1, *sizes):
+            yield (*(-1,) * (rank - 1), last)
+    for rank in range(2, RANK_MAX + 1):
+        yield from itertools.product(sizes, repeat=rank) if len(sizes) ** rank <= _SIZES_MAX**2 else ()
+
+
+class _Trial:
+    """Calls a module with made-up tensors."""
+
+    def __init__(self, module: nn.Module, changes: Changes, *, batched: bool) -> None:
+        self._module = module
+        self._changes = changes
+        self._batch = (1,) if batched else ()
+
+    def outputs(self, datatype: str, dims: Sequence[int]) -> tuple[TensorSignature, ...] | None:
+        """The outputs for an input of that type and shape; None if forward does not take it."""
+        found = [self._called(datatype, [size if dim == -1 else dim for dim in dims]) for size in _TWO_SIZES]
+        small, large = found
+        if small is None or large is None or small.keys() != large.keys():
+            return None
+        told: list[TensorSignature] = []
+        for name, tensor in small.items():
+            one, other = tuple(tensor.shape), tuple(large[name].shape)
+            if len(one) != len(other) or one[: len(self._batch)] != self._batch or tensor.dtype not in DATATYPE:
+                return None
+            sizes = zip(one[len(self._batch) :], other[len(self._batch) :], strict=True)
+            shape = tuple(size if size == again else -1 for size, again in sizes)
+            if not shape or 0 in shape:
+                return None
+            told.append(TensorSignature(name, DATATYPE[tensor.dtype], shape))
+        return tuple(told)
+
+    def _called(self, datatype: str, shape: Sequence[int]) -> dict[str, torch.Tensor] | None:
+        try:
+            with _copies_given(self._changes), torch.inference_mode():
+                returned = self._module(torch.zeros((*self._batch, *shape), dtype=TORCH_TYPE[datatype]))
+        except Exception:  # noqa: BLE001 - the model's own code, and what it does not take is what is asked
+            return None
+        if isinstance(returned, dict):
+            named = {str(key): value for key, value in cast("dict[Any, Any]", returned).items()}
+        else:
+            named = {f"OUTPUT__{index}": value for index, value in enumerate(several(returned))}
+        if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
+            return None
+        return named

@@ -1,0 +1,181 @@
+"""Which ensembles can be served: those whose steps' models are served, and whose tensors fit together. Pure.
+
+No executor runs an ensemble, and the models of its steps may be on different executors. So an executor checks only what
+the ensemble's own configuration tells, and a gateway checks the rest whenever it has read the mesh.
+
+Messages and their order are Triton's. Source: Triton core, ensemble_utils.cc (ValidateEnsembleConfig),
+model_repository_manager.cc (CheckNode, CircularDependencyCheck).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shared.contract.errors import ConfigError
+from shared.contract.limits import ENSEMBLE_DEPTH_MAX, ENSEMBLE_STEPS_MAX
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import EnsembleStep, ModelConfig, TensorSpec
+
+Versions = Mapping[str, Sequence[str]]
+"""Model -> its versions that are served, ascending."""
+
+
+class DeclaredTensor(msgspec.Struct, frozen=True):
+    """Datatype and shape of an ensemble's tensor, as one of the models has it. dims: without the batch dimension"""
+
+    model: str
+    datatype: str
+    dims: tuple[int, ...]
+    batched: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """With the batch dimension, if the model has one."""
+        return (-1, *self.dims) if self.batched else self.dims
+
+
+def unavailable_ensembles(records: Mapping[str, ModelRecord], served: Versions) -> dict[str, str]:
+    """Ensembles that cannot be served now -> why. Of ensembles that are not loaded nothing is said.
+
+    served  versions that take requests; an ensemble counts as served while some executor announces it
+    """
+    ensembles = [name for name in served if name in records and records[name].config.ensemble]
+    # An ensemble within an ensemble is judged first, by recursion. That ends, because circles and towers come first.
+    problems = {name: problem for name in ensembles if (problem := _circle_or_tower(name, records))}
+    for name in ensembles:
+        _judge(name, records, served, problems)
+    return {name: problem for name, problem in problems.items() if problem}
+
+
+def _circle_or_tower(start: str, records: Mapping[str, ModelRecord]) -> str:
+    """Triton's message for an ensemble that is, over whatever steps, a step of itself, and ours for one with too many
+    ensembles within each other; "" for any other.
+    """
+    level = {start}
+    for _ in range(ENSEMBLE_DEPTH_MAX):
+        below: set[str] = set()
+        for name in sorted(level & records.keys()):
+            below |= {step.model for step in records[name].config.ensemble}
+            if start in below:
+                return f"circular dependency between ensembles: {start} -> ... -> {name} -> {start}"
+        level = below
+    if not level:
+        return ""
+    return f"ensemble '{start}' has more than {ENSEMBLE_DEPTH_MAX} ensembles within each other"
+
+
+def _judge(name: str, records: Mapping[str, ModelRecord], served: Versions, problems: dict[str, str]) -> str:
+    if name not in problems:
+        problems[name] = _problem(name, records, served, problems)
+    return problems[name]
+
+
+def _problem(name: str, records: Mapping[str, ModelRecord], served: Versions, problems: dict[str, str]) -> str:
+    config = records[name].config
+    unknown = sorted({step.model for step in config.ensemble} - records.keys())
+    if unknown:
+        return f"ensemble {name} contains models that are not available: {', '.join(unknown)}"
+    for step in config.ensemble:
+        about = f"ensemble '{name}' depends on '{step.model}'"
+        if not served.get(step.model):
+            return f"{about} which has no loaded version."
+        if records[step.model].config.ensemble and (inner := _judge(step.model, records, served, problems)):
+            return f"{about} which is not valid. Model '{step.model}' failed with error: {inner}"
+        if step.version and step.version not in served[step.model]:
+            return f"{about} whose required version {step.version} is not loaded"
+    if _size(name, records) > ENSEMBLE_STEPS_MAX:
+        return f"ensemble '{name}' has more than {ENSEMBLE_STEPS_MAX} steps, those of its ensembles included"
+    try:
+        _check_tensors(config, records)
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+def _size(name: str, records: Mapping[str, ModelRecord], sizes: dict[str, int] | None = None) -> int:
+    """Steps of an ensemble without circles, those of its ensembles in place of these."""
+    sizes = {} if sizes is None else sizes
+    if name not in sizes:
+        steps = records[name].config.ensemble if name in records else ()
+        sizes[name] = sum(_size(step.model, records, sizes) for step in steps) if steps else 1
+    return sizes[name]
+
+
+def _check_tensors(config: ModelConfig, records: Mapping[str, ModelRecord]) -> None:
+    forms = {
+        spec.name: DeclaredTensor(
+            config.name, spec.datatype, spec.dims if spec.reshape is None else spec.reshape, config.max_batch_size > 0
+        )
+        for spec in (*config.inputs, *config.outputs)
+    }
+    for step in config.ensemble:
+        inner = records[step.model].config
+        # An ensemble with batches may have models without: then the whole shapes must fit.
+        if 0 < inner.max_batch_size < config.max_batch_size:
+            raise ConfigError(
+                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+                f"{step.model} which only allows maximum batch size to be {inner.max_batch_size}"
+            )
+        _check_inputs(config.name, step, inner, forms)
+        _check_outputs(config.name, step, inner, forms)
+
+
+def _check_inputs(ensemble: str, step: EnsembleStep, inner: ModelConfig, forms: dict[str, DeclaredTensor]) -> None:
+    specs = inner.inputs_by_name
+    for name, tensor in step.inputs.items():
+        if name not in specs:
+            raise ConfigError(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
+                f"{step.model}"
+            )
+    for spec in inner.inputs:
+        if spec.name in step.inputs:
+            _fit(ensemble, step.inputs[spec.name], spec, inner, forms)
+        elif not spec.optional:
+            raise ConfigError(
+                f"in ensemble {ensemble}, input {spec.name} in model {inner.name} is not mapped to any ensemble tensors"
+            )
+
+
+def _check_outputs(ensemble: str, step: EnsembleStep, inner: ModelConfig, forms: dict[str, DeclaredTensor]) -> None:
+    specs = {spec.name: spec for spec in inner.outputs}
+    for name, tensor in step.outputs.items():
+        if name not in specs:
+            raise ConfigError(
+                f"in ensemble {ensemble}, ensemble tensor {tensor} is mapped from non-existing output {name} in model "
+                f"{step.model}"
+            )
+        _fit(ensemble, tensor, specs[name], inner, forms)
+
+
+def _fit(ensemble: str, tensor: str, spec: TensorSpec, inner: ModelConfig, forms: dict[str, DeclaredTensor]) -> None:
+    """Compares a model's tensor with what is known of the ensemble's; the first model that has it decides."""
+    form = DeclaredTensor(inner.name, spec.datatype, spec.dims, inner.max_batch_size > 0)
+    known = forms.setdefault(tensor, form)
+    where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
+    if known.datatype != form.datatype:
+        raise ConfigError(
+            f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model} while "
+            f"{type_name(form.datatype)} is inferred from model {form.model}"
+        )
+    if not (are_alike(known.dims, form.dims) or are_alike(known.shape, form.shape)):
+        raise ConfigError(
+            f"{where}inconsistent shape: {_text(known.shape)} is inferred from model {known.model} while "
+            f"{_text(form.shape)} is inferred from model {form.model}"
+        )
+
+
+def are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes can mean the same; -1 fits every size."""
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def type_name(datatype: str) -> str:
+    """The configuration's name of a datatype of the wire."""
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, shape)) + "]"

@@ -1,0 +1,90 @@
+"""What Redis is told of requests to ensembles that are over: their counts, and the runs that are abandoned.
+
+A gateway that is killed before it has told does no harm. An abandoned run is found to be apart again by the next step
+of its sequence, and ends by its idle time. Counts of a few requests are missing then, as those of requests that were
+never answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from shared.contract.errors import OUTCOMES, Reason
+from shared.contract.ids import ShardId
+from shared.contract.limits import SCRIPT_STEPS_MAX
+from shared.contract.messages import ReplyMessage, encode
+from shared.contract.record import FAILED
+from shared.process import logs
+from shared.statistics.tally import ModelLoad
+from shared.store.keyspace import Keyspace
+from shared.store.redis_client import CONNECTION_LOST
+from shared.store.round_trips import RoundTrips
+from shared.store.scripts import Call, Ending, Scripts
+
+ABANDONED = encode(
+    ReplyMessage(
+        "",
+        error_code=OUTCOMES[Reason.FAILED].code,
+        error="another step of the ensemble could not go on",
+        reason=Reason.FAILED,
+    )
+)
+"""The reply to steps of an abandoned run that wait for a first slot."""
+UNTOLD_MAX = 65_536
+"""Notices of each kind that wait to be told. Beyond it the oldest is dropped."""
+
+
+class EnsembleNotices:
+    """The notices, and the task that tells them."""
+
+    def __init__(self, scripts: Scripts, keys: Keyspace) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._trips = RoundTrips(scripts, None, "ensembles")
+        self._abandoned: deque[Ending] = deque(maxlen=UNTOLD_MAX)
+        self._counts: deque[tuple[ModelLoad, bytes]] = deque(maxlen=UNTOLD_MAX)
+
+    def abandon(self, ending: Ending) -> None:
+        """Has a sequence ended."""
+        self._abandoned.append(ending)
+        self._trips.due()
+
+    def count(self, load: ModelLoad, counts: bytes) -> None:
+        """Counts an answered request."""
+        self._counts.append((load, counts))
+        self._trips.due()
+
+    async def run(self) -> None:
+        await self._trips.run(self._depart)
+
+    async def _depart(self) -> bool:
+        """One round trip. Raises one of CONNECTION_LOST; then runs are abandoned again, but counts are not repeated."""
+        taken = [self._abandoned.popleft() for _ in range(min(len(self._abandoned), SCRIPT_STEPS_MAX))]
+        counts = [self._counts.popleft() for _ in range(min(len(self._counts), SCRIPT_STEPS_MAX))]
+        if self._abandoned or self._counts:
+            self._trips.due()
+        try:
+            for outcome in await self._trips.send(self._calls(taken, counts)):
+                if isinstance(outcome, ResponseError):
+                    logs.error("redis refused a script", error=str(outcome))
+                elif isinstance(outcome, Exception):
+                    raise outcome
+        except CONNECTION_LOST:
+            self._abandoned.extendleft(reversed(taken))
+            raise
+        return True
+
+    def _calls(self, taken: list[Ending], counts: list[tuple[ModelLoad, bytes]]) -> list[Call[Any]]:
+        sequences: dict[ShardId, list[Ending]] = {}
+        for ending in taken:
+            sequences.setdefault(self._keys.shard_of(ending.sequence), []).append(ending)
+        loads: dict[ShardId, list[tuple[ModelLoad, bytes]]] = {}
+        for load, packed in counts:
+            loads.setdefault(self._keys.home_shard(load.model), []).append((load, packed))
+        return [
+            *(self._scripts.end(some, tombstone=FAILED, reply=ABANDONED) for some in sequences.values()),
+            *(self._scripts.count(some, shard=shard) for shard, some in loads.items()),
+        ]

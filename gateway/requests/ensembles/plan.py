@@ -1,0 +1,148 @@
+"""The plan of an ensemble: its steps in one list, those of ensembles within it in place of these. Pure.
+
+The ensemble's inputs and outputs keep their names in the plan. Every other tensor gets the place of its ensemble before
+its name. The inputs and outputs of an ensemble within are the tensors that the outer step maps them to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import msgspec
+
+from shared.contract.messages import ModelRecord
+from shared.contract.model_config import ModelConfig
+
+INSIDE = "\0"
+"""Begins the name of a tensor that is neither an input nor an output of the whole ensemble."""
+
+FindModel = Callable[[str, str], tuple[ModelRecord, str]]
+"""(model, requested version or "") -> its record and the version that serves. Raises MeshError."""
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """A request to a model that is no ensemble.
+
+    place      which step of the ensemble it is: `0`, or `1.0` for the first step of the ensemble that is the second
+    ensembles  names of the ensembles that it is a step of, the outermost first
+    requested  the version that its ensemble names, or ""
+    version    the version that serves it
+    inputs     (input of the model, tensor of the plan), in the model's order
+    outputs    (output of the model, tensor of the plan)
+    """
+
+    place: str
+    ensembles: tuple[str, ...]
+    record: ModelRecord
+    requested: str
+    version: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.record.config
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the step is one of a sequence. A request to an iterative model is a sequence of its own."""
+        batching = self.config.sequence_batching
+        return batching is not None and not batching.iterative
+
+
+class EnsemblePlan(msgspec.Struct, frozen=True, dict=True):
+    """An ensemble's steps, in an order in which each step comes behind those that it needs.
+
+    record   the ensemble's; an output without labels of its own has those of the step that writes it
+    results  output of the ensemble -> tensor of the plan
+    """
+
+    record: ModelRecord
+    version: str
+    steps: tuple[PlannedStep, ...]
+    results: Mapping[str, str]
+
+    @cached_property
+    def writers(self) -> Mapping[str, int]:
+        """Tensor -> the step that writes it. The ensemble's inputs have none."""
+        return {tensor: index for index, step in enumerate(self.steps) for _, tensor in step.outputs}
+
+    @cached_property
+    def stateful(self) -> tuple[int, ...]:
+        """The steps that belong to sequences. The first of them is the anchor: it accepts a step of the ensemble."""
+        return tuple(index for index, step in enumerate(self.steps) if step.is_stateful)
+
+    @property
+    def anchor(self) -> int | None:
+        return self.stateful[0] if self.stateful else None
+
+    def needed(self, tensors: frozenset[str]) -> frozenset[int]:
+        """The steps whose outputs these tensors are made of. Triton leaves out the others, too; but a stateful step
+        always runs, so that all states of a sequence are at the same step.
+        """
+        found: set[int] = set()
+        waiting = [self.writers[tensor] for tensor in tensors if tensor in self.writers] + list(self.stateful)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                waiting += [self.writers[tensor] for _, tensor in self.steps[index].inputs if tensor in self.writers]
+        return frozenset(found)
+
+
+def plan_of(record: ModelRecord, version: str, find: FindModel) -> EnsemblePlan:
+    """The plan of an ensemble that can be served (`gateway.models.ensembles`). Raises what `find` raises."""
+    names = {spec.name: spec.name for spec in (*record.config.inputs, *record.config.outputs)}
+    steps = _in_order(_flat(record.config, (record.config.name,), "", names, find))
+    results = {spec.name: spec.name for spec in record.config.outputs}
+    labels = {
+        tensor: step.record.labels[output]
+        for step in steps
+        for output, tensor in step.outputs
+        if tensor in results and output in step.record.labels
+    }
+    record = msgspec.structs.replace(record, labels={**labels, **record.labels})
+    return EnsemblePlan(record, version, steps, results)
+
+
+def _flat(
+    config: ModelConfig, ensembles: tuple[str, ...], prefix: str, names: Mapping[str, str], find: FindModel
+) -> list[PlannedStep]:
+    """The steps of an ensemble. names: its inputs and outputs -> tensors of the plan"""
+    steps: list[PlannedStep] = []
+    for index, step in enumerate(config.ensemble):
+        place = f"{prefix}{index}"
+        record, version = find(step.model, step.version)
+        inputs = {name: names.get(tensor, f"{INSIDE}{prefix}{tensor}") for name, tensor in step.inputs.items()}
+        outputs = {name: names.get(tensor, f"{INSIDE}{prefix}{tensor}") for name, tensor in step.outputs.items()}
+        if record.config.ensemble:
+            steps += _flat(record.config, (*ensembles, step.model), f"{place}.", {**inputs, **outputs}, find)
+            continue
+        in_order = [spec.name for spec in record.config.inputs if spec.name in inputs]
+        steps.append(
+            PlannedStep(
+                place,
+                ensembles,
+                record,
+                step.version,
+                version,
+                tuple((name, inputs[name]) for name in in_order),
+                tuple(outputs.items()),
+            )
+        )
+    return steps
+
+
+def _in_order(steps: list[PlannedStep]) -> tuple[PlannedStep, ...]:
+    """The steps with each behind those that it needs; otherwise in the configuration's order."""
+    unwritten = {tensor for step in steps for _, tensor in step.outputs}
+    ordered: list[PlannedStep] = []
+    remaining = steps
+    while remaining:
+        ready = [step for step in remaining if not any(tensor in unwritten for _, tensor in step.inputs)]
+        assert ready, "the executor has refused circles, and so has the catalog"
+        ordered += ready
+        unwritten -= {tensor for step in ready for _, tensor in step.outputs}
+        remaining = [step for step in remaining if step not in ready]
+    return tuple(ordered)

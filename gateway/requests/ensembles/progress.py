@@ -1,0 +1,295 @@
+"""One request to an ensemble: what has been answered, and what is to be done next. Pure.
+
+    begin, answered, failed, again, left  ->  SendStep, SendAgain, WithdrawStep, AnswerRequest, FailRequest, AbandonRun
+
+The sequences of an ensemble. Each stateful step has a sequence of its own under the client's correlation id. The first
+stateful step of the plan, the *anchor*, decides about a step of the ensemble: it accepts the step or refuses it,
+recognises its retries by the client's request id or number, and gives it its number. The other stateful steps, the
+*followers*, run only when the anchor has run: with the anchor's number, in a sequence that is named after the anchor's
+run. So each of them takes each step once and in the anchor's order, whoever sends it and however often.
+
+What is kept equal. A step of the ensemble is done by all stateful steps or by none. Once the anchor has run, everything
+that a follower needs is sent, even if the request has failed or its client has left. What is refused for the moment is
+sent again for a while. If a follower's step cannot be done after all, the states differ for good. Then the run is
+abandoned, and the client is told to begin again. Only if the client can send the same step again (it named the step,
+and nothing but the moment was wrong), the sequences stay as they are: the retry does what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.models.ensembles import are_alike
+from gateway.requests.ensembles.plan import EnsemblePlan, PlannedStep
+from shared.contract.errors import OUTCOMES, Code, MeshError, Reason, RequestError, Retry, SequenceError
+from shared.contract.errors import UnavailableError as NotNowError
+from shared.contract.tensors import Tensor
+
+PATIENCE_MS = 10_000
+"""How long a step behind an anchor that has run is sent again: as long as requests wait while Redis is away."""
+FIRST_PAUSE_MS, PAUSE_MAX_MS = 10, 500
+"""The pause before a step is sent again. It doubles each time."""
+DEADLOCK = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+
+
+class HeldTensor(NamedTuple):
+    """A tensor of the plan that is there. rows: its batch size; 0 if what made it has no batch dimension"""
+
+    tensor: Tensor
+    rows: int
+
+
+class Stand(NamedTuple):
+    """Where the anchor's sequence stands with this request. run: see `Submitted.run`; step: number since START"""
+
+    run: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendStep:
+    """Send a step's request. stand: of a follower's step; None for the anchor's and for stateless ones"""
+
+    index: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    stand: Stand | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendAgain:
+    """Call `again` for this step after a pause."""
+
+    index: int
+    pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawStep:
+    """The client has left: take the step's request back, unless it runs already. Its outcome is still to be told."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonRun:
+    """The sequences of this run cannot go on: end them all."""
+
+    stand: Stand
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The request has succeeded. outputs: those that were asked for, in the order of the configuration"""
+
+    outputs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailRequest:
+    """The request has failed."""
+
+    error: MeshError
+
+
+EnsembleAction = SendStep | SendAgain | WithdrawStep | AbandonRun | AnswerRequest | FailRequest
+
+
+class _State(Enum):
+    WAITING = auto()
+    SENT = auto()
+    PAUSED = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class EnsembleProgress:
+    """The state of one request to an ensemble. After `AnswerRequest` or `FailRequest` nothing more follows."""
+
+    def __init__(
+        self, plan: EnsemblePlan, inputs: Mapping[str, HeldTensor], wanted: Sequence[str], *, is_named: bool
+    ) -> None:
+        """wanted: outputs asked for; none means all. is_named: the client can send the step again."""
+        self._plan = plan
+        self._wanted = [name for name in plan.results if not wanted or name in wanted]
+        tensors = frozenset(plan.results[name] for name in self._wanted)
+        self._states = dict.fromkeys(sorted(plan.needed(tensors)), _State.WAITING)
+        # What the stateful steps are made of: it is sent even when nobody waits for an answer any more.
+        self._owed = plan.needed(frozenset())
+        self._held = dict(inputs)
+        self._is_named = is_named
+        self._stand: Stand | None = None
+        self._error: MeshError | None = None
+        # Everything that has failed so far may go well with the next try.
+        self._only_for_now = True
+        # The anchor's sequence has counted the step, but the step was not done.
+        self._is_spent = False
+        self._asking: dict[int, tuple[int, int]] = {}
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[EnsembleAction]:
+        """The first steps to send."""
+        return self._next()
+
+    def answered(self, index: int, outputs: Sequence[Tensor], stand: Stand | None = None) -> list[EnsembleAction]:
+        """A step's request has succeeded. stand: of the anchor's step"""
+        step = self._plan.steps[index]
+        given = {tensor.name: tensor for tensor in outputs}
+        for name, tensor in step.outputs:
+            if name in given:
+                rows = given[name].shape[0] if step.config.max_batch_size > 0 and given[name].shape else 0
+                self._held[tensor] = HeldTensor(given[name], rows)
+        if index == self._plan.anchor:
+            assert stand is not None, "the anchor's answer says where its sequence stands"
+            self._stand = stand
+        self._states[index] = _State.DONE
+        return self._next()
+
+    def failed(
+        self, index: int, error: MeshError, *, now_ms: int, stand: Stand | None = None, is_final: bool = False
+    ) -> list[EnsembleAction]:
+        """A step's request was refused or has failed.
+
+        stand     of the anchor's step, if its sequence had accepted it
+        is_final  nothing can be sent any more
+        """
+        is_for_now = self._is_for_now(index, error)
+        if is_for_now and not is_final and self._anchor_has_run and index != self._plan.anchor:
+            since, pause = self._asking.get(index, (now_ms, FIRST_PAUSE_MS))
+            if now_ms - since < PATIENCE_MS:
+                self._asking[index] = since, min(2 * pause, PAUSE_MAX_MS)
+                self._states[index] = _State.PAUSED
+                return [SendAgain(index, pause)]
+        if index == self._plan.anchor and stand is not None:
+            self._stand, self._is_spent = stand, True
+        self._only_for_now &= is_for_now
+        self._states[index] = _State.FAILED
+        step = self._plan.steps[index]
+        self._error = self._error or error.within("".join(f"in ensemble '{name}', " for name in step.ensembles))
+        return self._next()
+
+    def again(self, index: int) -> list[EnsembleAction]:
+        """The pause of a step is over."""
+        self._states[index] = _State.SENT
+        return [self._request(index)]
+
+    def left(self) -> list[EnsembleAction]:
+        """The client waits no longer. A step that it can send again, or that the anchor has done, is brought to its
+        end. Anything else is taken back.
+        """
+        self._error = self._error or MeshError("", Code.CANCELLED)
+        if self._is_named or self._anchor_has_run:
+            return []
+        return [WithdrawStep(index) for index, state in self._states.items() if state is _State.SENT]
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    @property
+    def _anchor_has_run(self) -> bool:
+        anchor = self._plan.anchor
+        return anchor is not None and self._states[anchor] is _State.DONE
+
+    def _is_for_now(self, index: int, error: MeshError) -> bool:
+        """Whether the same request may be accepted later."""
+        if error.accepted:
+            return False
+        if not isinstance(error, SequenceError):
+            return isinstance(error, NotNowError)
+        if error.reason == Reason.WRONG_STEP and index != self._plan.anchor and self._stand is not None:
+            # The steps before this one are on their way, through this gateway or another one.
+            return error.last_step + 1 < self._stand.step
+        outcome = OUTCOMES.get(error.reason)
+        return outcome is not None and outcome.retry is Retry.SAME
+
+    def _next(self) -> list[EnsembleAction]:
+        actions: list[EnsembleAction] = []
+        for index, state in self._states.items():
+            if state is _State.WAITING and self._may_be_sent(index):
+                self._states[index] = _State.SENT
+                actions.append(self._request(index))
+        if not any(state in (_State.SENT, _State.PAUSED) for state in self._states.values()):
+            actions += self._end()
+        return actions
+
+    def _may_be_sent(self, index: int) -> bool:
+        if self._error is not None and not (self._anchor_has_run and index in self._owed):
+            return False
+        if index in self._plan.stateful and index != self._plan.anchor and not self._anchor_has_run:
+            return False
+        step = self._plan.steps[index]
+        return all(tensor in self._held or self._is_left_out(step, name, tensor) for name, tensor in step.inputs)
+
+    def _is_left_out(self, step: PlannedStep, name: str, tensor: str) -> bool:
+        """Whether an optional input has no tensor, because the request does not have it."""
+        return tensor not in self._plan.writers and step.config.inputs_by_name[name].optional
+
+    def _request(self, index: int) -> SendStep:
+        step = self._plan.steps[index]
+        specs, batched = step.config.inputs_by_name, step.config.max_batch_size > 0
+        inputs = tuple(
+            _named(name, self._held[tensor], specs[name].dims, batched=batched)
+            for name, tensor in step.inputs
+            if tensor in self._held
+        )
+        is_follower = index in self._plan.stateful and index != self._plan.anchor
+        return SendStep(index, inputs, tuple(name for name, _ in step.outputs), self._stand if is_follower else None)
+
+    def _end(self) -> list[EnsembleAction]:
+        config = self._plan.record.config
+        missing = [name for name in self._wanted if self._plan.results[name] not in self._held]
+        if self._error is None and missing:
+            self._only_for_now = False
+            self._error = RequestError(f"in ensemble '{config.name}', {DEADLOCK}")
+        actions: list[EnsembleAction] = []
+        if self._differs and not (self._is_named and self._only_for_now):
+            assert self._stand is not None, "known since the anchor's step was counted"
+            actions.append(AbandonRun(self._stand))
+            self._error = _told_to_begin(self._error, self._stand)
+        if self._error is not None:
+            return [*actions, FailRequest(self._error)]
+        specs = {spec.name: spec for spec in config.outputs}
+        outputs = tuple(
+            _named(name, self._held[self._plan.results[name]], specs[name].dims, batched=config.max_batch_size > 0)
+            for name in self._wanted
+        )
+        return [*actions, AnswerRequest(outputs)]
+
+    @property
+    def _differs(self) -> bool:
+        """Whether the stateful steps have not all done this step, though one of their sequences has counted it."""
+        stateful = self._plan.stateful
+        done = sum(self._states[index] is _State.DONE for index in stateful)
+        return len(stateful) > 1 and (self._is_spent or 0 < done < len(stateful))
+
+
+def _told_to_begin(error: MeshError | None, stand: Stand) -> MeshError:
+    """The error of a request with which a run ends."""
+    assert error is not None, "a stateful step that was not done has failed, or an output is missing"
+    if isinstance(error, SequenceError) and error.facts["retry"] == Retry.START.value:
+        return error
+    text = (
+        f"{error.message} (the sequence is over, because the states of the ensemble's steps would differ from now on: "
+        "the next request must specify the START flag)"
+    )
+    return SequenceError(text, Reason.FAILED, stand.step - 1, error.code)
+
+
+def _named(name: str, held: HeldTensor, dims: Sequence[int], *, batched: bool) -> Tensor:
+    """A tensor of the plan under the name that a model has for it, in that model's shape.
+
+    Between a model with a batch dimension and one without, the dimension is added or taken away if the shapes fit only
+    so. Source: Triton core, ensemble_scheduler.cc (ReshapeTensorDims).
+    """
+    tensor, rows = held
+    shape = tensor.shape
+    if batched and not rows and are_alike(dims, shape):
+        shape = (1, *shape)
+    elif not batched and rows == 1 and not are_alike(dims, shape):
+        shape = shape[1:]
+    return msgspec.structs.replace(tensor, name=name, shape=shape)

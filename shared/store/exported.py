@@ -1,0 +1,99 @@
+"""A sequence outside of the mesh: a file that holds its state, its numbers and its last replies.
+
+The file is a line with the format, the SHA-256 of what follows, and an `ExportedSequence` in msgpack. Only an operator
+reads and writes such files: a state may be whatever a model's own method makes of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from shared.contract.ids import CorrelationId
+from shared.contract.messages import checkpointed_states
+from shared.contract.record import KEPT_REPLIES, MARK, OLDER_IDS, RECENT_IDS, REPLY
+from shared.store.reading import FAILURES
+
+HEAD = b"seqmesh sequence, format 1\n"
+DIGEST_BYTES = hashlib.sha256().digest_size
+REPLY_FIELDS = frozenset((KEPT_REPLIES, RECENT_IDS, OLDER_IDS))
+"""What a retry of an answered step needs, beside the replies themselves."""
+
+
+class ExportError(Exception):
+    """A file that is no exported sequence, or a sequence that cannot be exported now."""
+
+
+class ExportedSequence(msgspec.Struct, frozen=True):
+    """A sequence between two steps, with all of its state.
+
+    version      the version of the model that it ran on
+    last_step    number of the last step in the record, and of its checkpoint; start_step: of the latest START
+    record       other fields of its record, by their names in docs/reference/keys.md: `mk`, and what retries need
+    checkpoint   its checkpoint's fields, without `n`
+    exported_ms  when, Redis' clock; release: of the program that wrote it
+    """
+
+    model: str
+    version: str
+    id: CorrelationId
+    last_step: int
+    start_step: int
+    record: dict[str, bytes]
+    checkpoint: dict[str, bytes]
+    exported_ms: int
+    release: str
+
+    @property
+    def steps(self) -> int:
+        """Steps since START."""
+        return self.last_step - self.start_step + 1
+
+    def without_replies(self) -> ExportedSequence:
+        """The same for another id: its steps are other clients' than those who retry."""
+        return msgspec.structs.replace(self, record={name: self.record[name] for name in self.record if name == MARK})
+
+
+def is_portable(field: str) -> bool:
+    """Whether a record's field goes with an exported sequence."""
+    return field == MARK or field in REPLY_FIELDS or field.startswith(REPLY)
+
+
+def to_file(exported: ExportedSequence) -> bytes:
+    body = msgspec.msgpack.encode(exported)
+    return HEAD + hashlib.sha256(body).digest() + body
+
+
+def from_file(data: bytes) -> ExportedSequence:
+    """Raises ExportError for anything that `to_file` has not written, or that was changed since."""
+    if not data.startswith(HEAD):
+        raise ExportError("it is no exported sequence of this format")
+    digest, body = data[len(HEAD) :][:DIGEST_BYTES], data[len(HEAD) + DIGEST_BYTES :]
+    if hashlib.sha256(body).digest() != digest:
+        raise ExportError("it is damaged: its checksum is another one")
+    try:
+        exported = msgspec.msgpack.decode(body, type=ExportedSequence)
+    except msgspec.MsgspecError as error:
+        raise ExportError(f"it cannot be read: {error}") from error
+    check(exported)
+    return exported
+
+
+def check(exported: ExportedSequence) -> None:
+    """Raises ExportError for a sequence that no record could be made of."""
+    if not 1 <= exported.start_step <= exported.last_step < 2**53:
+        raise ExportError("its step numbers are impossible")
+    foreign = [name for name in exported.record if not is_portable(name)]
+    if foreign or "n" in exported.checkpoint:
+        raise ExportError(f"it has fields that do not belong into it: {', '.join(foreign) or 'n'}")
+    check_states(exported.checkpoint)
+
+
+def check_states(checkpoint: Mapping[str, bytes]) -> None:
+    """Raises ExportError for states that cannot be decoded."""
+    try:
+        checkpointed_states({name.encode(): value for name, value in checkpoint.items()})
+    except FAILURES as error:
+        raise ExportError(f"its state cannot be read: {error}") from error

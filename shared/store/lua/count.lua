@@ -1,0 +1,10 @@
+-- Counts requests that no executor answered: those of ensembles, which gateways answer.
+--
+-- KEYS   tally of a model version, once per packed counts
+-- ARGV   packed counts
+-- reply  OK
+-- Not safe to repeat: the counts would count twice.
+
+for i, key in ipairs(KEYS) do tally(key, ARGV[i]) end
+tally_all()
+return redis.status_reply('OK')

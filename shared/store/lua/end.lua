@@ -1,0 +1,35 @@
+-- Ends sequences: an operator wants it, or the other steps of their ensemble cannot go on. A sequence accepts nothing but
+-- a START from now on. Its open steps are run and answered; then it has no idle time left, and its model's leader ends
+-- it (`expire`). A sequence that waits for its first slot is refused with all of its steps.
+--
+-- KEYS   per sequence: record, idle marker, parked steps, checkpoint
+-- ARGV   1 state of its tombstone   2 encoded reply for the steps of a waiting sequence
+--        per sequence: sequence id, run (as `submit` names it) or '' for whatever run it is in
+-- reply  per sequence: 2 it was waiting, and is over   1 it ends as soon as no step is open
+--        0 there is none, it is over already, or in another run
+-- Safe to repeat.
+
+local KIND, REPLY = ARGV[1], ARGV[2]
+
+local function end_sequence(keys, sid, run)
+  local got = redis.call('HMGET', keys.record, 'st', 'nx', 'cm', 'sn', 'vr', 'be', 'bn')
+  local state, accepted, committed = got[1], tonumber(got[2]), tonumber(got[3])
+  if not state or TOMBSTONES[state] then return 0 end
+  if not is_sound(state, accepted, committed, tonumber(got[4]), got[5]) then error(NOT_SOUND) end
+  if run ~= '' and run ~= (got[7] or '') .. '.' .. got[4] then return 0 end
+  if state == 'w' then
+    refuse_waiting(keys, sid, REPLY, 'CANCELED')
+    redis.call('XADD', BASE .. 'feed:' .. model_of(sid), '*', 'q', sid, 'e', 0, 'k', KIND, 'b', got[6])
+    return 2
+  end
+  redis.call('HSET', keys.record, 'cl', 1, 'en', accepted .. ' ' .. KIND, 'og', 1)
+  if accepted == committed and redis.call('PTTL', keys.idle) > 1 then
+    redis.call('PEXPIRE', keys.idle, 1)
+    redis.call('ZADD', BASE .. 'deadlines:' .. model_of(sid), 'LT', clock_ms(), sid)
+  end
+  return 1
+end
+
+local results = for_each(0, 2, 2, end_sequence, 0)
+tally_all()
+return results

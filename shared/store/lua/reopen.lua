@@ -1,0 +1,35 @@
+-- Makes an open sequence from an exported one, under an id that has none. It is paged until its next step; a sequence
+-- that is to keep its slot waits for one at once.
+--
+-- KEYS   record, idle marker, parked steps, checkpoint
+-- ARGV   1 sequence id   2 version   3 idle ms   4 most live sequences of the model   5 1 if it may be paged, else 0
+--        6 last step   7 step with the latest START
+--        8 number of other fields and values of the record, these fields and values
+--        then the fields and values of the checkpoint
+-- reply  1 done   0 the id has an open sequence   -1 the model has as many live sequences as it may
+-- atomic everything. A call that is sent again finds the sequence that the first one made.
+
+local sid, version, idle_ms, may_page, last, fields = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[5] == '1', ARGV[6],
+  tonumber(ARGV[8])
+local keys, model = sequence_keys(1), model_of(ARGV[1])
+local deadlines, starts = BASE .. 'deadlines:' .. model, BASE .. 'starts:' .. model
+
+local state = redis.call('HGET', keys.record, 'st')
+if state and not TOMBSTONES[state] then return 0 end
+if redis.call('ZCARD', deadlines) >= tonumber(ARGV[4]) then return -1 end
+
+redis.call('DEL', keys.record, keys.checkpoint)
+local entry = redis.call('XADD', starts, '*', 'q', sid, 'v', version, 'u', '0', 'k', 'm')
+redis.call('HSET', keys.record, 'nx', last, 'cm', last, 'ck', last, 'sn', ARGV[7], 'cl', 0, 'vr', version, 'du', 1, 'bn',
+  entry, 'la', clock_ms() .. ' - -', unpack(ARGV, 9, 8 + fields))
+if may_page then
+  redis.call('XDEL', starts, entry)
+  redis.call('HSET', keys.record, 'st', 'p', 'pg', 1)
+  count_line(BASE .. 'line:' .. model, 'out:' .. version, 1)
+else
+  redis.call('HSET', keys.record, 'st', 'm', 'be', entry, 'ep', redis.call('INCR', BASE .. 'epoch'))
+end
+redis.call('HSET', keys.checkpoint, 'n', last, unpack(ARGV, 9 + fields))
+redis.call('SET', keys.idle, '1', 'PX', idle_ms)
+redis.call('ZADD', deadlines, clock_ms() + idle_ms, sid)
+return 1

@@ -1,0 +1,324 @@
+"""The sequences of a model as an operator sees them: which there are, what is known of each, their end, their copies.
+
+A list costs nothing while nobody asks for it: it is put together from what the mesh keeps for its own use. Live
+sequences stand in their owners' sets, waiting and moving ones in the starts stream, and all that have had a commit
+among the deadlines. A sequence that is over is found by its id alone, while its tombstone stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from shared.contract.errors import Code, Reason
+from shared.contract.ids import CorrelationId, SequenceId, correlation_id_of, model_of
+from shared.contract.limits import LIVE_MAX
+from shared.contract.messages import ReplyMessage, ServedModel, encode
+from shared.contract.record import (
+    ACCEPTED,
+    BIRTH,
+    CANCELLED,
+    CHECKPOINTED,
+    CLOSED,
+    COMMITTED,
+    DURABLE,
+    ENDED,
+    EPOCH,
+    EXPIRED,
+    FAILED,
+    INSTANCE,
+    LATEST,
+    LIVE,
+    LOST,
+    MOVING,
+    OWNER,
+    PAGED,
+    SLOT,
+    START,
+    STATE,
+    TOMBSTONES,
+    VERSION,
+    WAITING,
+)
+from shared.store.commands import Redis
+from shared.store.exported import ExportedSequence, ExportError, check, is_portable
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.reading import text_of, value_of
+from shared.store.redis_client import redis_now_ms
+from shared.store.release import RELEASE
+from shared.store.scripts import EndCode, Ending, ReopenCode, Scripts
+
+STATES = {
+    WAITING: "waiting",
+    LIVE: "live",
+    MOVING: "moving",
+    PAGED: "paged",
+    ENDED: "ended",
+    EXPIRED: "expired",
+    FAILED: "failed",
+    LOST: "lost",
+    CANCELLED: "cancelled",
+}
+"""The states of a record by their names (docs/reference/keys.md)."""
+OPEN_STATES = ("waiting", "live", "moving", "paged")
+"""States of sequences that are not over."""
+READ_AT_ONCE = 512
+"""Records, or members of a set, that are read in one round trip."""
+FIELDS_READ = (
+    *(STATE, OWNER, INSTANCE, SLOT, EPOCH, VERSION, BIRTH, ACCEPTED, COMMITTED, CHECKPOINTED, START, CLOSED),
+    *(DURABLE, LATEST),
+)
+ENDED_BY_OPERATOR = encode(
+    ReplyMessage(
+        "",
+        error_code=Code.CANCELLED,
+        error="an operator has ended the sequence before it had a slot",
+        reason=Reason.CANCELLED,
+    )
+)
+"""The reply to the steps of a sequence that is ended while it waits for its first slot."""
+
+
+class SequenceStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the mesh holds of one sequence, at one moment. Steps count from the latest START, times are Redis' clock.
+
+    requested_version  the version that the client names in its requests, "" if it names none
+    version            the version that it runs on
+    state              one of `STATES`
+    executor, instance, slot, epoch  of its owner; absent while it has none
+    last_step          the last accepted step, as `sequence_step` counts
+    open_steps         accepted steps that are not answered
+    behind             answered steps since the last checkpoint: a takeover runs them again
+    recoverable        whether a takeover finds the state
+    closed             whether nothing but a START is accepted
+    begun_ms, used_ms  when the sequence began, and when its last step was accepted; ms since 1970
+    idle_left_ms       how much of its idle time is left; absent with open steps, and when the sequence is over
+    """
+
+    model: str
+    id: CorrelationId
+    state: str
+    version: str
+    last_step: int
+    open_steps: int
+    behind: int
+    recoverable: bool
+    closed: bool
+    begun_ms: int
+    used_ms: int
+    requested_version: str = ""
+    executor: str = ""
+    instance: int | None = None
+    slot: int | None = None
+    epoch: int | None = None
+    idle_left_ms: int | None = None
+
+
+SORT_KEYS: dict[str, Callable[[SequenceStatus], Any]] = {
+    "id": lambda one: (isinstance(one.id, str), one.id, one.requested_version),
+    "begun": lambda one: one.begun_ms,
+    "used": lambda one: one.used_ms,
+    "steps": lambda one: one.last_step,
+    "open": lambda one: one.open_steps,
+}
+"""What a list may be sorted by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which sequences a list shows.
+
+    states    their states; empty: every one
+    executor  the owner's name or id; "": any
+    version   the version that they run on; "": any
+    prefix    the begin of the id, written as text
+    sort      one of `SORT_KEYS`; with `-` before it the other way round
+    """
+
+    states: frozenset[str] = frozenset()
+    executor: str = ""
+    version: str = ""
+    prefix: str = ""
+    sort: str = "id"
+
+    def shows(self, one: SequenceStatus) -> bool:
+        if one.state not in (self.states or OPEN_STATES) or (self.version and one.version != self.version):
+            return False
+        # An executor's id is its name and a random part.
+        return not self.executor or self.executor in (one.executor, one.executor.rpartition("-")[0])
+
+    def sorted(self, found: Iterable[SequenceStatus]) -> list[SequenceStatus]:
+        by_id = sorted(found, key=SORT_KEYS["id"])
+        return sorted(by_id, key=SORT_KEYS[self.sort.removeprefix("-")], reverse=self.sort.startswith("-"))
+
+
+class Sequences:
+    """The sequences of the mesh's models."""
+
+    def __init__(self, redis: Redis, keys: Keyspace, membership: Membership) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._membership = membership
+        self._scripts = Scripts(redis, keys)
+
+    async def matching(self, model: str, wanted: Wanted) -> list[SequenceStatus]:
+        """The open sequences of a model that are wanted, sorted. One that begins or ends meanwhile may be missing."""
+        names = {name async for name in self._names(model) if _id_text(name).startswith(wanted.prefix)}
+        found: list[SequenceStatus] = []
+        for piece in _pieces(sorted(names)):
+            found += filter(wanted.shows, [one for one in await self.statuses(piece) if one is not None])
+        return wanted.sorted(found)
+
+    async def statuses(self, sequences: Sequence[SequenceId]) -> list[SequenceStatus | None]:
+        """Each sequence's status; None for one that the mesh does not know, or whose record cannot be read."""
+        pipe = self._redis.pipeline(transaction=False)
+        for sequence in sequences:
+            own = self._keys.sequence(sequence)
+            pipe.hmget(own.record, FIELDS_READ)
+            pipe.pttl(own.idle)
+        replies = await pipe.execute()
+        return [
+            value_of(self._keys.sequence(sequence).record, record, partial(_status, sequence, idle_left_ms=idle))
+            for sequence, record, idle in zip(sequences, replies[::2], replies[1::2], strict=True)
+        ]
+
+    async def state_bytes(self, sequence: SequenceId) -> dict[str, int]:
+        """Size of each part of the checkpoint (docs/reference/keys.md), in bytes; empty without a checkpoint."""
+        key = self._keys.sequence(sequence).checkpoint
+        names = [name for name in await self._redis.hkeys(key) if name != b"n"]
+        pipe = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipe.hstrlen(key, text_of(name))
+        return {text_of(name): size for name, size in zip(names, await pipe.execute(), strict=True)}
+
+    async def end(self, sequence: SequenceId) -> EndCode:
+        """Ends a sequence. Safe to repeat."""
+        (code,) = await self._scripts.run(
+            self._scripts.end([Ending(sequence)], tombstone=CANCELLED, reply=ENDED_BY_OPERATOR)
+        )
+        return code
+
+    async def export(self, sequence: SequenceId) -> ExportedSequence:
+        """A sequence with its state, as it stands between two steps. It goes on where it is.
+
+        Raises ExportError for one that is not open, has an open step, or whose state is not in Redis as it is now.
+        """
+        own = self._keys.sequence(sequence)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(own.record)
+            pipe.hgetall(own.checkpoint)
+            record, checkpoint = await pipe.execute()
+        fields = {text_of(name): record[name] for name in record}
+        last = last_checkpointed(fields, checkpoint)
+        exported = ExportedSequence(
+            model=model_of(sequence),
+            version=text_of(fields[VERSION]),
+            id=correlation_id_of(sequence),
+            last_step=last,
+            start_step=int(fields[START]),
+            record={name: value for name, value in fields.items() if is_portable(name)},
+            checkpoint={text_of(name): value for name, value in checkpoint.items() if name != b"n"},
+            exported_ms=await redis_now_ms(self._redis),
+            release=RELEASE,
+        )
+        check(exported)
+        return exported
+
+    async def reopen(self, sequence: SequenceId, exported: ExportedSequence) -> None:
+        """Opens an exported sequence under an id. It gets a slot with its next step.
+
+        Raises ExportError if no executor serves its version, the id has an open sequence, or there are too many.
+        """
+        served = await self._serving(model_of(sequence), exported.version)
+        call = self._scripts.reopen(
+            sequence, exported, idle_ms=served.idle_ms, live_max=LIVE_MAX, pageable=served.pageable
+        )
+        code = await self._scripts.run(call)
+        if code is ReopenCode.EXISTS:
+            raise ExportError(f"'{correlation_id_of(sequence)}' has an open sequence: end it first, or take another id")
+        if code is ReopenCode.FULL:
+            raise ExportError(f"model '{exported.model}' has as many live sequences as it may")
+
+    async def _serving(self, model: str, version: str) -> ServedModel:
+        """What an executor that serves a version offers. Raises ExportError if none does."""
+        for member in await self._membership.members():
+            for served in member.registration.models:
+                if member.usable and (served.model, served.version) == (model, version) and served.idle_ms:
+                    return served
+        raise ExportError(f"no executor serves version {version} of model '{model}' with sequences")
+
+    async def _names(self, model: str) -> AsyncIterator[SequenceId]:
+        """Every open sequence of a model, some more than once."""
+        executors = [member.registration.executor for member in await self._membership.members()]
+        for shard in self._keys.shard_ids():
+            async for name, _ in self._redis.zscan_iter(self._keys.deadlines(shard, model), count=READ_AT_ONCE):
+                yield SequenceId(text_of(name))
+            for executor in executors:
+                async for name in self._redis.sscan_iter(self._keys.owned(shard, executor, model), count=READ_AT_ONCE):
+                    yield SequenceId(text_of(name))
+            async for name in self._in_line(self._keys.starts(shard, model)):
+                yield name
+
+    async def _in_line(self, starts: str) -> AsyncIterator[SequenceId]:
+        begin = "-"
+        while entries := await self._redis.xrange(starts, begin, count=READ_AT_ONCE):
+            for _, fields in entries:
+                if b"q" in fields:
+                    yield SequenceId(text_of(fields[b"q"]))
+            begin = f"({text_of(entries[-1][0])}"
+
+
+def last_checkpointed(record: Mapping[str, bytes], checkpoint: Mapping[bytes, bytes]) -> int:
+    """The last step of a sequence whose state is wholly in its checkpoint. Raises ExportError for any other."""
+    if not record or record[STATE] in TOMBSTONES:
+        raise ExportError("there is no such open sequence")
+    accepted, committed, checkpointed = (record.get(field) for field in (ACCEPTED, COMMITTED, CHECKPOINTED))
+    if accepted != committed:
+        raise ExportError("it has an open step: try again when that is answered")
+    if record.get(DURABLE) != b"1":
+        raise ExportError("only its model knows its state: see sequence_recovery among the model's parameters")
+    if committed != checkpointed or checkpoint.get(b"n") != committed:
+        raise ExportError("its checkpoint is older than its last step (checkpoint_interval): try again later")
+    return int(committed or 0)
+
+
+def _pieces(names: Sequence[SequenceId]) -> Iterable[Sequence[SequenceId]]:
+    return (names[begin : begin + READ_AT_ONCE] for begin in range(0, len(names), READ_AT_ONCE))
+
+
+def _id_text(sequence: SequenceId) -> str:
+    return sequence.split("|", 2)[-1][1:]
+
+
+def _status(sequence: SequenceId, record: Sequence[bytes | None], *, idle_left_ms: int) -> SequenceStatus | None:
+    """Raises one of `FAILURES` for a record that cannot be read."""
+    state, owner, instance, slot, epoch, version, birth, *counts, closed, durable, latest = record
+    if state is None:
+        return None
+    accepted, committed, checkpointed, start = (int(count or 0) for count in counts)
+    model, requested, _ = sequence.split("|", 2)
+    live = state == LIVE
+    return SequenceStatus(
+        model=model,
+        id=correlation_id_of(sequence),
+        state=STATES[state],
+        version=text_of(version or b""),
+        last_step=max(0, accepted - start + 1),
+        open_steps=accepted - committed,
+        behind=max(0, committed - checkpointed),
+        recoverable=durable == b"1",
+        closed=closed == b"1",
+        begun_ms=int((birth or b"0").partition(b"-")[0]),
+        used_ms=int((latest or b"0").split()[0]),
+        requested_version=requested,
+        executor=text_of(owner or b"") if live else "",
+        instance=int(instance or 0) if live else None,
+        slot=int(slot or 0) if live else None,
+        epoch=int(epoch or 0) if live else None,
+        idle_left_ms=idle_left_ms if idle_left_ms >= 0 else None,
+    )

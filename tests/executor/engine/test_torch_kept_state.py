@@ -1,0 +1,434 @@
+"""A module that keeps state in its attributes has one state per sequence; what cannot be kept apart is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from executor.engine.backends import find_backend
+from executor.engine.base import Row, RowError, RowResult
+from executor.engine.pytorch.engine import TorchEngine
+from executor.engine.pytorch.signature import script_deprecation_ignored
+from shared.contract.errors import ConfigError, LoadError
+from shared.contract.model_config import ControlKind, ControlSpec, ModelConfig, StateSpec, TensorSpec
+from tests.executor.engine import keeping_modules
+from tests.executor.engine.model_workshop import Workshop, array, plain_config, results, scripted, sequence_config, wire
+
+X3, Y4 = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (4,))
+X1, Y1 = TensorSpec("x", "FP32", (1,)), TensorSpec("y", "FP32", (1,))
+
+
+def completed_states(workshop: Workshop, name: str, inputs: Sequence[TensorSpec], batch: int = 8) -> list[StateSpec]:
+    """The states that the completion declares."""
+    config: dict[str, Any] = {
+        "name": name,
+        "max_batch_size": batch,
+        "input": [
+            {"name": spec.name, "data_type": f"TYPE_{spec.datatype}", "dims": list(spec.dims)} for spec in inputs
+        ],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
+        "sequence_batching": {},
+    }
+    found = json.loads(find_backend("pytorch").auto_complete(json.dumps(config), workshop.version_dir(name)))
+    return [
+        StateSpec(each["input_name"], each["output_name"], each["data_type"].removeprefix("TYPE_"), tuple(each["dims"]))
+        for each in found["sequence_batching"].get("state", [])
+    ]
+
+
+def kept(
+    workshop: Workshop,
+    module: torch.nn.Module,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    **choices: Any,
+) -> tuple[TorchEngine, ModelConfig]:
+    """The module, saved as people save it and served with the states that the completion finds."""
+    workshop.script("kept", module)
+    states = completed_states(workshop, "kept", inputs, choices.get("max_batch_size", 8))
+    config = sequence_config("kept", "pytorch", inputs=inputs, outputs=outputs, states=states, **choices)
+    return cast("TorchEngine", workshop.load(config)), config
+
+
+def alone(module: torch.nn.Module, steps: Sequence[Sequence[float]]) -> list[Any]:
+    """What a fresh module of its own answers to a sequence of steps."""
+    module.eval()
+    with torch.inference_mode():
+        return [module(torch.tensor([step])).clone().numpy() for step in steps]
+
+
+def step(values: Sequence[float], slot: int, *, start: bool = False) -> Row:
+    return Row({"x": wire("x", [list(values)])}, slot=slot, start=start)
+
+
+STEPS = [[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-2.0, 1.0, 0.75]]
+OTHERS = [[-1.0, 0.5, 0.5], [0.125, 2.0, -1.5], [1.0, 1.0, -1.0]]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_sequences_that_share_batches_do_not_share_the_buffer(workshop: Workshop, *, direct: bool) -> None:
+    engine, _ = kept(workshop, keeping_modules.Rnn(), [X3], [Y4], direct=direct)
+
+    one: list[Any] = []
+    other: list[Any] = []
+    for number, (mine, given) in enumerate(zip(STEPS, OTHERS, strict=True)):
+        first = number == 0
+        found = results(engine, [step(mine, 0, start=first), step(given, 1, start=first)])
+        one.append(array(found[0], "y"))
+        other.append(array(found[1], "y"))
+
+    assert not engine.alone_because
+    np.testing.assert_allclose(alone(keeping_modules.Rnn(), STEPS), one, rtol=1e-5)
+    np.testing.assert_allclose(alone(keeping_modules.Rnn(), OTHERS), other, rtol=1e-5)
+
+
+def test_a_state_begins_with_what_the_file_holds_in_every_sequence(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.Rnn(), [X3], [Y4])
+
+    first = [array(results(engine, [step(STEPS[0], 0, start=True)])[0], "y") for _ in range(2)]
+
+    np.testing.assert_array_equal(first[0], first[1])
+    np.testing.assert_allclose(alone(keeping_modules.Rnn(), STEPS[:1])[0], first[0], rtol=1e-5)
+
+
+def test_a_sequence_goes_on_elsewhere_from_its_checkpoint(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.Rnn(), [X3], [Y4])
+    results(engine, [step(STEPS[0], 0, start=True)])
+    (middle,) = results(engine, [step(STEPS[1], 0)])
+
+    other = cast("TorchEngine", workshop.load(config))
+    results(other, [step(OTHERS[0], 5, start=True)])
+    other.load_states([5], [middle.states])
+    (last,) = results(other, [step(STEPS[2], 5)])
+
+    assert ["hidden_state"] == [*middle.states]
+    np.testing.assert_allclose(alone(keeping_modules.Rnn(), STEPS)[2], array(last, "y"), rtol=1e-5)
+
+
+def test_a_change_in_place_inside_of_a_submodule_is_found(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.InPlace(), [X1], [Y1])
+
+    results(engine, [step([1], 0, start=True), step([10], 1, start=True)])
+    found = results(engine, [step([2], 0), step([20], 1)])
+
+    assert config.sequence_batching is not None
+    assert [StateSpec("inner.total", "inner.total", "FP32", (1,))] == [*config.sequence_batching.states]
+    assert [3, 30] == [array(result, "y").item() for result in found]
+
+
+def test_a_table_that_is_only_read_is_no_state(workshop: Workshop) -> None:
+    """Torch takes a tensor among indices, which is inside of a list, for one that may be written to."""
+    workshop.script("kept", keeping_modules.LookedUp())
+
+    assert ["total"] == [state.input_name for state in completed_states(workshop, "kept", [X3])]
+
+
+@pytest.mark.parametrize("way", ["slice", "list", "view"])
+def test_a_write_by_another_name_is_found(workshop: Workshop, way: str) -> None:
+    """Kept apart, or refused by the buffer's name: never taken for something that is only read."""
+    workshop.script("kept", keeping_modules.WrittenThroughAView(way))
+
+    try:
+        found = [state.input_name for state in completed_states(workshop, "kept", [X3])]
+    except ConfigError as refusal:
+        found = ["total"] if "total" in refusal.message else []
+    assert ["total"] == found
+
+
+def test_a_traced_module_keeps_what_it_changes_in_place(workshop: Workshop) -> None:
+    with script_deprecation_ignored():
+        traced: Any = cast("Any", torch.jit).trace(keeping_modules.InPlace().eval(), torch.zeros(1, 1))
+        torch.jit.save(traced, str(workshop.version_dir("kept") / "model.pt"))
+    states = completed_states(workshop, "kept", [X1])
+    engine = workshop.load(sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1], states=states))
+
+    results(engine, [step([1], 0, start=True), step([10], 1, start=True)])
+    found = results(engine, [step([2], 0), step([20], 1)])
+
+    assert [3, 30] == [array(result, "y").item() for result in found]
+
+
+def test_an_exported_program_keeps_the_buffers_that_it_changes(workshop: Workshop) -> None:
+    workshop.program("kept", keeping_modules.InPlace(), (torch.zeros(1, 1),), dynamic=False)
+    states = completed_states(workshop, "kept", [X1], batch=1)
+    config = sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1], states=states, max_batch_size=1)
+    engine = workshop.load(config)
+
+    results(engine, [step([1], 0, start=True)])
+    results(engine, [step([10], 1, start=True)])
+    found = [results(engine, [step([2], 0)])[0], results(engine, [step([20], 1)])[0]]
+
+    assert [3, 30] == [array(result, "y").item() for result in found]
+
+
+def test_buffers_without_a_batch_dimension_and_plain_numbers_are_kept_row_by_row(workshop: Workshop) -> None:
+    x, y = TensorSpec("x", "FP32", (2,)), TensorSpec("y", "FP32", (6,))
+    engine, config = kept(workshop, keeping_modules.Vector(), [x], [y])
+
+    results(engine, [step([1, 2], 0, start=True), step([10, 20], 1, start=True)])
+    found = results(engine, [step([3, 4], 0), step([30, 40], 1)])
+    fresh = results(engine, [step([5, 5], 2, start=True)])
+
+    assert config.sequence_batching is not None
+    assert {"total": "FP32", "last": "FP32", "steps": "INT64", "factor": "FP64", "odd": "BOOL"} == {
+        state.input_name: state.datatype for state in config.sequence_batching.states
+    }
+    assert "has no batch dimension" in engine.alone_because
+    assert [4, 6, 3, 12, 2, 0] == array(found[0], "y")[0].tolist()
+    assert [40, 60, 30, 12, 2, 0] == array(found[1], "y")[0].tolist()
+    assert [5, 5, 5, 11, 1, 1] == array(fresh[0], "y")[0].tolist()
+
+
+def test_rows_that_would_mix_run_alone(workshop: Workshop) -> None:
+    two = [TensorSpec("x", "FP32", (2,))], [TensorSpec("y", "FP32", (2,))]
+    engine, _ = kept(workshop, keeping_modules.MeanOfBatch(), *two)
+
+    found = results(engine, [step([2, 4], 0, start=True), step([20, 40], 1, start=True)])
+
+    assert "change each other's results" in engine.alone_because
+    assert [[2, 4], [20, 40]] == [array(result, "y")[0].tolist() for result in found]
+
+
+def test_a_model_without_batch_dimension_keeps_its_buffers_whole(workshop: Workshop) -> None:
+    x, y = TensorSpec("x", "FP32", (1, 1)), TensorSpec("y", "FP32", (1, 1))
+    engine, config = kept(workshop, keeping_modules.InPlace(), [x], [y], max_batch_size=0)
+
+    results(engine, [step([1], 0, start=True)])
+    results(engine, [step([10], 1, start=True)])
+    (found,) = results(engine, [step([2], 0)])
+
+    assert config.sequence_batching is not None
+    assert (1, 1) == config.sequence_batching.states[0].dims
+    assert 3 == array(found, "y").item()
+
+
+def test_what_is_none_before_the_first_step_is_none_in_every_sequence(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.FromNone(), [X3], [TensorSpec("y", "FP32", (3,))])
+
+    first = results(engine, [step(STEPS[0], 0, start=True), step(OTHERS[0], 1, start=True)])
+    second = results(engine, [step(STEPS[1], 0), step(OTHERS[1], 1)])
+    other = cast("TorchEngine", workshop.load(config))
+    other.load_states([0], [second[0].states])
+    (third,) = results(other, [step(STEPS[2], 0)])
+
+    mine = [array(first[0], "y"), array(second[0], "y"), array(third, "y")]
+    np.testing.assert_allclose(alone(keeping_modules.FromNone(), STEPS), mine)
+    np.testing.assert_allclose(alone(keeping_modules.FromNone(), OTHERS[:2])[1], array(second[1], "y"))
+
+
+def test_an_empty_buffer_is_empty_in_every_sequence(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.FromEmpty(), [X3], [TensorSpec("y", "FP32", (3,))])
+
+    results(engine, [step([1, 1, 1], 0, start=True), step([5, 5, 5], 1, start=True)])
+    found = results(engine, [step([2, 2, 2], 0), step([6, 6, 6], 1)])
+
+    assert [[3, 3, 3], [11, 11, 11]] == [array(result, "y")[0].tolist() for result in found]
+
+
+def test_a_pair_of_states_that_begins_as_none_is_kept(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.LstmFromNone(), [X3], [Y4])
+
+    found = [
+        results(engine, [step(mine, 0, start=number == 0), step(given, 1, start=number == 0)])
+        for number, (mine, given) in enumerate(zip(STEPS, OTHERS, strict=True))
+    ]
+
+    assert config.sequence_batching is not None
+    assert ["hidden.0", "hidden.1"] == [state.input_name for state in config.sequence_batching.states]
+    for place, steps in enumerate((STEPS, OTHERS)):
+        expected = alone(keeping_modules.LstmFromNone(), steps)
+        np.testing.assert_allclose(expected, [array(each[place], "y") for each in found], rtol=1e-5)
+
+
+def test_a_failed_step_leaves_the_state_as_it_was(workshop: Workshop) -> None:
+    engine, _ = kept(workshop, keeping_modules.Fails(), [X1], [Y1])
+    results(engine, [step([1], 0, start=True), step([10], 1, start=True)])
+
+    failed = engine.run([step([-5], 0), step([20], 1)], [True, True]).rows
+    found = results(engine, [step([2], 0), step([30], 1)])
+
+    assert isinstance(failed[0], RowError)
+    assert isinstance(failed[1], RowResult)
+    assert [3, 60] == [array(result, "y").item() for result in found]
+
+
+def test_two_instances_with_shared_weights_keep_their_states_apart(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.Rnn(), [X3], [Y4], parameters={"ENABLE_WEIGHT_SHARING": "true"})
+    other = cast("TorchEngine", workshop.load(config))
+
+    results(engine, [step(STEPS[0], 0, start=True)])
+    results(other, [step(OTHERS[0], 0, start=True)])
+    (found,) = results(engine, [step(STEPS[1], 0)])
+
+    np.testing.assert_allclose(alone(keeping_modules.Rnn(), STEPS)[1], array(found, "y"), rtol=1e-5)
+    assert weights_of(engine) == weights_of(other)
+
+
+def test_without_weight_sharing_each_instance_has_weights_of_its_own(workshop: Workshop) -> None:
+    engine, config = kept(workshop, keeping_modules.Rnn(), [X3], [Y4])
+
+    assert not weights_of(engine) & weights_of(cast("TorchEngine", workshop.load(config)))
+
+
+def weights_of(engine: TorchEngine) -> set[int]:
+    module = engine._forward
+    assert isinstance(module, torch.nn.Module)
+    return {parameter.data_ptr() for parameter in module.parameters()}
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (keeping_modules.ListOfStates(), r"forward changes the attribute 'cache', a List\[Tensor\] of the module"),
+        (keeping_modules.InAList(), r"forward writes to 'totals' of the module in place \(add_\)"),
+        (keeping_modules.OneOfTwo(), r"in place \(add_\) to memory that 'even' and 'odd' may share"),
+    ],
+)
+def test_what_cannot_be_kept_apart_is_refused_by_name_with_a_remedy(
+    workshop: Workshop, module: torch.nn.Module, text: str
+) -> None:
+    workshop.script("kept", module)
+
+    with pytest.raises(ConfigError, match=text + r".*Remedy: make it a tensor"):
+        completed_states(workshop, "kept", [X1])
+    with pytest.raises(ConfigError, match=text):
+        workshop.load(sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1]))
+
+
+def test_a_module_that_keeps_its_sequences_apart_itself_may_say_so(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.script("kept", keeping_modules.ByCorrelationId())
+    controls = [
+        ControlSpec("START", ControlKind.START, "INT32", (0, 1)),
+        ControlSpec("CORRID", ControlKind.CORRID, "INT64"),
+    ]
+    choices: dict[str, Any] = {"inputs": [X1], "outputs": [Y1], "controls": controls}
+
+    def row(value: float, sequence: int, *, start: bool = False) -> Row:
+        told = {
+            "START": wire("START", [[int(start)]], "<i4", "INT32"),
+            "CORRID": wire("CORRID", [[sequence]], "<i8", "INT64"),
+        }
+        return Row({"x": wire("x", [[value]])}, told, slot=sequence, start=start)
+
+    with pytest.raises(ConfigError, match=r"'totals', a Dict\[int, Tensor\].*so by the parameter sequence_recovery"):
+        workshop.load(sequence_config("kept", "pytorch", **choices))
+    parameters = {"sequence_recovery": "none"}
+    engine = workshop.load(sequence_config("kept", "pytorch", parameters=parameters, **choices))
+    results(engine, [row(1, 1, start=True), row(10, 2, start=True)])
+    found = results(engine, [row(20, 2), row(2, 1)])
+
+    assert [30, 3] == [array(result, "y").item() for result in found]
+    assert "says that it keeps its sequences apart" in caplog.text
+
+
+def test_a_state_that_no_completion_declared_is_refused_by_name(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.InPlace())
+
+    with pytest.raises(LoadError, match=r"changes the attribute 'inner.total'.*declares no state 'inner.total'"):
+        workshop.load(sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1]))
+
+
+def test_a_declaration_that_does_not_fit_the_attribute_is_refused(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.InPlace())
+    states = [StateSpec("inner.total", "inner.total", "FP32", (7,))]
+
+    with pytest.raises(LoadError, match=r"declared as FP32 \[7\], but the module's attribute is FP32 \[1,1\]"):
+        workshop.load(sequence_config("kept", "pytorch", inputs=[X1], outputs=[Y1], states=states))
+
+
+def test_a_model_without_sequences_is_served_and_told_what_its_requests_share(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.script("kept", keeping_modules.InPlace())
+    engine = workshop.load(plain_config("kept", "pytorch", inputs=[X1], outputs=[Y1]))
+
+    found = [results(engine, [Row({"x": wire("x", [[1]])})])[0] for _ in range(2)]
+
+    assert [1, 2] == [array(result, "y").item() for result in found]
+    assert "shared by all requests to an instance ('inner.total')" in caplog.text
+
+
+# --- files without a signature
+
+
+def test_a_dictionary_of_tensors_is_given_by_name(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.Dictionary())
+    inputs = [TensorSpec("right", "FP32", (1,)), TensorSpec("left", "FP32", (1,))]
+    engine = workshop.load(plain_config("kept", "pytorch", inputs=inputs, outputs=[TensorSpec("OUT__0", "FP32", (1,))]))
+
+    (result,) = results(engine, [Row({"right": wire("right", [[2]]), "left": wire("left", [[9]])})])
+
+    assert 7 == array(result, "OUT__0").item()
+
+
+def test_the_input_of_an_ordinary_file_is_found_by_trial_and_told(
+    workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.script("kept", keeping_modules.Numbers())
+    config: dict[str, Any] = {"name": "kept", "max_batch_size": 8, "sequence_batching": {"oldest": {}}}
+
+    found = json.loads(find_backend("pytorch").auto_complete(json.dumps(config), workshop.version_dir("kept")))
+
+    assert [{"name": "sequence", "data_type": "TYPE_INT32", "dims": [-1]}] == found["input"]
+    assert [{"name": "OUTPUT__0", "data_type": "TYPE_FP32", "dims": [4]}] == found["output"]
+    assert ["hidden_state"] == [state["input_name"] for state in found["sequence_batching"]["state"]]
+    assert "By trial, input 'sequence' is INT32 [-1], output 'OUTPUT__0' is FP32 [4]" in caplog.text
+
+
+def test_a_size_that_the_weights_fix_is_found_by_trial(workshop: Workshop) -> None:
+    workshop.script("kept", keeping_modules.Rnn())
+    config: dict[str, Any] = {"name": "kept", "max_batch_size": 8, "sequence_batching": {"oldest": {}}}
+
+    found = json.loads(find_backend("pytorch").auto_complete(json.dumps(config), workshop.version_dir("kept")))
+
+    assert [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}] == found["input"]
+
+
+def test_scripting_the_modules_leaves_them_as_they_were() -> None:
+    assert torch.equal(torch.full((1, 4), 0.125), scripted(keeping_modules.Rnn()).hidden_state)
+
+
+def test_the_voice_detector_of_silero_keeps_two_recordings_apart(workshop: Workshop) -> None:
+    """A file that others publish, as it is: two attributes are empty before the first step, two are numbers."""
+    source = files("silero_vad") / "data" / "silero_vad.jit"
+    (workshop.version_dir("kept") / "model.pt").write_bytes(source.read_bytes())
+    config = sequence_config(
+        "kept",
+        "pytorch",
+        inputs=[TensorSpec("x", "FP32", (1, 512)), TensorSpec("sr", "INT64", (1,))],
+        outputs=[TensorSpec("OUTPUT__0", "FP32", (1, 1))],
+        states=[
+            StateSpec("_last_sr", "_last_sr", "INT64", (1,)),
+            StateSpec("_state", "_state", "FP32", (-1, -1, -1)),
+            StateSpec("_context", "_context", "FP32", (-1, -1)),
+            StateSpec("_last_batch_size", "_last_batch_size", "INT64", (1,)),
+        ],
+        max_batch_size=0,
+    )
+    chance = np.random.default_rng(0)
+    recordings = [chance.standard_normal((4, 1, 512)).astype(np.float32) / 10 for _ in range(2)]
+
+    engine = workshop.load(config)
+    said: list[list[Any]] = [[], []]
+    for number, slot in itertools.product(range(4), range(2)):
+        inputs = {"x": wire("x", recordings[slot][number]), "sr": wire("sr", [16000], "<i8", "INT64")}
+        (result,) = results(engine, [Row(inputs, slot=slot, start=number == 0)])
+        said[slot].append(array(result, "OUTPUT__0"))
+
+    for recording, answers in zip(recordings, said, strict=True):
+        with script_deprecation_ignored():
+            own = cast("Any", torch.jit).load(str(source))
+        expected = [own(torch.from_numpy(piece), 16000).detach().numpy() for piece in recording]
+        np.testing.assert_allclose(expected, answers, rtol=1e-4)

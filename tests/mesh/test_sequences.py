@@ -1,0 +1,164 @@
+"""Sequences as an operator sees them, over HTTP and with `seqmesh seq`: listed, shown, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from shared.contract.ids import sequence_id
+from tests.mesh.raw_http import answer, get, infer_document, posted, send
+from tests.mesh.running_mesh import RunningMesh, eventually, seqmesh
+
+MODEL = "running_sum"
+SEQUENCES = f"/v2/models/{MODEL}/sequences"
+INFER = f"/v2/models/{MODEL}/infer"
+
+
+async def step(mesh: RunningMesh, sequence: int | str, value: int, **flags: bool) -> int:
+    return answer(await posted(mesh.http(), INFER, infer_document(value, sequence_id=sequence, **flags)))
+
+
+async def refused(mesh: RunningMesh, sequence: int | str) -> tuple[int, str, int]:
+    """Status, reason and last step of a step that is not accepted."""
+    response = await posted(mesh.http(1), INFER, infer_document(1, sequence_id=sequence))
+    return response.status, response.document["reason"], response.document["last_step"]
+
+
+async def test_what_clients_hold_open_is_listed_and_shown(mesh: RunningMesh) -> None:
+    await step(mesh, 7001, 1, sequence_start=True)
+    await step(mesh, 7001, 2)
+    await step(mesh, "listed/ä b", 3, sequence_start=True)
+    record = mesh.record(sequence_id(MODEL, "", 7001))
+
+    listed = get(mesh.http(1), f"{SEQUENCES}?state=live&sort=-steps&prefix=700").document
+    shown = get(mesh.http(), f"{SEQUENCES}/7001").document
+    text = get(mesh.http(), f"{SEQUENCES}/{quote('listed/ä b', safe='')}").document
+
+    (only,) = listed["sequences"]
+    assert (7001, "live", 2, 0, record["ow"]) == tuple(
+        only[name] for name in ("id", "state", "last_step", "open_steps", "executor")
+    )
+    assert 1 == listed["total"]
+    assert only.items() >= {"model": MODEL, "version": "1", "recoverable": True, "closed": False}.items()
+    assert shown["id"] == 7001
+    assert sum(shown["state_bytes"].values()) > 0
+    assert ("listed/ä b", 1) == (text["id"], text["last_step"])
+    assert HTTPStatus.NOT_FOUND == get(mesh.http(), f"{SEQUENCES}/7001?type=string").status
+    for sequence in (7001, "listed/ä b"):
+        await step(mesh, sequence, 0, sequence_end=True)
+    assert "ended" == get(mesh.http(), f"{SEQUENCES}/7001").document["state"]
+
+
+async def test_an_operators_list_reads_well(mesh: RunningMesh) -> None:
+    for number in range(7011, 7014):
+        await step(mesh, number, 1, sequence_start=True)
+
+    table = await seqmesh(mesh, "seq", "ls", MODEL, "--prefix", "701", "--limit", "2")
+    lines = table.splitlines()
+    as_json = await seqmesh(mesh, "seq", "ls", MODEL, "--prefix", "701", "--json")
+    shown = await seqmesh(mesh, "seq", "show", MODEL, "7011")
+
+    assert ["ID", "STATE", "EXECUTOR"] == lines[0].split()[:3]
+    assert [["7011", "live"], ["7012", "live"]] == [line.split()[:2] for line in lines[1:3]]
+    assert "3 sequences, 1 of them not shown" == lines[3]
+    assert [7011, 7012, 7013] == [json.loads(line)["id"] for line in as_json.splitlines()]
+    assert "steps       1 since START, 0 of them open" in shown
+    assert "state kept  by the mesh" in shown
+    ended = await seqmesh(mesh, "seq", "end", MODEL, "7011", "7012", "7013")
+    assert "7011: ends now\n7012: ends now\n7013: ends now\n" == ended
+    await eventually(lambda: not get(mesh.http(), f"{SEQUENCES}?prefix=701").document["total"], "they are over")
+    assert "cancelled" in await seqmesh(mesh, "seq", "show", MODEL, "7011")
+    assert "no such sequence" in await seqmesh(mesh, "seq", "end", MODEL, "7011", code=1)
+    assert "there are: " in await seqmesh(mesh, "seq", "ls", "nobody", code=1)
+
+
+async def test_one_that_is_ended_frees_its_slot_and_its_client_hears_why(mesh: RunningMesh) -> None:
+    await step(mesh, 7021, 5, sequence_start=True)
+    assert 7 == await step(mesh, 7021, 2)
+
+    response = await asyncio.to_thread(send, mesh.http(), "DELETE", f"{SEQUENCES}/7021")
+
+    assert HTTPStatus.ACCEPTED == response.status
+    assert {"state": "closed"} == response.document
+    assert (HTTPStatus.BAD_REQUEST, "cancelled", 2) == await refused(mesh, 7021)
+    await eventually(
+        lambda: "cancelled" == get(mesh.http(), f"{SEQUENCES}/7021").document["state"], "the leader has ended it"
+    )
+    assert (HTTPStatus.BAD_REQUEST, "cancelled", 2) == await refused(mesh, 7021)
+    assert HTTPStatus.NOT_FOUND == (await asyncio.to_thread(send, mesh.http(), "DELETE", f"{SEQUENCES}/7021")).status
+    assert 1 == await step(mesh, 7021, 1, sequence_start=True)
+    assert 2 == await step(mesh, 7021, 1, sequence_end=True)
+
+
+async def test_a_start_after_the_end_begins_anew_at_once(mesh: RunningMesh) -> None:
+    for number in range(20):
+        await step(mesh, 7031, 5, sequence_start=True)
+        assert HTTPStatus.ACCEPTED == send(mesh.http(number % 2), "DELETE", f"{SEQUENCES}/7031").status
+    assert 3 == await step(mesh, 7031, 3, sequence_start=True)
+    assert 4 == await step(mesh, 7031, 1)
+    assert 5 == await step(mesh, 7031, 1, sequence_end=True)
+
+
+async def test_a_fork_goes_on_from_the_same_state_and_apart(mesh: RunningMesh) -> None:
+    await step(mesh, 7041, 5, sequence_start=True)
+    await step(mesh, 7041, 2)
+
+    said = await seqmesh(mesh, "seq", "fork", MODEL, "7041", "forked")
+
+    assert "forked goes on behind step 2 of 7041\n" == said
+    assert 17 == await step(mesh, "forked", 10)
+    assert 8 == await step(mesh, 7041, 1)
+    again = await seqmesh(mesh, "seq", "fork", MODEL, "7041", "forked", code=1)
+    assert "'forked' has an open sequence: end it first, or take another id" in again
+    assert 18 == await step(mesh, "forked", 1, sequence_end=True)
+    assert 9 == await step(mesh, 7041, 1, sequence_end=True)
+    assert "there is no such open sequence" in await seqmesh(mesh, "seq", "fork", MODEL, "7041", "late", code=1)
+
+
+async def test_a_file_outlives_its_sequence(mesh: RunningMesh, tmp_path: Path) -> None:
+    """Exported, ended, opened again: the next step builds on the exported state, and a retry gets the stored answer."""
+    file = tmp_path / "7051.sequence"
+    await step(mesh, 7051, 5, sequence_start=True)
+    last = {**infer_document(2, sequence_id=7051), "id": "second"}
+    assert 7 == answer(await posted(mesh.http(), INFER, last))
+
+    said = await seqmesh(mesh, "seq", "export", MODEL, "7051", str(file))
+    assert f"{file}: 2 steps of 7051" in said
+    assert 0o600 == file.stat().st_mode & 0o777
+    assert 107 == await step(mesh, 7051, 100, sequence_end=True)
+
+    assert "7051 goes on behind step 2\n" == await seqmesh(mesh, "seq", "import", str(file))
+    assert "has an open sequence" in await seqmesh(mesh, "seq", "import", str(file), code=1)
+    assert 7 == answer(await posted(mesh.http(1), INFER, last))
+    assert 8 == await step(mesh, 7051, 1, sequence_end=True)
+    await seqmesh(mesh, "seq", "import", str(file), "--as", "other")
+    assert 9 == await step(mesh, "other", 2, sequence_end=True)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert "it is damaged" in await seqmesh(mesh, "seq", "import", str(file), code=1)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/v2/models/nobody/sequences", 404, "Request for unknown model: 'nobody' is not found"),
+        (f"/v2/models/{MODEL}/versions/9/sequences", 404, "9"),
+        (f"{SEQUENCES}?state=asleep", 400, "unknown state 'asleep': use one of waiting, live, moving, paged"),
+        (f"{SEQUENCES}?sort=colour", 400, "unknown sort 'colour': use one of id, begun, used, steps, open"),
+        (f"{SEQUENCES}?limit=1001", 400, "'limit' must be a number from 0 to 1000"),
+        (f"{SEQUENCES}?offset=-1", 400, "'offset' must be a number from 0 to"),
+        (f"{SEQUENCES}?colour=red", 400, "unknown query parameter 'colour'"),
+        (f"{SEQUENCES}/never-seen", 404, f"model '{MODEL}' has no open sequence 'never-seen'"),
+        (f"{SEQUENCES}/1?type=number", 400, "the query parameter 'type' must be 'string'"),
+        (f"{SEQUENCES}/{'9' * 5000}", 404, "has no open sequence"),
+    ],
+)
+def test_what_is_asked_wrongly_is_told(mesh: RunningMesh, path: str, status: int, text: str) -> None:
+    response = get(mesh.http(), path)
+
+    assert status == response.status
+    assert text in response.error

@@ -1,0 +1,159 @@
+"""Scripts are functions of libraries: there when called, of each release, and keeping nothing of a call."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from redis.exceptions import ResponseError
+
+from scheduler.service import forget_libraries
+from shared.contract.ids import CorrelationId, ExecutorId, StepNumber
+from shared.contract.messages import ReplyMessage, StepFlag, encode
+from shared.store import scripts
+from shared.store.company import ServiceLine
+from shared.store.keyspace import Keyspace
+from shared.store.scripts import (
+    EACH_CALL,
+    LIBRARIES,
+    NAMES,
+    Call,
+    CommitCode,
+    Scripts,
+    StepCommit,
+    StepOutcome,
+    script_source,
+)
+from tests.scripted_mesh import ScriptedMesh
+
+ALICE = ExecutorId("alice-1")
+ONE = {"INPUT": np.ones((1, 1), np.int32)}
+
+
+@pytest.fixture
+async def mesh(redis: Any, key_prefix: str) -> ScriptedMesh:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 1), "sum")
+    await mesh.open()
+    return mesh
+
+
+def of_another_release(monkeypatch: pytest.MonkeyPatch, mesh: ScriptedMesh) -> Scripts:
+    """The scripts as another release would have them."""
+
+    def changed(name: str) -> str:
+        return script_source(name) + "-- of another release\n"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scripts, "script_source", changed)
+        return Scripts(mesh.redis, mesh.keys)
+
+
+async def libraries(mesh: ScriptedMesh) -> set[str]:
+    """The names of all that the server has."""
+    listed = await mesh.redis.function_list(f"{LIBRARIES}*")
+    return {found[found.index(b"library_name") + 1].decode() for found in listed}
+
+
+def named(release: Scripts) -> set[str]:
+    return {LIBRARIES + release.function(name) for name in NAMES}
+
+
+@pytest.mark.leaves_sequences
+async def test_the_first_call_brings_every_script_so_that_none_is_missing_when_memory_is(mesh: ScriptedMesh) -> None:
+    await mesh.redis.function_flush()
+
+    await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
+
+    assert named(mesh.scripts) <= await libraries(mesh)
+
+
+@pytest.mark.leaves_sequences
+async def test_two_releases_call_their_own_until_one_removes_the_others(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = mesh.scripts, of_another_release(monkeypatch, mesh)
+    await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
+    mesh.scripts = theirs
+    assert 2 == (await mesh.submit(mesh.submission(7, ONE))).step
+    assert named(ours) | named(theirs) <= await libraries(mesh)
+
+    assert len(NAMES) == await ours.forget_others()
+    assert named(ours) <= await libraries(mesh)
+    assert set() == named(theirs) & await libraries(mesh)
+
+    # A process of that release was still there: it goes on, and is not disturbed twice.
+    assert 3 == (await mesh.submit(mesh.submission(7, ONE))).step
+    assert named(theirs) <= await libraries(mesh)
+    assert len(NAMES) == await ours.forget_others()
+    assert 0 == await ours.forget_others()
+
+
+async def test_a_scheduler_that_starts_removes_the_scripts_of_releases_that_have_left(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = of_another_release(monkeypatch, mesh)
+    sequence = [mesh.sequence(7)]
+    await theirs.run(theirs.sweep(sequence, shard=mesh.keys.shard_of(sequence[0]), model="sum", term=mesh.term))
+    seconds, _ = await mesh.redis.time()
+    line = ServiceLine("executor", "executor-1", "9.9.9", "1.99", seconds * 1000)
+    await mesh.redis.hset(mesh.keys.services, "other", msgspec.json.encode(line))
+
+    await forget_libraries(mesh.redis, mesh.keys)
+    assert named(theirs) <= await libraries(mesh)
+
+    await mesh.redis.delete(mesh.keys.services)
+    await forget_libraries(mesh.redis, mesh.keys)
+    assert set() == named(theirs) & await libraries(mesh)
+
+
+@pytest.mark.leaves_sequences
+async def test_a_call_that_fails_leaves_nothing_for_the_next_one(mesh: ScriptedMesh) -> None:
+    """Its first step was final, and its caller was about to be told, when the call failed at its second step."""
+    one, two, three = [await open_step(mesh, correlation_id) for correlation_id in (1, 2, 3)]
+    whole = commit(mesh, one, two)
+    with pytest.raises(ResponseError, match="arithmetic"):
+        await mesh.scripts.run(Call("commit", whole.keys, whole.args[:-1], whole.read))
+    assert "1" == (await mesh.record(1))["cm"]
+
+    assert [CommitCode.COMMITTED] == await mesh.scripts.run(commit(mesh, three))
+
+    await mesh.reply_to(three.token)
+    assert [three.token] == mesh.heard
+
+
+async def open_step(mesh: ScriptedMesh, correlation_id: CorrelationId) -> StepCommit:
+    """The commit of the first step of a sequence with an owner."""
+    step = mesh.submission(correlation_id, ONE, StepFlag.START)
+    await mesh.submit(step)
+    epoch = await mesh.assign(correlation_id, ALICE)
+    reply = encode(ReplyMessage("1", step=1))
+    return StepCommit(
+        step.sequence, epoch, StepNumber(1), StepFlag.START, StepOutcome.DONE, step.gateway, step.token, reply
+    )
+
+
+def commit(mesh: ScriptedMesh, *steps: StepCommit) -> Call[list[CommitCode]]:
+    shard = mesh.keys.shard_of(steps[0].sequence)
+    return mesh.scripts.commit(
+        steps, shard=shard, executor=ALICE, model=mesh.model, idle_ms=60_000, tombstone_ms=10_000
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_call_changes_is_made_new_by_each_call(name: str) -> None:
+    """What is declared above the line `-- each call` without a value is set below it, and what has a value keeps it."""
+    defined, _, _ = script_source(name).partition("offered().register_function(")
+    called = script_source(name)[len(defined) :]
+    assert EACH_CALL in called
+    declared = {one for line in re.findall(r"^local ([\w, ]+)$", defined, re.MULTILINE) for one in line.split(", ")}
+    constant = {one for line in re.findall(r"^local ([\w, ]+) =", defined, re.MULTILINE) for one in line.split(", ")}
+    # `on_removed = nil` is a declaration with a comment of its own.
+    set_in_calls = {one for line in re.findall(r"^([\w, ]+) =", called, re.MULTILINE) for one in line.split(", ")}
+    changed = {one for line in re.findall(r"^ +([\w, ]+) = ", defined, re.MULTILINE) for one in line.split(", ")}
+    changed |= set(re.findall(r"^ +(\w+)\[[^\n=]*\] = ", defined, re.MULTILINE))
+
+    assert set() == declared - set_in_calls
+    assert set() == (changed & constant) - set_in_calls

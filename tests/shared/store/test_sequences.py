@@ -1,0 +1,302 @@
+"""What an operator is shown of a model's sequences, from what the scripts leave in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from shared.contract.ids import Epoch, ExecutorId, SequenceId, StepNumber
+from shared.contract.messages import ExecutorRegistration, InboxStep, ServedModel, StepFlag, encode, inbox_entry
+from shared.contract.tensors import from_numpy
+from shared.store.commands import Redis
+from shared.store.exported import HEAD, ExportedSequence, ExportError, from_file, to_file
+from shared.store.keyspace import Keyspace
+from shared.store.membership import Membership
+from shared.store.scripts import CommitCode, StepCommit, StepOutcome
+from shared.store.sequences import READ_AT_ONCE, Sequences, SequenceStatus, Wanted
+from tests.scripted_mesh import ScriptedMesh
+
+ALICE, BOB = ExecutorId("alice-1"), ExecutorId("bob-2")
+ONE = {"INPUT": np.ones((1, 1), np.int32)}
+IDLE_MS = 60_000
+STATE = encode(from_numpy("h", np.array([7], np.int32)))
+pytestmark = pytest.mark.leaves_sequences
+
+
+@pytest.fixture
+async def mesh(redis: Redis, key_prefix: str) -> ScriptedMesh:
+    mesh = ScriptedMesh(redis, Keyspace(key_prefix, 3), "sum")
+    await mesh.open()
+    for name in (ALICE, BOB):
+        served = ServedModel("sum", "1", instances=1, slots=8, pageable=name == BOB, idle_ms=IDLE_MS)
+        about = ExecutorRegistration(name, name.partition("-")[0], host="", pid=1, started_ms=0, models=(served,))
+        await Membership(redis, mesh.keys).register(about, lease_ms=60_000)
+    return mesh
+
+
+@pytest.fixture
+def sequences(mesh: ScriptedMesh) -> Sequences:
+    return Sequences(mesh.redis, mesh.keys, Membership(mesh.redis, mesh.keys))
+
+
+async def wait_for_slot(mesh: ScriptedMesh, *names: int | str) -> None:
+    """Sequences whose START is accepted, and that have no slot."""
+    for name in names:
+        await mesh.submit(mesh.submission(name, ONE, StepFlag.START | StepFlag.PAGEABLE))
+
+
+async def live(mesh: ScriptedMesh, name: int | str, executor: ExecutorId, steps: int = 1) -> None:
+    """A sequence that has a slot, and so many committed steps, each with a checkpoint."""
+    await wait_for_slot(mesh, name)
+    await mesh.assign(name, executor)
+    for number in range(1, steps + 1):
+        if number > 1:
+            await mesh.submit(mesh.submission(name, ONE))
+        await commit(mesh, name, executor)
+
+
+async def commit(mesh: ScriptedMesh, name: int | str, executor: ExecutorId) -> None:
+    """Makes the only step in the inbox final."""
+    sequence = mesh.sequence(name)
+    shard = mesh.keys.shard_of(sequence)
+    entries = [inbox_entry(*entry) for entry in await mesh.redis.xrange(mesh.keys.inbox(shard, executor))]
+    (step,) = [one for one in entries if isinstance(one, InboxStep) and one.sequence == sequence]
+    done = StepCommit(
+        sequence,
+        Epoch(step.epoch),
+        step.step,
+        step.flags,
+        StepOutcome.DONE,
+        step.gateway,
+        step.token,
+        b"reply",
+        entries=[step.entry],
+        checkpoint=[("s:h", STATE)],
+        base=StepNumber(step.step),
+    )
+    call = mesh.scripts.commit(
+        [done], shard=shard, executor=executor, model="sum", idle_ms=IDLE_MS, tombstone_ms=10_000, load=None
+    )
+    (code,) = await mesh.scripts.run(call)
+    assert code is CommitCode.COMMITTED
+
+
+def ids(found: Iterable[SequenceStatus]) -> list[int | str]:
+    return [one.id for one in found]
+
+
+async def test_all_that_are_not_over_are_listed_wherever_they_stand(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    await wait_for_slot(mesh, 1, "two")
+    await live(mesh, 3, ALICE)
+    await live(mesh, 4, BOB, steps=2)
+    await mesh.vacate(4)
+    await live(mesh, 5, BOB)
+    await mesh.vacate(5, moving=True)
+    await wait_for_slot(mesh, 6)
+    await mesh.assign(6, BOB)
+
+    found = await sequences.matching("sum", Wanted())
+
+    states = {one.id: (one.state, one.executor, one.last_step, one.open_steps) for one in found}
+    assert states == {
+        1: ("waiting", "", 1, 1),
+        "two": ("waiting", "", 1, 1),
+        3: ("live", ALICE, 1, 0),
+        4: ("paged", "", 2, 0),
+        5: ("moving", "", 1, 0),
+        6: ("live", BOB, 1, 1),
+    }
+    assert [1, 3, 4, 5, 6, "two"] == ids(found)
+    assert [] == await sequences.matching("other", Wanted())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(states=frozenset({"live"})), [11, 12, 20]),
+        (Wanted(executor="bob"), [12, 20]),
+        (Wanted(executor=BOB), [12, 20]),
+        (Wanted(executor="bo"), []),
+        (Wanted(prefix="1"), [11, 12, "1x"]),
+        (Wanted(version="2"), []),
+        (Wanted(sort="-id"), ["1x", 20, 12, 11]),
+        (Wanted(sort="-steps"), [20, 11, 12, "1x"]),
+        (Wanted(sort="used"), [11, 20, 12, "1x"]),
+    ],
+)
+async def test_a_list_is_filtered_and_sorted(
+    mesh: ScriptedMesh, sequences: Sequences, wanted: Wanted, expected: list[int | str]
+) -> None:
+    await live(mesh, 11, ALICE)
+    await live(mesh, 20, BOB, steps=3)
+    await live(mesh, 12, BOB)
+    await wait_for_slot(mesh, "1x")
+
+    found = await sequences.matching("sum", wanted)
+
+    if wanted.sort == "used":
+        assert sorted(one.used_ms for one in found) == [one.used_ms for one in found]
+    else:
+        assert expected == ids(found)
+
+
+async def test_one_is_shown_with_what_the_record_says(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    await live(mesh, 7, ALICE, steps=2)
+
+    (status,) = await sequences.statuses([mesh.sequence(7)])
+
+    record = await mesh.record(7)
+    assert status is not None
+    assert (7, "sum", "1", "live") == (status.id, status.model, status.version, status.state)
+    assert (ALICE, 0, 0, int(record["ep"])) == (status.executor, status.instance, status.slot, status.epoch)
+    assert (2, 0, 0, True, False) == (
+        status.last_step,
+        status.open_steps,
+        status.behind,
+        status.recoverable,
+        status.closed,
+    )
+    assert 0 < (status.idle_left_ms or 0) <= IDLE_MS
+    assert 0 < status.begun_ms <= status.used_ms
+    assert {"s:h": len(STATE)} == await sequences.state_bytes(mesh.sequence(7))
+
+
+async def test_steps_count_from_the_latest_start(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    await live(mesh, 7, ALICE, steps=3)
+    await mesh.submit(mesh.submission(7, ONE, StepFlag.START))
+
+    (status,) = await sequences.statuses([mesh.sequence(7)])
+
+    assert status is not None
+    assert (1, 1) == (status.last_step, status.open_steps)
+
+
+async def test_one_that_is_unknown_and_one_that_cannot_be_read_are_left_out(
+    mesh: ScriptedMesh, sequences: Sequences
+) -> None:
+    await live(mesh, 7, ALICE)
+    await live(mesh, 8, ALICE)
+    await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(8)).record, "nx", "many")
+
+    unknown, broken = await sequences.statuses([mesh.sequence(9), mesh.sequence(8)])
+
+    assert (None, None) == (unknown, broken)
+    assert [7] == ids(await sequences.matching("sum", Wanted()))
+
+
+async def test_a_list_is_whole_however_many_there_are(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    """More than are read in one round trip, all in line."""
+    names = range(1, READ_AT_ONCE + 50)
+    await mesh.scripts.run_all(
+        [
+            mesh.scripts.submit(
+                [mesh.submission(name, ONE, StepFlag.START)], backlog_max=10_000, in_flight_max=10, live_max=10_000
+            )
+            for name in names
+        ]
+    )
+
+    assert list(names) == ids(await sequences.matching("sum", Wanted(states=frozenset({"waiting"}))))
+
+
+async def test_a_name_in_line_that_is_no_sequence_is_left_out(mesh: ScriptedMesh, sequences: Sequences) -> None:
+    """An operator's wish, an entry of a newer release, and one that somebody else wrote."""
+    await live(mesh, 7, ALICE)
+    stream = mesh.keys.starts(mesh.keys.shard_of(mesh.sequence(7)), "sum")
+    for fields in ({"k": "v", "q": SequenceId("sum||i99"), "x": ""}, {"k": "later"}, {"q": "rubbish"}):
+        await mesh.redis.xadd(stream, fields)
+
+    assert [7] == ids(await sequences.matching("sum", Wanted()))
+
+
+class TestExport:
+    """A sequence is taken out of the mesh, and opened again."""
+
+    async def test_a_copy_goes_on_with_state_and_numbers(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await live(mesh, 7, BOB, steps=3)
+
+        exported = from_file(to_file(await sequences.export(mesh.sequence(7))))
+        await sequences.reopen(mesh.sequence("copy"), exported)
+
+        (copy, origin) = await sequences.statuses([mesh.sequence("copy"), mesh.sequence(7)])
+        assert copy is not None
+        assert origin is not None
+        assert ("live", 3) == (origin.state, origin.last_step)
+        assert (3, 0, 0, True) == (copy.last_step, copy.open_steps, copy.behind, copy.recoverable)
+        assert 0 < (copy.idle_left_ms or 0) <= IDLE_MS
+        checkpoint = await mesh.redis.hgetall(mesh.keys.sequence(mesh.sequence("copy")).checkpoint)
+        assert {b"n": b"3", b"s:h": STATE} == checkpoint
+
+    async def test_the_next_step_runs_behind_the_copied_ones(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await live(mesh, 7, ALICE, steps=2)
+        exported = await sequences.export(mesh.sequence(7))
+        await sequences.reopen(mesh.sequence("copy"), exported)
+
+        accepted = await mesh.submit(mesh.submission("copy", ONE, expected_step=3))
+
+        assert 3 == accepted.step
+        assert await mesh.assign("copy", BOB)
+        await commit(mesh, "copy", BOB)
+        (status,) = await sequences.statuses([mesh.sequence("copy")])
+        assert status is not None
+        assert ("live", 3, BOB) == (status.state, status.last_step, status.executor)
+
+    async def test_an_open_sequence_is_not_overwritten(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await live(mesh, 7, ALICE, steps=2)
+        await wait_for_slot(mesh, 8)
+        exported = await sequences.export(mesh.sequence(7))
+
+        for taken in (7, 8):
+            with pytest.raises(ExportError, match=f"'{taken}' has an open sequence"):
+                await sequences.reopen(mesh.sequence(taken), exported)
+
+    async def test_what_is_not_wholly_in_redis_stays(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await live(mesh, 7, ALICE)
+        await mesh.submit(mesh.submission(7, ONE))
+        with pytest.raises(ExportError, match="it has an open step"):
+            await sequences.export(mesh.sequence(7))
+        await live(mesh, 8, BOB, steps=2)
+        await mesh.redis.hset(mesh.keys.sequence(mesh.sequence(8)).record, "ck", 1)
+        with pytest.raises(ExportError, match="checkpoint is older"):
+            await sequences.export(mesh.sequence(8))
+        with pytest.raises(ExportError, match="no such open sequence"):
+            await sequences.export(mesh.sequence(9))
+
+    async def test_a_version_that_nobody_serves_is_refused(self, mesh: ScriptedMesh, sequences: Sequences) -> None:
+        await live(mesh, 7, ALICE)
+        exported = msgspec.structs.replace(await sequences.export(mesh.sequence(7)), version="4")
+
+        with pytest.raises(ExportError, match="no executor serves version 4 of model 'sum'"):
+            await sequences.reopen(mesh.sequence("copy"), exported)
+
+
+def exported(**changes: Any) -> ExportedSequence:
+    whole = ExportedSequence("sum", "1", 7, 3, 1, {"mk": b"m"}, {"s:h": STATE}, 1, "0.1")
+    return msgspec.structs.replace(whole, **changes)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "no exported sequence"),
+        (b"seqmesh sequence, format 2\n" + to_file(exported())[len(HEAD) :], "no exported sequence of this format"),
+        (to_file(exported())[:-1], "it is damaged"),
+        (to_file(exported())[: len(HEAD) + 5], "it is damaged"),
+        (to_file(exported(last_step=0)), "its step numbers are impossible"),
+        (to_file(exported(start_step=4)), "its step numbers are impossible"),
+        (to_file(exported(last_step=2**60)), "its step numbers are impossible"),
+        (to_file(exported(record={"ow": b"somebody"})), "fields that do not belong into it: ow"),
+        (to_file(exported(checkpoint={"n": b"3"})), "fields that do not belong into it: n"),
+        (to_file(exported(checkpoint={"s:h": b"rubbish"})), "its state cannot be read"),
+        (to_file(exported(version=7)), "it cannot be read"),
+    ],
+)
+def test_a_file_that_was_not_written_so_is_refused(data: bytes, told: str) -> None:
+    assert exported() == from_file(to_file(exported()))
+
+    with pytest.raises(ExportError, match=told):
+        from_file(data)
