@@ -21,5 +21,5 @@ async def test_a_broken_request_harms_nobody(tmp_path: Path, parser: HttpParser)
 
     assert [] == found.failures
     assert INPUTS == found.inputs
-    assert requests.heard[200] > INPUTS // 10, "hardly anything was accepted: the mutations have become too rough"
+    assert requests.heard[200] > INPUTS // 20, "hardly anything was accepted: the mutations have become too rough"
     assert requests.heard[400] > INPUTS // 20, "hardly anything was refused: the mutations have become too gentle"
